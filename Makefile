@@ -1,0 +1,41 @@
+# Everything a fresh clone needs is python3 (3.11 to 3.13), pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# -n 2: the suite is written for two cores.
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install demo test test-slow check format clean
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP) ## Create .venv with the tested versions (done by every target)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed, found %d.%d; name one with make PYTHON=python3.11" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## Run the main job on real handwriting: about a minute
+	$(BIN)/knnper simulate simulation/experiments/demo.yaml --output runs/demo --overwrite
+
+test: $(STAMP) ## Run the fast tests
+	$(PYTEST) -n 2
+
+test-slow: $(STAMP) ## Run the slow tests too: parity under kill -9, flwr run, real data
+	$(PYTEST) -m slow
+
+check: $(STAMP) ## Format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment and caches (runs are kept)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,1 @@
+"""Typed settings, seeding and errors."""

@@ -1,0 +1,50 @@
+"""Errors that say what was found, what was expected and how to mend it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class KnnPerError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a configuration.
+
+    Attributes
+    ----------
+    place
+        Dotted path of the setting, as in ``training.num_rounds``.
+    message
+        What was found, what was expected, how to mend it.
+    """
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class ConfigError(KnnPerError):
+    """An experiment is described wrongly; carries *all* problems that were found."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "experiment") -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        noun = "problem" if count == 1 else "problems"
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        super().__init__(f"{count} {noun} in {source}:\n{lines}")
+
+
+class DataError(KnnPerError):
+    """A data set is missing, unreadable or not laid out as expected."""
+
+
+class RunError(KnnPerError):
+    """A run cannot start or cannot go on."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is missing, damaged or belongs to another experiment."""

@@ -1,0 +1,190 @@
+"""The sections of an experiment that are the same whatever is chosen by name.
+
+Settings that belong to a data set, a partition, a model or a method are frozen
+dataclasses beside the code they configure; all derive from `Settings`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import ConfigDict, Field
+
+from knnper.config.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    ProperFraction,
+    UnitInterval,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of every settings dataclass: frozen, and unknown keys are refused."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(Settings):
+    """The learning rate stays what it is."""
+
+    name: Literal["constant"] = "constant"
+
+    def factor_at(self, server_round: int) -> float:  # noqa: ARG002
+        """Return 1.0, the factor on the learning rate in every round."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class MultiStepSchedule(Settings):
+    """The learning rate is multiplied by ``factor`` at each milestone.
+
+    Attributes
+    ----------
+    milestones
+        Rounds (from 1) from which on the factor applies once more. The paper's
+        CIFAR-10 runs use (100, 150) of 200 rounds (knn-per.txt, section 5).
+    factor
+        What the rate is multiplied with at each milestone; 0.1 in the paper.
+    """
+
+    milestones: tuple[PositiveInt, ...]
+    name: Literal["multi_step"] = "multi_step"
+    factor: PositiveFraction = 0.1
+
+    def factor_at(self, server_round: int) -> float:
+        """Return the factor on the learning rate in ``server_round`` (from 1)."""
+        passed = sum(server_round >= milestone for milestone in self.milestones)
+        return float(self.factor**passed)
+
+
+Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="name")]
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """How the clients train together.
+
+    Attributes
+    ----------
+    num_rounds
+        Communication rounds, T.
+    participation
+        Fraction of the seen clients with data that take part in a round, (0, 1].
+    local_epochs, local_steps
+        Length of a client's training in one round; give one of the two. With neither,
+        one epoch.
+    batch_size
+        Examples in a mini-batch. The incomplete last batch is left out when there is
+        a full one before it.
+    learning_rate
+        Local SGD's rate, η; the paper's grid is 10^-0.5 ... 10^-2.5.
+    momentum, weight_decay
+        Of local SGD; the momentum buffer starts from zero in every round.
+    schedule
+        Factor on the learning rate as a function of the round.
+    """
+
+    num_rounds: PositiveInt = 50
+    participation: PositiveFraction = 1.0
+    local_epochs: PositiveInt | None = None
+    local_steps: PositiveInt | None = None
+    batch_size: PositiveInt = 32
+    learning_rate: PositiveFloat = 0.03
+    momentum: ProperFraction = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    schedule: Schedule = field(default_factory=ConstantSchedule)
+
+    def learning_rate_at(self, server_round: int) -> float:
+        """Return the learning rate in ``server_round`` (from 1)."""
+        return self.learning_rate * self.schedule.factor_at(server_round)
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """How the experiment is carried out; none of these changes its results.
+
+    ``seed`` is the exception: it fixes every random choice.
+
+    Attributes
+    ----------
+    seed
+        Fixes partition, initial weights, participation and mini-batches.
+    engine
+        ``flower`` (virtual clients on Ray) or ``serial`` (one process).
+    num_workers
+        Worker processes of the ``flower`` engine; null is one a CPU core.
+    threads_per_worker
+        Threads torch may use in one worker. Other values may change the last bits.
+    cpus_per_client, gpus_per_client
+        What Ray reserves for a client while it works.
+    checkpoint_every
+        Rounds between checkpoints. A resumed run repeats the rounds since the last.
+    validate_every
+        Rounds between evaluations of the unpersonalised model on the seen clients'
+        validation splits; 0 is never.
+    evaluation_batch_size
+        Images in one forward pass where nothing is trained.
+    max_failed_fraction
+        A round in which a larger part of the clients fails ends the run.
+    """
+
+    seed: NonNegativeInt = 0
+    engine: Literal["flower", "serial"] = "flower"
+    num_workers: PositiveInt | None = None
+    threads_per_worker: PositiveInt = 1
+    cpus_per_client: PositiveFloat = 1.0
+    gpus_per_client: NonNegativeFloat = 0.0
+    checkpoint_every: PositiveInt = 1
+    validate_every: NonNegativeInt = 0
+    evaluation_batch_size: PositiveInt = 256
+    max_failed_fraction: UnitInterval = 0.5
+
+
+S = TypeVar("S", bound=Settings, covariant=True)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[S]):
+    """Something chosen by name together with the settings it takes.
+
+    Attributes
+    ----------
+    name
+        The name in the catalogue, as in ``dirichlet`` or ``knn_per``.
+    settings
+        The validated settings of what was chosen.
+    """
+
+    name: str
+    settings: S
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, validated.
+
+    Attributes
+    ----------
+    name
+        Names the run folder.
+    data, partition, model, method
+        What was chosen by name, with its settings.
+    training, run
+        See `TrainingSettings` and `RunSettings`.
+    personalization
+        Settings of what every client does after the last round; their type is given
+        by the method.
+    """
+
+    name: str
+    data: Choice[Settings]
+    partition: Choice[Settings]
+    model: Choice[Settings]
+    training: TrainingSettings
+    method: Choice[Settings]
+    personalization: Settings
+    run: RunSettings

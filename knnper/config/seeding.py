@@ -1,0 +1,61 @@
+"""The one source of randomness: keys that are split, never a shared generator.
+
+Every random choice derives from (seed, purpose, round, client, ...). Two choices with
+different paths are independent, and a choice is the same on any number of workers, in
+any order, and in a run that was killed and resumed.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RandomKey:
+    """A seed and the path of what it is used for.
+
+    Attributes
+    ----------
+    seed
+        The experiment's seed.
+    path
+        Purpose, then round, client or whatever tells two uses apart.
+    """
+
+    seed: int
+    path: tuple[str | int, ...] = ()
+
+    def child(self, *parts: str | int) -> "RandomKey":
+        """Return the key of a part of this key's purpose."""
+        return RandomKey(self.seed, (*self.path, *parts))
+
+    def entropy(self, num_bytes: int = 16) -> int:
+        """Return a non-negative integer of ``num_bytes`` bytes fixed by seed and path.
+
+        SHA-256 of a canonical text, so the value does not depend on the platform, the
+        Python version or hash randomisation.
+        """
+        text = json.dumps([self.seed, *self.path], separators=(",", ":"))
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:num_bytes], "big")
+
+    def numpy(self) -> np.random.Generator:
+        """Return a fresh NumPy generator (PCG64) for this key."""
+        return np.random.Generator(np.random.PCG64(self.entropy()))
+
+    @contextlib.contextmanager
+    def torch(self) -> Iterator[None]:
+        """Seed torch's global CPU generator inside the block; restore it afterwards.
+
+        Layers such as dropout and the default initialisers draw from that generator
+        and take no other.
+        """
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.entropy(num_bytes=7))
+            yield

@@ -1,0 +1,37 @@
+"""From stored uint8 images to what a model takes."""
+
+import torch
+from torch import Tensor
+
+from knnper.data.examples import InputSpec
+
+
+class Normalizer:
+    """Scales uint8 images to [0, 1] and standardises each channel.
+
+    Parameters
+    ----------
+    spec
+        Gives mean and standard deviation per channel.
+    """
+
+    def __init__(self, spec: InputSpec) -> None:
+        mean = torch.tensor(spec.mean, dtype=torch.float32)
+        std = torch.tensor(spec.std, dtype=torch.float32)
+        self._scale = 1.0 / (255.0 * std)
+        self._shift = -mean / std
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 of shape (n, channels, height, width).
+
+        Parameters
+        ----------
+        images
+            uint8, shape (n, height, width, channels).
+
+        Notes
+        -----
+        The result keeps the channels innermost in memory (``channels_last``), which
+        is how convolutions on a CPU are fastest, at no cost of a copy.
+        """
+        return (images.float() * self._scale + self._shift).permute(0, 3, 1, 2)

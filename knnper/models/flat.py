@@ -1,0 +1,172 @@
+"""A model whose weights are one flat vector, loaded and read with a single copy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from knnper.models.base import EmbeddingModel
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor of the model lies in the flat vector.
+
+    Attributes
+    ----------
+    name
+        As in ``state_dict``.
+    shape
+        Of the tensor.
+    start, stop
+        Its slice of the flat vector.
+    is_parameter
+        False for a buffer such as BatchNorm's running mean.
+    module
+        The module that owns it; methods choose by its type, never by its name.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    is_parameter: bool
+    module: nn.Module
+
+
+class FlatModel:
+    """A model that keeps all its weights in one vector, and its gradients in another.
+
+    Parameters come first, in their order in the model, then the floating-point
+    buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
+    averaged between clients. Four-dimensional tensors lie channels-last inside the
+    vector, the layout in which convolutions on a CPU train fastest.
+
+    Parameters
+    ----------
+    module
+        The model; from here on it is driven through this object only.
+    """
+
+    def __init__(self, module: EmbeddingModel) -> None:
+        self.module = module
+        self.entries = _layout(module)
+        self.num_parameters = sum(
+            entry.stop - entry.start for entry in self.entries if entry.is_parameter
+        )
+        self._vector = torch.empty(self.entries[-1].stop, dtype=torch.float32)
+        self._parameters = nn.Parameter(self._vector[: self.num_parameters])
+        self._parameters.grad = torch.zeros(self.num_parameters)
+        self._tie()
+
+    @property
+    def num_weights(self) -> int:
+        """d, the length of the flat vector."""
+        return int(self._vector.shape[0])
+
+    @property
+    def parameters(self) -> nn.Parameter:
+        """The trainable part as one parameter of shape (num_parameters,).
+
+        It shares memory with the module, so an optimizer that is given this one
+        tensor trains the whole model; ``.grad`` is filled by ``backward``.
+        """
+        return self._parameters
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient of `parameters`, shape (num_parameters,), filled in place."""
+        gradient = self._parameters.grad
+        assert gradient is not None, "set in the constructor and never removed"
+        return gradient
+
+    def load(self, weights: Tensor) -> None:
+        """Copy ``weights``, shape (num_weights,), into the model."""
+        if weights.shape != self._vector.shape:
+            raise ValueError(
+                f"expected {self.num_weights} weights for this model, found a tensor "
+                f"of shape {tuple(weights.shape)}; it belongs to another architecture"
+            )
+        self._vector.copy_(weights)
+
+    def read(self) -> Tensor:
+        """Return a copy of the weights, shape (num_weights,)."""
+        return self._vector.clone()
+
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
+        return {
+            entry.name: _view(weights, entry).contiguous() for entry in self.entries
+        }
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the flat vector of named tensors; the inverse of `named`.
+
+        Raises
+        ------
+        ValueError
+            If a name is missing or a shape differs.
+        """
+        weights = torch.empty(self.num_weights, dtype=torch.float32)
+        for entry in self.entries:
+            found = tensors.get(entry.name)
+            if found is None or tuple(found.shape) != entry.shape:
+                what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+                raise ValueError(
+                    f"expected {entry.name!r} with shape {entry.shape}, found {what}"
+                )
+            _view(weights, entry).copy_(found)
+        return weights
+
+    def mask(self, chosen: Callable[[nn.Module], bool]) -> Tensor:
+        """Return which weights belong to the modules that ``chosen`` accepts.
+
+        Returns
+        -------
+        Tensor
+            bool, shape (num_weights,).
+        """
+        mask = torch.zeros(self.num_weights, dtype=torch.bool)
+        for entry in self.entries:
+            mask[entry.start : entry.stop] = chosen(entry.module)
+        return mask
+
+    def _tie(self) -> None:
+        """Make every tensor of the module a view into the flat vectors."""
+        owners = dict(self.module.named_modules())
+        for entry in self.entries:
+            owner_name, _, attribute = entry.name.rpartition(".")
+            tensor = getattr(owners[owner_name], attribute)
+            view = _view(self._vector, entry)
+            with torch.no_grad():
+                view.copy_(tensor)
+            tensor.data = view
+            if entry.is_parameter:
+                tensor.grad = _view(self.gradient, entry)
+
+
+def _layout(module: nn.Module) -> tuple[Entry, ...]:
+    owners = dict(module.named_modules())
+    tensors = [(name, tensor, True) for name, tensor in module.named_parameters()]
+    tensors += [
+        (name, tensor, False)
+        for name, tensor in module.named_buffers()
+        if tensor.is_floating_point()
+    ]
+    entries, start = [], 0
+    for name, tensor, is_parameter in tensors:
+        stop = start + tensor.numel()
+        owner = owners[name.rpartition(".")[0]]
+        shape = tuple(tensor.shape)
+        entries.append(Entry(name, shape, start, stop, is_parameter, owner))
+        start = stop
+    return tuple(entries)
+
+
+def _view(vector: Tensor, entry: Entry) -> Tensor:
+    part = vector[entry.start : entry.stop]
+    if len(entry.shape) != 4:
+        return part.view(entry.shape)
+    out_channels, in_channels, height, width = entry.shape
+    return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)

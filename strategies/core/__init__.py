@@ -1,0 +1,1 @@
+"""What all methods share: their shape, the local loop, means."""

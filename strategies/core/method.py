@@ -1,0 +1,126 @@
+"""The shape of a method: five functions, both halves of it in one file."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.seeding import RandomKey
+from knnper.config.sections import Experiment, Settings
+from strategies.core.records import NoState, Record
+from strategies.core.task import Task
+
+
+class Predictor(Protocol):
+    """What a client serves once it is personalised."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
+
+        Parameters
+        ----------
+        images
+            uint8, shape (n, height, width, channels).
+        """
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, bound to a task and its settings.
+
+    State goes in and comes out: no function changes its arguments or remembers a
+    call. ``rng`` is always a `RandomKey` of its own for (purpose, round, client).
+
+    Attributes
+    ----------
+    init
+        ``(clients, rng) -> ServerState``. ``clients`` are the names of the seen
+        clients, sorted.
+    broadcast
+        ``(state, client_id, rng) -> Payload``. ``client_id`` may be a client that took
+        no part in training; `NEWCOMER` asks for what any such client would get.
+    client_update
+        ``(payload, client_state, data, server_round, rng) -> (ClientState, Update)``.
+        ``client_state`` is None on a client's first visit.
+    aggregate
+        ``(state, updates) -> ServerState``. ``updates`` is a stream of
+        ``(client_id, Update)`` in client order that can be read once. It is never
+        empty.
+    personalize
+        ``(payload, client_state, data, rng) -> Predictor``. ``client_state`` is None
+        for a client that never took part. With no data at all the predictor is the
+        unpersonalised model: what `results` call global.
+    state_type, payload_type, update_type, client_state_type
+        The records that the functions exchange.
+    num_rounds
+        Rounds of training that the method asks for.
+    """
+
+    init: Callable[[Sequence[str], RandomKey], Any]
+    broadcast: Callable[[Any, str, RandomKey], Any]
+    client_update: Callable[..., tuple[Any, Any]]
+    aggregate: Callable[[Any, Iterable[tuple[str, Any]]], Any]
+    personalize: Callable[..., Predictor]
+    state_type: type[Record]
+    payload_type: type[Record]
+    update_type: type[Record]
+    num_rounds: int
+    client_state_type: type[Record] = NoState
+
+
+NEWCOMER = ""
+"""The client id of nobody in particular: a client that was never seen."""
+
+
+def no_problems(experiment: Experiment) -> Sequence[Problem]:
+    """Return that nothing is wrong: the default check of a method."""
+    return ()
+
+
+@dataclass(frozen=True)
+class NoSettings(Settings):
+    """There is nothing to set."""
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """An entry in the table of methods.
+
+    Attributes
+    ----------
+    title
+        The method's name as papers write it.
+    summary
+        One sentence.
+    source
+        Paper and equation or algorithm.
+    build
+        ``(task, settings, personalization) -> Method``.
+    settings_type, personalization_type
+        What the sections ``method`` and ``personalization`` of an experiment take.
+    upload, download
+        Traffic of one client in one round, in models.
+    client_state
+        What a client keeps between rounds, in models.
+    unseen
+        How a client that took no part in training is served.
+    check
+        Finds what in an experiment does not go together with the method.
+    """
+
+    title: str
+    summary: str
+    source: str
+    build: Callable[[Task, Any, Any], Method]
+    upload: str
+    download: str
+    client_state: str
+    unseen: str
+    settings_type: type[Settings] = NoSettings
+    personalization_type: type[Settings] = NoSettings
+    check: Callable[[Experiment], Sequence[Problem]] = no_problems

@@ -1,0 +1,86 @@
+"""Records: what travels between server and client, and what is kept between rounds."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base of states, payloads and updates: a frozen dataclass that can be encoded.
+
+    A field is a float32 tensor, a number, a string, a bool, None, another record, a
+    tuple of any of these, or a dict from strings to any of these.
+    """
+
+
+@dataclass(frozen=True)
+class NoState(Record):
+    """The state of a client that remembers nothing between rounds."""
+
+
+@dataclass(frozen=True)
+class ModelState(Record):
+    """The server's state where it is one model.
+
+    Attributes
+    ----------
+    weights
+        w, shape (num_weights,).
+    """
+
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class ModelPayload(Record):
+    """One model on its way to a client.
+
+    Attributes
+    ----------
+    weights
+        w, shape (num_weights,).
+    """
+
+    weights: Tensor
+
+
+@runtime_checkable
+class Update(Protocol):
+    """What every method's update carries beside its own fields.
+
+    Attributes
+    ----------
+    num_examples
+        n_m, the training examples it is based on; its weight in a mean.
+    train_loss
+        Mean loss over the mini-batches of this round.
+    """
+
+    @property
+    def num_examples(self) -> int:
+        """Return n_m."""
+
+    @property
+    def train_loss(self) -> float:
+        """Return the mean loss over this round's mini-batches."""
+
+
+@dataclass(frozen=True)
+class ModelUpdate(Record):
+    """One trained model on its way to the server.
+
+    Attributes
+    ----------
+    weights
+        w_m, shape (num_weights,).
+    num_examples, train_loss
+        See `Update`.
+    """
+
+    weights: Tensor
+    num_examples: int
+    train_loss: float
+
+

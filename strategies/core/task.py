@@ -1,0 +1,79 @@
+"""What a method is given to learn: a model, its input and how to train locally."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.config.sections import TrainingSettings
+from knnper.data.examples import InputSpec
+from knnper.models.base import EmbeddingModel
+from knnper.models.flat import FlatModel
+
+
+@dataclass(frozen=True)
+class Task:
+    """The learning task that all methods share.
+
+    Attributes
+    ----------
+    model
+        The one model object of this process. Its weights are scratch: whoever uses it
+        loads what it needs first.
+    initial_weights
+        w_0, shape (num_weights,): the same on every machine with the same seed.
+    normalize
+        From uint8 images (n, height, width, channels) to the model's input.
+    spec
+        Shape of the input and number of classes.
+    training
+        The experiment's training section.
+    evaluation_batch_size
+        Images in one forward pass where nothing is trained.
+    """
+
+    model: FlatModel
+    initial_weights: Tensor
+    normalize: Callable[[Tensor], Tensor]
+    spec: InputSpec
+    training: TrainingSettings
+    evaluation_batch_size: int = 256
+
+    def embed(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Return φ_w(x), float32 of shape (n, p).
+
+        Parameters
+        ----------
+        weights
+            w, shape (num_weights,).
+        images
+            uint8, shape (n, height, width, channels).
+        """
+        module = self._evaluating(weights)
+        return self._in_batches(images, module.embed, module.embedding_dim)
+
+    def head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
+        """Return the model's probabilities (n, c) from its embeddings (n, p)."""
+        module = self._evaluating(weights)
+        with torch.no_grad():
+            return torch.softmax(module.head(embeddings), dim=1)
+
+    def probabilities(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Return h_w(x), float32 of shape (n, c), rows summing to 1."""
+        module = self._evaluating(weights)
+        logits = self._in_batches(images, module, self.spec.num_classes)
+        return torch.softmax(logits, dim=1)
+
+    def _evaluating(self, weights: Tensor) -> EmbeddingModel:
+        self.model.load(weights)
+        return self.model.module.eval()
+
+    def _in_batches(
+        self, images: Tensor, function: Callable[[Tensor], Tensor], width: int
+    ) -> Tensor:
+        if len(images) == 0:
+            return torch.empty((0, width))
+        with torch.no_grad():
+            parts = images.split(self.evaluation_batch_size)
+            return torch.cat([function(self.normalize(part)) for part in parts])
