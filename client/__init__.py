@@ -1,0 +1,1 @@
+"""The client: train, evaluate, personalise; its durable state."""

@@ -1,0 +1,1 @@
+"""The local memory: store, kernel, interpolation, choice of λ."""

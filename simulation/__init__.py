@@ -1,0 +1,1 @@
+"""Virtual clients from a central data set: partitions, engines, experiments."""

@@ -1,0 +1,1 @@
+"""Data sets as memory-mapped arrays, and what a client holds of them."""

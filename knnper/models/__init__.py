@@ -1,0 +1,1 @@
+"""Models that embed and classify, and their flat weights."""

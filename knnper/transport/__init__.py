@@ -1,0 +1,1 @@
+"""How records travel: one codec, two carriers, one polling grid."""

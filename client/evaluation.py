@@ -1,0 +1,102 @@
+"""The one evaluation function, and what a client reports of itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from knnper.data.examples import Examples
+from strategies.core.method import Predictor
+
+NUM_CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a predictor did on some labelled examples: sums that can be pooled.
+
+    Attributes
+    ----------
+    num_examples, num_correct
+        Counts.
+    log_loss_sum
+        Σ -log p(y|x), natural logarithm, p clipped at 1e-12.
+    bin_counts, bin_confidence, bin_correct
+        Per bin of confidence (15 equal widths over [0, 1]): examples, sum of the
+        largest probability, correct examples. Guo et al., "On Calibration of Modern
+        Neural Networks", 2017, Eq. 3.
+    """
+
+    num_examples: int
+    num_correct: int
+    log_loss_sum: float
+    bin_counts: tuple[int, ...]
+    bin_confidence: tuple[float, ...]
+    bin_correct: tuple[int, ...]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The fraction that is right; None without examples."""
+        if self.num_examples == 0:
+            return None
+        return self.num_correct / self.num_examples
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What is known of a client after the hand-over. Counts and metrics only.
+
+    Attributes
+    ----------
+    client
+        The client's name.
+    seen
+        Whether it could take part in training.
+    num_train, num_validation
+        Examples it learns from.
+    personal, reference
+        On the test split: its personalised model, and the unpersonalised (global) one.
+    validation
+        The unpersonalised model on the validation split.
+    chosen
+        What the method chose for this client, as in ``{"knn_weight": 0.7}``.
+    """
+
+    client: str
+    seen: bool
+    num_train: int
+    num_validation: int
+    personal: Evaluation
+    reference: Evaluation
+    validation: Evaluation
+    chosen: Mapping[str, float] = field(default_factory=dict)
+
+
+def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
+    """Return how ``predictor`` does on ``examples``."""
+    if len(examples) == 0:
+        empty = (0,) * NUM_CALIBRATION_BINS
+        return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
+    probabilities = predictor(examples.images).double()
+    confidence, predicted = probabilities.max(dim=1)
+    correct = predicted == examples.labels
+    of_label = probabilities.gather(1, examples.labels[:, None]).squeeze(1)
+    bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
+    return Evaluation(
+        num_examples=len(examples),
+        num_correct=int(correct.sum()),
+        log_loss_sum=float(-of_label.clamp_min(1e-12).log().sum()),
+        bin_counts=_integers(torch.ones_like(confidence), bins),
+        bin_confidence=tuple(_per_bin(confidence, bins).tolist()),
+        bin_correct=_integers(correct.double(), bins),
+    )
+
+
+def _per_bin(values: Tensor, bins: Tensor) -> Tensor:
+    sums = torch.zeros(NUM_CALIBRATION_BINS, dtype=torch.float64)
+    return sums.index_add_(0, bins, values)
+
+
+def _integers(values: Tensor, bins: Tensor) -> tuple[int, ...]:
+    return tuple(int(value) for value in _per_bin(values, bins))
