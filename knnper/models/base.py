@@ -1,8 +1,26 @@
 """What every model offers: a representation and a head on top of it."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor, nn
+
+from knnper.config.sections import Settings
+
+
+@dataclass(frozen=True)
+class ModelSettings(Settings):
+    """What can be set for every model.
+
+    Attributes
+    ----------
+    weights
+        Path of a local ``.safetensors`` file to start from, its tensors named as in
+        the model's ``state_dict``; null starts from random weights. A head for another
+        number of classes is left out.
+    """
+
+    weights: str | None = None
 
 
 class EmbeddingModel(nn.Module, ABC):
@@ -14,10 +32,14 @@ class EmbeddingModel(nn.Module, ABC):
         p, the size of the representation.
     num_classes
         c, the number of labels.
+    classifier
+        The layers of the head, from (n, p) to logits (n, c). Whatever lies outside
+        belongs to φ.
     """
 
     embedding_dim: int
     num_classes: int
+    classifier: nn.Module
 
     @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
@@ -29,9 +51,10 @@ class EmbeddingModel(nn.Module, ABC):
             Normalised images, float32 of shape (n, channels, height, width).
         """
 
-    @abstractmethod
     def head(self, z: Tensor) -> Tensor:
         """Return the logits, float32 of shape (n, c), of representations (n, p)."""
+        logits: Tensor = self.classifier(z)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of ``x``, shape (n, c)."""

@@ -148,7 +148,9 @@ class FlatModel:
 
 def _layout(module: nn.Module) -> tuple[Entry, ...]:
     owners = dict(module.named_modules())
-    tensors = [(name, tensor, True) for name, tensor in module.named_parameters()]
+    tensors: list[tuple[str, Tensor, bool]] = [
+        (name, tensor, True) for name, tensor in module.named_parameters()
+    ]
     tensors += [
         (name, tensor, False)
         for name, tensor in module.named_buffers()

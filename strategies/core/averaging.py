@@ -20,11 +20,20 @@ class RunningMean:
         self._total = 0.0
 
     def add(self, tensor: Tensor, weight: float) -> None:
-        """Add ``tensor`` with ``weight``, which must be positive."""
-        if weight <= 0:
+        """Add ``tensor`` with ``weight``, which must be positive.
+
+        Raises
+        ------
+        ValueError
+            If the weight is not positive or the shape is not that of the others.
+        """
+        if not weight > 0:
             raise ValueError(f"expected a positive weight, found {weight}")
         if self._sum is None:
             self._sum = torch.zeros(tensor.shape, dtype=torch.float64)
+        if tensor.shape != self._sum.shape:
+            expected, found = tuple(self._sum.shape), tuple(tensor.shape)
+            raise ValueError(f"expected shape {expected}, found {found}")
         self._sum.add_(tensor, alpha=weight)
         self._total += weight
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.config.seeding import RandomKey
 from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
 from knnper.data.examples import Examples
 from strategies.core.task import Task
 
@@ -62,7 +62,7 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     rng
         Fixes the order of the examples and the model's own randomness (dropout).
     num_epochs
-        Overrides the length that the training settings give.
+        Overrides the length that the training settings give; 0 leaves the weights.
     gradient_hook
         ``(gradient, parameters) -> None``, called after each backward pass with the
         flat gradient, to be changed in place, and the current flat parameters; both
@@ -114,10 +114,7 @@ def _mini_batches(
         return
     size = min(training.batch_size, num_examples)
     per_epoch = num_examples // size
-    if num_epochs is None and training.local_steps is not None:
-        num_steps = training.local_steps
-    else:
-        num_steps = per_epoch * (num_epochs or training.local_epochs or 1)
+    num_steps = _num_steps(training, num_epochs, per_epoch)
     shuffler = rng.child("batches").numpy()
     order = np.empty(0, dtype=np.int64)
     for step in range(num_steps):
@@ -125,3 +122,13 @@ def _mini_batches(
         if place == 0:
             order = shuffler.permutation(num_examples)
         yield torch.from_numpy(order[place * size : (place + 1) * size])
+
+
+def _num_steps(
+    training: TrainingSettings, num_epochs: int | None, steps_per_epoch: int
+) -> int:
+    if num_epochs is not None:
+        return num_epochs * steps_per_epoch
+    if training.local_steps is not None:
+        return training.local_steps
+    return (training.local_epochs or 1) * steps_per_epoch

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from knnper.config.errors import Problem
-from knnper.config.seeding import RandomKey
 from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
 from strategies.core.records import NoState, Record
 from strategies.core.task import Task
 

@@ -82,5 +82,3 @@ class ModelUpdate(Record):
     weights: Tensor
     num_examples: int
     train_loss: float
-
-

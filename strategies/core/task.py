@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
@@ -23,6 +24,9 @@ class Task:
         loads what it needs first.
     initial_weights
         w_0, shape (num_weights,): the same on every machine with the same seed.
+    fresh_weights
+        ``rng -> weights``: draws initial weights anew, shape (num_weights,), for
+        methods that train more than one model.
     normalize
         From uint8 images (n, height, width, channels) to the model's input.
     spec
@@ -35,6 +39,7 @@ class Task:
 
     model: FlatModel
     initial_weights: Tensor
+    fresh_weights: Callable[[RandomKey], Tensor]
     normalize: Callable[[Tensor], Tensor]
     spec: InputSpec
     training: TrainingSettings
@@ -51,29 +56,44 @@ class Task:
             uint8, shape (n, height, width, channels).
         """
         module = self._evaluating(weights)
-        return self._in_batches(images, module.embed, module.embedding_dim)
+        return self._in_batches(
+            images,
+            lambda part: module.embed(self.normalize(part)),
+            module.embedding_dim,
+        )
 
     def head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
-        """Return the model's probabilities (n, c) from its embeddings (n, p)."""
+        """Return the model's probabilities (n, c) from its embeddings (n, p).
+
+        Batched as `probabilities` is, so that both give the same bits: a matrix
+        product's last bits depend on its size.
+        """
         module = self._evaluating(weights)
-        with torch.no_grad():
-            return torch.softmax(module.head(embeddings), dim=1)
+        logits = self._in_batches(embeddings, module.head, self.spec.num_classes)
+        return torch.softmax(logits, dim=1)
+
+    def logits(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Return the logits of h_w(x), float32 of shape (n, c)."""
+        module = self._evaluating(weights)
+        return self._in_batches(
+            images,
+            lambda part: module(self.normalize(part)),
+            self.spec.num_classes,
+        )
 
     def probabilities(self, weights: Tensor, images: Tensor) -> Tensor:
         """Return h_w(x), float32 of shape (n, c), rows summing to 1."""
-        module = self._evaluating(weights)
-        logits = self._in_batches(images, module, self.spec.num_classes)
-        return torch.softmax(logits, dim=1)
+        return torch.softmax(self.logits(weights, images), dim=1)
 
     def _evaluating(self, weights: Tensor) -> EmbeddingModel:
         self.model.load(weights)
         return self.model.module.eval()
 
     def _in_batches(
-        self, images: Tensor, function: Callable[[Tensor], Tensor], width: int
+        self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
     ) -> Tensor:
-        if len(images) == 0:
+        if len(inputs) == 0:
             return torch.empty((0, width))
         with torch.no_grad():
-            parts = images.split(self.evaluation_batch_size)
-            return torch.cat([function(self.normalize(part)) for part in parts])
+            parts = torch.split(inputs, self.evaluation_batch_size)
+            return torch.cat([function(part) for part in parts])

@@ -1,0 +1,101 @@
+"""What a client does when it is asked: the same code in every engine."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from client.evaluation import ClientResult, Evaluation, evaluate
+from client.state_store import ClientStateStore
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, ClientSplits, InputSpec, no_examples
+from strategies.core.method import Method
+from strategies.core.records import NoState
+
+
+class DataSource(Protocol):
+    """Where a client's data comes from."""
+
+    def splits(self, client: str) -> ClientSplits:
+        """Return the data of ``client``."""
+
+    def is_seen(self, client: str) -> bool:
+        """Return whether ``client`` may take part in training."""
+
+
+@dataclass(frozen=True)
+class ClientRuntime:
+    """A method, bound to the data and the memory of the clients of this process.
+
+    Attributes
+    ----------
+    method
+        What the clients do.
+    spec
+        Of the data; gives the shape of "no data".
+    data
+        The clients' data.
+    states
+        The clients' memory.
+    key
+        The experiment's root key.
+    """
+
+    method: Method
+    spec: InputSpec
+    data: DataSource
+    states: ClientStateStore
+    key: RandomKey
+
+    def train(
+        self, client: str, payload: object, server_round: int, keep_round: int
+    ) -> Any:
+        """Train in one round; return the method's update."""
+        state, update = self.method.client_update(
+            payload,
+            self._state(client, server_round),
+            self.data.splits(client).without_test(),
+            server_round,
+            self.key.child("client_update", server_round, client),
+        )
+        if not isinstance(state, NoState):
+            self.states.save(client, server_round, state, keep_round)
+        return update
+
+    def validate(self, client: str, reference: object) -> Evaluation:
+        """Evaluate the unpersonalised model on the client's validation split."""
+        predictor = self._unpersonalised(client, reference)
+        return evaluate(predictor, self.data.splits(client).validation)
+
+    def personalize(
+        self, client: str, payload: object, reference: object, last_round: int
+    ) -> ClientResult:
+        """Personalise, then read the test split: once, and only here."""
+        splits = self.data.splits(client)
+        predictor = self.method.personalize(
+            payload,
+            self._state(client, last_round + 1),
+            splits.without_test(),
+            self.key.child("personalize", client),
+        )
+        unpersonalised = self._unpersonalised(client, reference)
+        return ClientResult(
+            client=client,
+            seen=self.data.is_seen(client),
+            num_train=len(splits.train),
+            num_validation=len(splits.validation),
+            personal=evaluate(predictor, splits.test),
+            reference=evaluate(unpersonalised, splits.test),
+            validation=evaluate(unpersonalised, splits.validation),
+            chosen=dict(predictor.describe()),
+        )
+
+    def _state(self, client: str, before_round: int) -> Any:
+        state_type = self.method.client_state_type
+        if state_type is NoState:
+            return None
+        return self.states.load(state_type, client, before_round)
+
+    def _unpersonalised(self, client: str, reference: object) -> Any:
+        """Return what the method gives to a client without data: its global model."""
+        nothing = ClientData(no_examples(self.spec), no_examples(self.spec))
+        key = self.key.child("reference", client)
+        return self.method.personalize(reference, None, nothing, key)

@@ -1,0 +1,79 @@
+"""An experiment as plain values, and back."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from knnper.config.catalogue import Catalogue
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Choice, Experiment, Settings
+from knnper.config.yaml_text import dump_yaml
+
+
+def to_document(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting of ``experiment``, defaults too, as plain values.
+
+    The result can be written as YAML or JSON; `load_experiment` makes the same
+    experiment of it.
+    """
+    return {
+        "name": experiment.name,
+        "data": _choice(experiment.data),
+        "partition": _choice(experiment.partition),
+        "model": _choice(experiment.model),
+        "training": _plain(experiment.training),
+        "method": _choice(experiment.method),
+        "personalization": _plain(experiment.personalization),
+        "run": _plain(experiment.run),
+    }
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """Return ``experiment`` as the text of an experiment file."""
+    return dump_yaml(to_document(experiment))
+
+
+def to_json(experiment: Experiment) -> str:
+    """Return ``experiment`` as one line of JSON."""
+    return json.dumps(to_document(experiment))
+
+
+def from_json(
+    text: str, catalogue: Catalogue, source: str = "experiment"
+) -> Experiment:
+    """Return the experiment of which `to_json` made ``text``.
+
+    Raises
+    ------
+    ConfigError
+        If the text is no JSON, and as `load_experiment`.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError([Problem("document", f"no JSON: {error}")], source) from error
+    return load_experiment(document, catalogue, source=source)
+
+
+def results_identity(experiment: Experiment) -> str:
+    """Return a SHA-256, in hexadecimal, of all that the results depend on.
+
+    Of the section ``run`` that is the seed alone. Two experiments with the same
+    identity end with the same numbers, whatever they are called and wherever they run.
+    """
+    document = to_document(experiment)
+    relevant = {key: document[key] for key in document if key not in ("name", "run")}
+    text = json.dumps([experiment.run.seed, relevant], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _choice(choice: Choice[Settings]) -> dict[str, Any]:
+    return {"name": choice.name, **_plain(choice.settings)}
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    plain: dict[str, Any] = to_jsonable_python(settings)
+    return plain

@@ -1,0 +1,215 @@
+"""An experiment from a file: validated once, all that is wrong reported together."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from knnper.config.catalogue import Catalogue, SettingsTypes
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.overrides import Override, apply_overrides, parse_overrides
+from knnper.config.parsing import parse_settings
+from knnper.config.sections import (
+    Choice,
+    Experiment,
+    MultiStepSchedule,
+    RunSettings,
+    Settings,
+    TrainingSettings,
+)
+from knnper.config.suggestions import alternatives, shown
+from knnper.config.yaml_text import parse_yaml
+
+SECTIONS = (
+    "name",
+    "data",
+    "partition",
+    "model",
+    "training",
+    "method",
+    "personalization",
+    "run",
+)
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_experiment(
+    path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
+) -> Experiment:
+    """Return the experiment that the YAML file at ``path`` describes.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or is no YAML, and as `load_experiment`.
+    """
+    source = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        message = "there is no such file; give the path of an experiment's YAML file"
+        raise ConfigError([Problem(source, message)], source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"expected a readable text file in UTF-8: {error}"
+        raise ConfigError([Problem(source, message)], source) from error
+    document = parse_yaml(text, source)
+    if document is None:
+        message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
+        raise ConfigError([Problem(source, message)], source)
+    return load_experiment(document, catalogue, overrides, source)
+
+
+def load_experiment(
+    document: Mapping[str, Any],
+    catalogue: Catalogue,
+    overrides: Sequence[str] = (),
+    source: str = "experiment",
+) -> Experiment:
+    """Return the experiment that ``document`` describes.
+
+    Parameters
+    ----------
+    document
+        Plain values: mappings, lists, text, numbers, booleans, None.
+    catalogue
+        What can be chosen by name.
+    overrides
+        ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a copy.
+    source
+        Where the document is from; named in errors.
+
+    Raises
+    ------
+    ConfigError
+        With *all* problems: unknown keys and names (with the nearest valid one),
+        values of a wrong type or out of range, missing keys, and settings that do not
+        go together.
+    """
+    if not isinstance(document, Mapping):
+        message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
+        raise ConfigError([Problem("document", message)], source)
+    problems: list[Problem] = []
+    parsed = parse_overrides(overrides, problems)
+    merged = apply_overrides(document, parsed, problems)
+    experiment = _Sections(merged, parsed, problems).experiment(catalogue)
+    if experiment is not None and not problems:
+        problems.extend(catalogue.check(experiment))
+    if experiment is None or problems:
+        raise ConfigError(problems, source)
+    return experiment
+
+
+class _Sections:
+    """Reads the sections of one document and collects what is wrong with them."""
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        overrides: Sequence[Override],
+        problems: list[Problem],
+    ) -> None:
+        self._document = document
+        self._overrides = overrides
+        self._problems = problems
+
+    def experiment(self, catalogue: Catalogue) -> Experiment | None:
+        """Return the experiment; None when a section of it is wrong."""
+        self._refuse_unknown_sections()
+        name = self._name()
+        data = self._choice("data", catalogue.data)
+        partition = self._choice("partition", catalogue.partition)
+        model = self._choice("model", catalogue.model)
+        training = self._settings("training", TrainingSettings)
+        if training is not None:
+            self._problems.extend(training_problems(training))
+        method = self._choice("method", catalogue.method)
+        personalization = self._personalization(catalogue)
+        run = self._settings("run", RunSettings)
+        sections = (name, data, partition, model, training, method)
+        if any(section is None for section in (*sections, personalization, run)):
+            return None
+        return Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+
+    def _refuse_unknown_sections(self) -> None:
+        for key in self._document:
+            if key not in SECTIONS:
+                known = alternatives(str(key), SECTIONS)
+                self._add(str(key), f"unknown section; {known}")
+
+    def _name(self) -> str | None:
+        name = self._document.get("name")
+        if isinstance(name, str) and FOLDER_NAME.fullmatch(name):
+            return name
+        found = shown(name) if "name" in self._document else "nothing"
+        message = (
+            "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
+            f"a letter or digit first; found {found}"
+        )
+        self._add("name", message)
+        return None
+
+    def _choice(self, section: str, known: SettingsTypes) -> Choice[Settings] | None:
+        value = self._document.get(section)
+        if not isinstance(value, Mapping):
+            found = shown(value) if section in self._document else "nothing"
+            example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
+            self._add(section, f"found {found}, expected a mapping such as {example}")
+            return None
+        name = value.get("name")
+        if not isinstance(name, str) or name not in known:
+            found = "found no name" if name is None else f"unknown name {shown(name)}"
+            nearest = alternatives(str(name), known)
+            self._add(f"{section}.name", f"{found}; {nearest}")
+            return None
+        settings = {key: item for key, item in value.items() if key != "name"}
+        parsed = self._parsed(section, known[name], settings)
+        return None if parsed is None else Choice(name, parsed)
+
+    def _personalization(self, catalogue: Catalogue) -> Settings | None:
+        """Return the section whose type the method gives; None without a method."""
+        method = self._document.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        if not isinstance(name, str) or name not in catalogue.personalization:
+            return None
+        return self._settings("personalization", catalogue.personalization[name])
+
+    def _settings(self, section: str, settings_type: type[S]) -> S | None:
+        return self._parsed(section, settings_type, self._document.get(section, {}))
+
+    def _parsed(self, section: str, settings_type: type[S], value: object) -> S | None:
+        hint = self._hint(section)
+        return parse_settings(settings_type, value, section, self._problems, hint)
+
+    def _hint(self, section: str) -> str:
+        """Return how to get rid of keys that belong to what an override replaced."""
+        chooser = "method" if section == "personalization" else section
+        changes = {(chooser,), (chooser, "name")}
+        names = [one.value for one in self._overrides if one.path in changes]
+        if not names:
+            return ""
+        whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
+        return (
+            f"; an override changed {chooser}: if this key belongs to the former one, "
+            f"replace the section, --set '{section}={whole}'"
+        )
+
+    def _add(self, place: str, message: str) -> None:
+        self._problems.append(Problem(place, message))
+
+
+def training_problems(training: TrainingSettings) -> Iterable[Problem]:
+    """Yield what does not go together in the section ``training``."""
+    if training.local_epochs is not None and training.local_steps is not None:
+        message = (
+            f"found local_epochs = {training.local_epochs} and local_steps = "
+            f"{training.local_steps}, expected one of the two; set the other to null"
+        )
+        yield Problem("training.local_steps", message)
+    if isinstance(training.schedule, MultiStepSchedule):
+        milestones = training.schedule.milestones
+        if any(b <= a for a, b in itertools.pairwise(milestones)):
+            message = f"found {shown(milestones)}, expected increasing rounds"
+            yield Problem("training.schedule.milestones", message)

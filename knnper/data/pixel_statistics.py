@@ -1,0 +1,42 @@
+"""Mean and standard deviation of each channel."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_IMAGES_AT_ONCE = 4096
+
+
+def channel_statistics(
+    images: NDArray[np.uint8],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel of pixels scaled to [0, 1].
+
+    Parameters
+    ----------
+    images
+        uint8, shape (n, height, width, channels), n >= 1.
+
+    Notes
+    -----
+    Computed from exact histograms, a part of the images at a time. A channel that
+    never varies gets a standard deviation of 1, so that it can be divided by.
+    """
+    histograms = _histograms(images)
+    weights = histograms / histograms.sum(axis=1, keepdims=True)
+    values = np.arange(256) / 255.0
+    means = weights @ values
+    variances = (weights * (values - means[:, None]) ** 2).sum(axis=1)
+    constant = np.count_nonzero(histograms, axis=1) == 1
+    deviations = np.where(constant, 1.0, np.sqrt(variances))
+    return tuple(means.tolist()), tuple(deviations.tolist())
+
+
+def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Count each of the 256 values in each channel; shape (channels, 256)."""
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for start in range(0, len(images), _IMAGES_AT_ONCE):
+        part = images[start : start + _IMAGES_AT_ONCE]
+        for channel in range(channels):
+            counts[channel] += np.bincount(part[..., channel].ravel(), minlength=256)
+    return counts

@@ -1,0 +1,93 @@
+"""The models that can be chosen by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knnper.config.sections import Choice, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import InputSpec
+from knnper.models.base import EmbeddingModel, ModelSettings
+from knnper.models.flat import FlatModel
+from knnper.models.leaf_cnn import LeafCnn, LeafCnnSettings
+from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
+from knnper.models.pretrained import load_weights
+from knnper.models.tiny_cnn import TinyCnn, TinyCnnSettings
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An entry in the table of models.
+
+    Attributes
+    ----------
+    title
+        The model's name as papers write it.
+    summary
+        One sentence.
+    settings_type
+        What the section ``model`` of an experiment takes beside the name.
+    build
+        ``(settings, spec) -> EmbeddingModel`` with random weights, drawn from torch's
+        generator.
+    """
+
+    title: str
+    summary: str
+    settings_type: type[ModelSettings]
+    build: Callable[[Any, InputSpec], EmbeddingModel]
+
+
+MODELS: Mapping[str, ModelSpec] = {
+    "leaf_cnn": ModelSpec(
+        title="LEAF CNN",
+        summary="Two 5x5 convolutions and a hidden layer, for 28x28 or 32x32 images.",
+        settings_type=LeafCnnSettings,
+        build=LeafCnn,
+    ),
+    "tiny_cnn": ModelSpec(
+        title="Tiny CNN",
+        summary="Two 3x3 convolutions and a hidden layer, for 8x8 digits.",
+        settings_type=TinyCnnSettings,
+        build=TinyCnn,
+    ),
+    "mobilenet_v2": ModelSpec(
+        title="MobileNetV2",
+        summary="The paper's network for CIFAR; embeddings of 1280 numbers.",
+        settings_type=MobileNetV2Settings,
+        build=MobileNetV2,
+    ),
+}
+
+
+def build_model(choice: Choice[Settings], spec: InputSpec, rng: RandomKey) -> FlatModel:
+    """Return the chosen model, initialised.
+
+    Parameters
+    ----------
+    choice
+        A name of `MODELS` with its settings.
+    spec
+        Shape of the images and number of classes.
+    rng
+        Fixes the random initial weights.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not take such images, or the weights file does not fit.
+    TypeError
+        If the settings are those of another model.
+    """
+    entry, settings = MODELS[choice.name], choice.settings
+    if not isinstance(settings, entry.settings_type):
+        raise TypeError(
+            f"{choice.name} takes {entry.settings_type.__name__}, "
+            f"found {type(settings).__name__}"
+        )
+    with rng.torch():
+        module = entry.build(settings, spec)
+    if settings.weights is not None:
+        load_weights(module, Path(settings.weights))
+    return FlatModel(module)

@@ -1,0 +1,66 @@
+"""A network for 8x8 digits that trains in milliseconds."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from knnper.config.ranges import PositiveInt
+from knnper.data.examples import InputSpec
+from knnper.models.base import EmbeddingModel, ModelSettings
+from knnper.models.checks import require_multiple
+
+_WIDTHS = (16, 32)
+
+
+@dataclass(frozen=True)
+class TinyCnnSettings(ModelSettings):
+    """Settings of `TinyCnn`.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the width of the last hidden layer.
+    """
+
+    embedding_dim: PositiveInt = 64
+
+
+class TinyCnn(EmbeddingModel):
+    """Two 3x3 convolutions, one pooling, one hidden layer.
+
+    Parameters
+    ----------
+    settings
+        Width of the hidden layer.
+    spec
+        Images of even height and width; meant for 8x8.
+
+    Raises
+    ------
+    ConfigError
+        If height or width is odd.
+    """
+
+    def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
+        super().__init__()
+        require_multiple(spec, 2, "tiny_cnn")
+        height, width, channels = spec.image_shape
+        self.embedding_dim = settings.embedding_dim
+        self.num_classes = spec.num_classes
+        first, second = _WIDTHS
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, first, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(first, second, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * (height // 2) * (width // 2), settings.embedding_dim),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the hidden layer's activations, shape (n, p)."""
+        embeddings: Tensor = self.features(x)
+        return embeddings

@@ -1,0 +1,140 @@
+"""What a server asks of a client and what it gets back, as Flower messages."""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from knnper.transport.codec import CodecError, Flat, flatten, unflatten
+from knnper.transport.shared_memory import read_vector, write_vector
+
+R = TypeVar("R")
+
+_VECTOR = "vector"
+_FILE = "file"
+_LAYOUT = "layout"
+
+
+class Purpose(StrEnum):
+    """What a client is asked to do; the values are Flower message types."""
+
+    TRAIN = "train"
+    VALIDATE = "evaluate.validate"
+    PERSONALIZE = "evaluate.personalize"
+
+    @property
+    def action(self) -> str:
+        """The name under which a ClientApp registers what is done."""
+        return self.value.partition(".")[2]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything about a request that is not the payload.
+
+    Attributes
+    ----------
+    client
+        The client's name.
+    server_round
+        From 1; for a request outside of training, the rounds that were made.
+    keep_round
+        Client states older than the newest of this round or before may go.
+    experiment
+        The experiment as JSON: the clients learn it from the server.
+    run_folder
+        Where clients without a state folder of their own keep their state; empty if
+        they have one.
+    shared_folder
+        Where replies may be left as files in memory; empty if they travel in the
+        message.
+    """
+
+    client: str
+    server_round: int
+    keep_round: int
+    experiment: str
+    run_folder: str = ""
+    shared_folder: str = ""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A record ready to be put into any number of messages."""
+
+    array: ArrayRecord
+    entry: ConfigRecord
+
+
+def pack(record: object, shared_folder: str) -> Packed:
+    """Return ``record`` in the form in which it travels.
+
+    Parameters
+    ----------
+    record
+        A frozen dataclass that the codec takes.
+    shared_folder
+        If not empty, the numbers go into a file there and the message only names it.
+    """
+    flat = flatten(record)
+    entry = ConfigRecord({_LAYOUT: flat.layout})
+    if shared_folder and flat.vector.numel():
+        entry[_FILE] = str(write_vector(Path(shared_folder), flat.vector))
+        return Packed(ArrayRecord(), entry)
+    return Packed(ArrayRecord({_VECTOR: Array(flat.vector.numpy())}), entry)
+
+
+def unpack(record_type: type[R], packed: Packed) -> R:
+    """Return the record that was packed.
+
+    Raises
+    ------
+    CodecError
+        If the message does not hold one, or its file is not on this machine.
+    """
+    layout = packed.entry[_LAYOUT]
+    if not isinstance(layout, str):
+        raise CodecError(f"expected a layout as text, found {type(layout).__name__}")
+    if _FILE in packed.entry:
+        path = Path(str(packed.entry[_FILE]))
+        if not path.exists():
+            raise CodecError(f"{path} is not on this machine; send arrays in messages")
+        vector = read_vector(path)
+    else:
+        vector = torch.from_numpy(packed.array[_VECTOR].numpy().copy())
+    return unflatten(record_type, Flat(vector, layout))
+
+
+def discard(packed: Packed) -> None:
+    """Remove the file that ``packed`` names, if it names one."""
+    if _FILE in packed.entry:
+        Path(str(packed.entry[_FILE])).unlink(missing_ok=True)
+
+
+def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
+    """Return a message's content: the job and any number of packed records by name."""
+    content = RecordDict()
+    if job is not None:
+        content["job"] = ConfigRecord(dataclasses.asdict(job))
+    for name, one in packed.items():
+        content[f"{name}.array"] = one.array
+        content[f"{name}.entry"] = one.entry
+    return content
+
+
+def job_of(content: RecordDict) -> Job:
+    """Return the job of a request."""
+    return Job(**content.config_records["job"])  # type: ignore[arg-type]
+
+
+def packed_of(content: RecordDict, name: str) -> Packed | None:
+    """Return the packed record called ``name``, or None if there is none."""
+    if f"{name}.entry" not in content:
+        return None
+    return Packed(
+        content.array_records[f"{name}.array"], content.config_records[f"{name}.entry"]
+    )

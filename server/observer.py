@@ -1,0 +1,53 @@
+"""Who wants to know how a run is getting on."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Observer(Protocol):
+    """Is told of every step of a run, in the process that leads it.
+
+    An observer never changes the run; whatever it raises ends it.
+    """
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Say how a round went.
+
+        Parameters
+        ----------
+        record
+            ``server_round`` (from 1), ``train_loss``, ``num_clients`` (that replied),
+            ``num_failed``, ``seconds``, and ``validation_accuracy`` where the round
+            was followed by an evaluation.
+        """
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Say that ``num_clients`` clients are about to be personalised."""
+
+    def client_personalized(self) -> None:
+        """Say that one more client is personalised and evaluated."""
+
+    def finished(self) -> None:
+        """Say that the run has ended, in whatever way."""
+
+
+class SilentObserver:
+    """Wants to know nothing."""
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Ignore that the rounds begin."""
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Ignore how a round went."""
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Ignore that the personalisation begins."""
+
+    def client_personalized(self) -> None:
+        """Ignore that a client is personalised."""
+
+    def finished(self) -> None:
+        """Ignore the end."""

@@ -1,0 +1,147 @@
+"""The round loop: the same for every method and every engine."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from client.evaluation import Evaluation
+from knnper.config.errors import RunError
+from knnper.config.sections import RunSettings, TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.transport.messages import Purpose
+from server.checkpoint import Checkpoint, CheckpointFolder
+from server.federation import Federation, Request
+from server.sampling import sample_participants
+from server.validation import Tally, num_bytes, usable_updates
+from strategies.core.method import NEWCOMER, Method
+
+log = logging.getLogger(__name__)
+
+RoundRecord = Mapping[str, float | int]
+
+
+@dataclass(frozen=True)
+class RoundLoop:
+    """Trains a method's server state over a federation.
+
+    Attributes
+    ----------
+    method
+        What is trained.
+    federation
+        The clients.
+    clients
+        The names of those that may take part, sorted: seen, with training data.
+    training, run
+        The experiment's sections.
+    key
+        The experiment's root key.
+    checkpoints
+        Where the state is kept.
+    on_round
+        Called with each round's figures, after its checkpoint.
+    """
+
+    method: Method
+    federation: Federation
+    clients: Sequence[str]
+    training: TrainingSettings
+    run: RunSettings
+    key: RandomKey
+    checkpoints: CheckpointFolder
+    on_round: Callable[[RoundRecord], None]
+
+    def train(self, start: Checkpoint) -> Checkpoint:
+        """Make the rounds that are missing after ``start``; return the last state.
+
+        Raises
+        ------
+        RunError
+            If too many clients fail in a round. The state of the last checkpoint is
+            what a resumed run goes on from.
+        """
+        latest, state = start, start.state
+        for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
+            began = time.monotonic()
+            state, tally = self._one_round(state, server_round)
+            figures: dict[str, float | int] = {
+                "server_round": server_round,
+                "num_clients": tally.num_used,
+                "num_failed": len(tally.failures),
+                "train_loss": tally.train_loss,
+                "bytes_down": tally.bytes_down,
+                "bytes_up": tally.bytes_up,
+                "learning_rate": self.training.learning_rate_at(server_round),
+            }
+            last = server_round == self.method.num_rounds
+            if _is_due(server_round, self.run.validate_every):
+                figures["validation_accuracy"] = self._validate(state, server_round)
+            if last or _is_due(server_round, self.run.checkpoint_every):
+                latest = self.checkpoints.save(server_round, state)
+            figures["seconds"] = time.monotonic() - began
+            self.on_round(figures)
+        return latest
+
+    def _one_round(self, state: Any, server_round: int) -> tuple[Any, Tally]:
+        participants = sample_participants(
+            self.clients, self.training.participation, server_round, self.key
+        )
+        tally = Tally()
+        replies = self.federation.exchange(
+            Purpose.TRAIN,
+            server_round,
+            self.checkpoints.oldest_round(),
+            self._requests(state, server_round, participants, tally),
+        )
+        updates = usable_updates(replies, self.method.update_type, tally)
+        first = next(updates, None)
+        if first is None:
+            raise _too_many_failures(server_round, tally)
+        new_state = self.method.aggregate(state, itertools.chain([first], updates))
+        for client, reason in tally.failures.items():
+            log.warning("round %d: client %s failed: %s", server_round, client, reason)
+        if len(tally.failures) > self.run.max_failed_fraction * len(participants):
+            raise _too_many_failures(server_round, tally)
+        return new_state, tally
+
+    def _requests(
+        self, state: Any, server_round: int, clients: Sequence[str], tally: Tally
+    ) -> Iterator[Request]:
+        for client in clients:
+            key = self.key.child("broadcast", server_round, client)
+            payload = self.method.broadcast(state, client, key)
+            tally.bytes_down += num_bytes(payload)
+            yield Request(client, payload)
+
+    def _validate(self, state: Any, server_round: int) -> float:
+        """Return the unpersonalised model's accuracy on all validation splits."""
+        key = self.key.child("broadcast", server_round, NEWCOMER)
+        reference = self.method.broadcast(state, NEWCOMER, key)
+        replies = self.federation.exchange(
+            Purpose.VALIDATE,
+            server_round,
+            self.checkpoints.oldest_round(),
+            (Request(client, reference) for client in self.clients),
+        )
+        correct = total = 0
+        for reply in replies:
+            if isinstance(reply.record, Evaluation):
+                correct += reply.record.num_correct
+                total += reply.record.num_examples
+        return correct / total if total else 0.0
+
+
+def _is_due(server_round: int, every: int) -> bool:
+    return every > 0 and server_round % every == 0
+
+
+def _too_many_failures(server_round: int, tally: Tally) -> RunError:
+    total = len(tally.failures) + tally.num_used
+    client, reason = next(iter(tally.failures.items()))
+    return RunError(
+        f"round {server_round}: {len(tally.failures)} of {total} clients failed, more "
+        f"than run.max_failed_fraction allows; client {client} said: {reason}"
+    )

@@ -1,0 +1,50 @@
+"""The Flower app of the simulation: what ``flwr run .`` starts."""
+
+import logging
+import threading
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from knnper.config.loading import read_experiment
+from knnper.config.sections import Experiment
+from server.observer import SilentObserver
+from simulation.catalogue import experiment_catalogue
+from simulation.client_runtime import client_app
+from simulation.flower_engine import flower_federation
+from simulation.run_folder import RunFolder
+from simulation.runner import conduct
+from simulation.workbench import open_workbench
+
+__all__ = ["client_app", "server_app"]
+
+log = logging.getLogger(__name__)
+
+APP_FOLDER = Path(__file__).resolve().parent.parent
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run configuration names.
+
+    The same server and clients as `knnper simulate` leads; results are the same.
+    """
+    experiment = _experiment(context)
+    output = str(context.run_config["output"]) or f"runs/{experiment.name}"
+    path = Path(output).expanduser().resolve()
+    overwrite = bool(context.run_config["overwrite"])
+    folder = RunFolder.create(path, experiment, overwrite=overwrite)
+    log.info("results go to %s", path)
+    bench = open_workbench(experiment)
+    with flower_federation(grid, bench, path, threading.Event()) as federation:
+        conduct(bench, federation, folder, SilentObserver(), ["flwr", "run"])
+
+
+def _experiment(context: Context) -> Experiment:
+    """Return the experiment; a relative path is looked up in the app's folder."""
+    path = APP_FOLDER / str(context.run_config["experiment"])
+    overrides = [part for part in str(context.run_config["set"]).split(";") if part]
+    return read_experiment(path, experiment_catalogue(), overrides)

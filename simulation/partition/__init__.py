@@ -1,0 +1,1 @@
+"""Central data sets dealt to virtual clients: seeded, hashed, always terminating."""

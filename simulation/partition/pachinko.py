@@ -1,0 +1,160 @@
+"""Pachinko allocation: a Dirichlet draw over coarse labels, then over fine ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.config.errors import DataError
+from knnper.config.ranges import PositiveFloat
+from knnper.config.seeding import RandomKey
+from simulation.partition.allocation import deal, deal_test_like_train, num_labels_of
+from simulation.partition.assignment import Assignment, Integers, assignment_of
+from simulation.partition.log_dirichlet import draw_log_dirichlet, normalise
+from simulation.partition.settings import CountedSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PachinkoSettings(CountedSettings):
+    """How uneven the clients are.
+
+    Attributes
+    ----------
+    alpha
+        α, of the coarse labels at a client; 0.3 in the paper.
+    beta
+        β, of the fine labels within a coarse label; 10 in the paper.
+    """
+
+    alpha: PositiveFloat = 0.3
+    beta: PositiveFloat = 10.0
+
+
+def pachinko(
+    train_labels: Integers,
+    test_labels: Integers,
+    coarse_of: tuple[int, ...] | None,
+    settings: PachinkoSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Let each client draw an equal share of the training samples, one after another.
+
+    A draw is a coarse label by the client's Dir(α), then one of its fine labels by
+    the client's Dir(β), then a sample of it, without replacement. What is exhausted
+    drops out and the rest is renormalised (Li and McCallum, 2006; Reddi et al., 2021,
+    appendix F; knn-per.txt, section 5). Each label's test samples follow its training
+    samples.
+
+    Parameters
+    ----------
+    train_labels, test_labels
+        Shapes (n_train,) and (n_test,).
+    coarse_of
+        The coarse label of each label.
+
+    Raises
+    ------
+    DataError
+        If the data set has no coarse labels.
+    """
+    num_labels = num_labels_of(train_labels, test_labels)
+    coarse = _coarse_labels(coarse_of, num_labels)
+    stock = np.bincount(train_labels, minlength=len(coarse))
+    counts = _draw_counts(stock, coarse, settings, key)
+    train_owner = deal(train_labels, counts, key.child("train"))
+    test_owner = deal_test_like_train(counts, test_labels, key.child("test"))
+    return assignment_of(train_owner, test_owner, settings.num_clients)
+
+
+def _coarse_labels(coarse_of: tuple[int, ...] | None, num_labels: int) -> Integers:
+    if coarse_of is None:
+        raise DataError(
+            "the partition pachinko needs a data set with coarse labels, such as "
+            "cifar100; choose that, or the partition dirichlet"
+        )
+    if len(coarse_of) < num_labels:
+        raise DataError(
+            f"the data set names the coarse label of {len(coarse_of)} labels, but has "
+            f"{num_labels}"
+        )
+    return np.unique(np.array(coarse_of), return_inverse=True)[1]
+
+
+def _draw_counts(
+    stock: Integers, coarse: Integers, settings: PachinkoSettings, key: RandomKey
+) -> Integers:
+    """Return the number of samples by label and client, shape (num_labels, M)."""
+    num_clients = settings.num_clients
+    num_coarse = int(coarse.max()) + 1
+    left = stock.copy()
+    counts = np.zeros((len(stock), num_clients), dtype=np.int64)
+    bounds = np.arange(num_clients + 1) * int(stock.sum()) // num_clients
+    for client, size in enumerate(np.diff(bounds)):
+        generator = key.child("client", client).numpy()
+        coarse_logs = draw_log_dirichlet(settings.alpha, (num_coarse,), generator)
+        # Unnormalised: each coarse label's fine labels are normalised on their own.
+        fine_logs = draw_log_dirichlet(settings.beta, (len(stock),), generator)
+        while (lacking := int(size - counts[:, client].sum())) > 0:
+            weights = _label_weights(coarse_logs, fine_logs, coarse, left > 0)
+            drawn = _draw_until_exhausted(weights, left, lacking, generator)
+            counts[:, client] += drawn
+            left -= drawn
+    return counts
+
+
+def _label_weights(
+    coarse_logs: NDArray[np.float64],
+    fine_logs: NDArray[np.float64],
+    coarse: Integers,
+    available: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the chance of each label at the next draw, shape (num_labels,).
+
+    Parameters
+    ----------
+    coarse_logs, fine_logs
+        Log-weights, shapes (num_coarse,) and (num_labels,).
+    coarse
+        The coarse label of each label, shape (num_labels,).
+    available
+        Which labels still have samples; one at least. Shape (num_labels,).
+    """
+    of_coarse = coarse == np.arange(len(coarse_logs))[:, None]
+    usable = of_coarse & available
+    open_coarse = usable.any(axis=1)
+    coarse_weights = normalise(coarse_logs[open_coarse])
+    fine_weights = normalise(np.where(usable, fine_logs, -np.inf)[open_coarse])
+    weights: NDArray[np.float64] = coarse_weights @ fine_weights
+    weights /= weights.sum()
+    return weights
+
+
+def _draw_until_exhausted(
+    weights: NDArray[np.float64],
+    left: Integers,
+    size: int,
+    generator: np.random.Generator,
+) -> Integers:
+    """Draw up to ``size`` labels; stop when one of them has no sample left.
+
+    Stopping there keeps the draws exact, and since it empties a label for all
+    clients it happens at most once a label.
+
+    Parameters
+    ----------
+    weights
+        Shape (num_labels,), sums to 1; 0 where nothing is left.
+    left
+        Samples left of each label, shape (num_labels,).
+
+    Returns
+    -------
+    How often each label was drawn, shape (num_labels,).
+    """
+    labels = generator.choice(len(weights), size=size, p=weights)
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    occurrence = np.arange(size) - np.searchsorted(ordered, ordered) + 1
+    exhausting = order[occurrence == left[ordered]]
+    num_drawn = int(exhausting.min()) + 1 if len(exhausting) else size
+    return np.bincount(labels[:num_drawn], minlength=len(weights))

@@ -1,0 +1,135 @@
+"""A partition: which samples each client trains on, tunes on and is tested on."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from knnper.config.errors import DataError
+from knnper.config.sections import Choice, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.dataset import Dataset
+from simulation.partition.assignment import Assignment, Integers
+from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.settings import PartitionSettings
+
+_MIN_NAME_WIDTH = 4
+
+
+@dataclass(frozen=True, eq=False)
+class ClientPart:
+    """One client's samples; it may have none.
+
+    Attributes
+    ----------
+    name
+        Decimal number, padded so that the order of names is the order of numbers.
+    seen
+        Whether the client is there during training.
+    train, validation
+        Sorted, disjoint indices into the data set's training split, int64.
+    test
+        Sorted indices into its test split, int64.
+    """
+
+    name: str
+    seen: bool
+    train: Integers
+    validation: Integers
+    test: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """All clients, in the order of their names."""
+
+    clients: tuple[ClientPart, ...]
+
+
+def make_partition(
+    dataset: Dataset, choice: Choice[Settings], key: RandomKey
+) -> Partition:
+    """Deal a data set to clients.
+
+    Parameters
+    ----------
+    choice
+        A name in `PARTITIONS` and settings of its type.
+    key
+        Fixes every random choice.
+
+    Raises
+    ------
+    DataError
+        If the partition cannot be made of this data set.
+    """
+    settings = choice.settings
+    if not isinstance(settings, PartitionSettings):
+        raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
+    split = PARTITIONS[choice.name].split
+    assignment = split(dataset, settings, key.child("assignment"))
+    return partition_of(assignment, settings, key)
+
+
+def partition_of(
+    assignment: Assignment, settings: PartitionSettings, key: RandomKey
+) -> Partition:
+    """Name the clients, hold out validation data and choose the unseen clients.
+
+    Raises
+    ------
+    DataError
+        If no client would be left to train with.
+    """
+    names = client_names(len(assignment.train))
+    unseen = _choose_unseen(len(names), settings.unseen_fraction, key.child("unseen"))
+    clients = []
+    for number, name in enumerate(names):
+        train, validation = _hold_out(
+            assignment.train[number],
+            settings.validation_fraction,
+            key.child("validation", name),
+        )
+        test = assignment.test[number]
+        clients.append(ClientPart(name, number not in unseen, train, validation, test))
+    return Partition(tuple(clients))
+
+
+def client_names(num_clients: int) -> tuple[str, ...]:
+    """Return "0000", "0001", ...; longer where four digits are too few."""
+    width = max(_MIN_NAME_WIDTH, len(str(num_clients - 1)))
+    return tuple(f"{number:0{width}d}" for number in range(num_clients))
+
+
+def fingerprint(partition: Partition) -> str:
+    """Return the SHA-256, in hex, of names, seen flags and indices.
+
+    Indices enter as little-endian int64 after their number, so that no two
+    partitions give the same bytes.
+    """
+    digest = hashlib.sha256()
+    for client in partition.clients:
+        digest.update(f"{client.name}\n{int(client.seen)}\n".encode())
+        for indices in (client.train, client.validation, client.test):
+            digest.update(len(indices).to_bytes(8, "little"))
+            digest.update(indices.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _choose_unseen(num_clients: int, fraction: float, key: RandomKey) -> set[int]:
+    count = int(fraction * num_clients + 0.5)
+    if count == num_clients:
+        raise DataError(
+            f"partition.unseen_fraction {fraction} of {num_clients} clients leaves no "
+            "client to train with; lower it"
+        )
+    return set(key.numpy().permutation(num_clients)[:count].tolist())
+
+
+def _hold_out(
+    samples: Integers, fraction: float, key: RandomKey
+) -> tuple[Integers, Integers]:
+    """Split into training and validation samples; some are left to train on."""
+    count = min(int(fraction * len(samples) + 0.5), max(len(samples) - 1, 0))
+    shuffled = key.numpy().permutation(samples)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])

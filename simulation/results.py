@@ -1,0 +1,225 @@
+"""What a run ends with: figures for groups of clients, and a row for each client."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from client.evaluation import ClientResult, Evaluation
+from simulation.durable_files import write_atomically
+
+Pairs = Sequence[tuple[Evaluation, Evaluation]]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How one kind of model did on the test splits of a group of clients.
+
+    A client without test examples is counted, and left out of all other figures.
+    These are None when no client is left.
+
+    Attributes
+    ----------
+    num_clients, num_empty
+        Clients of the group; those of them without test examples.
+    num_test_examples
+        Of all clients together.
+    accuracy_weighted
+        Mean over clients, weighted by local test size: the paper's figure
+        (knn-per.txt, section 5, "Average").
+    accuracy_mean
+        Mean over clients, each counted once.
+    accuracy_bottom_decile
+        The (M/10)-th worst accuracy of M clients: the element of rank
+        max(1, floor(M/10)), from 1, of the ascending list (knn-per.txt, section 5).
+    accuracy_worst, accuracy_std
+        Of the clients' accuracies; the standard deviation is the population's.
+    fraction_hurt
+        Share of the clients that are right less often than with the global model.
+    ece
+        Expected calibration error of all test examples pooled, 15 bins: Guo et al.,
+        "On Calibration of Modern Neural Networks", 2017, Eq. 3.
+    log_loss
+        Mean of -log p(y|x) over all test examples pooled.
+    """
+
+    num_clients: int
+    num_empty: int
+    num_test_examples: int
+    accuracy_weighted: float | None = None
+    accuracy_mean: float | None = None
+    accuracy_bottom_decile: float | None = None
+    accuracy_worst: float | None = None
+    accuracy_std: float | None = None
+    fraction_hurt: float | None = None
+    ece: float | None = None
+    log_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """The personalised and the unpersonalised models of one group of clients.
+
+    Attributes
+    ----------
+    personal
+        Each client's own model.
+    reference
+        The global model.
+    """
+
+    personal: Summary
+    reference: Summary
+
+    def as_document(self) -> dict[str, Any]:
+        """Return plain values: the personal figures, and under ``global`` the others.
+
+        Any figure of the two can be found by the same name.
+        """
+        return {**asdict(self.personal), "global": asdict(self.reference)}
+
+
+def summarise(results: Sequence[ClientResult]) -> GroupSummary:
+    """Return the figures of a group of clients, in any order."""
+    personal = [(result.personal, result.reference) for result in results]
+    reference = [(result.reference, result.reference) for result in results]
+    return GroupSummary(_summary(personal), _summary(reference))
+
+
+def summarise_groups(results: Sequence[ClientResult]) -> dict[str, Any]:
+    """Return the figures of the seen and of the unseen clients, as plain values."""
+    seen = [result for result in results if result.seen]
+    unseen = [result for result in results if not result.seen]
+    return {
+        "seen": summarise(seen).as_document(),
+        "unseen": summarise(unseen).as_document(),
+    }
+
+
+def training_summary(
+    rounds: Sequence[Mapping[str, float | int]], results: Iterable[ClientResult]
+) -> dict[str, Any]:
+    """Return what the rounds took and led to, as plain values.
+
+    Parameters
+    ----------
+    rounds
+        The figures of each round, oldest first.
+    results
+        Of all clients; what the unpersonalised model does on the validation splits of
+        the seen ones is found under ``validation``.
+    """
+    validations = [result.validation for result in results if result.seen]
+    return {
+        "num_rounds": len(rounds),
+        "train_loss": rounds[-1]["train_loss"] if rounds else None,
+        **{name: sum(one.get(name, 0) for one in rounds) for name in _TOTALS},
+        "validation": {"accuracy_weighted": _pooled_accuracy(validations)},
+    }
+
+
+_TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
+
+
+def write_clients_csv(path: Path, results: Iterable[ClientResult]) -> None:
+    """Write one row a client, sorted by name; equal results give equal bytes.
+
+    An empty cell stands for a figure that does not exist: there were no test examples,
+    or the method chose nothing of that name for the client.
+    """
+    rows = [_row(result) for result in sorted(results, key=lambda one: one.client)]
+    chosen = sorted({key for row in rows for key in row} - set(_COLUMNS))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*_COLUMNS, *chosen], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
+
+
+_COLUMNS = (
+    "client",
+    "seen",
+    "num_train",
+    "num_validation",
+    "num_test",
+    "accuracy",
+    "accuracy_global",
+    "log_loss",
+    "log_loss_global",
+)
+
+
+def _row(result: ClientResult) -> dict[str, str]:
+    figures = {
+        "accuracy": result.personal.accuracy,
+        "accuracy_global": result.reference.accuracy,
+        "log_loss": _log_loss([result.personal]),
+        "log_loss_global": _log_loss([result.reference]),
+    }
+    return {
+        **{name: repr(float(value)) for name, value in result.chosen.items()},
+        "client": result.client,
+        "seen": str(result.seen).lower(),
+        "num_train": str(result.num_train),
+        "num_validation": str(result.num_validation),
+        "num_test": str(result.personal.num_examples),
+        **{
+            name: "" if value is None else repr(value)
+            for name, value in figures.items()
+        },
+    }
+
+
+def _summary(pairs: Pairs) -> Summary:
+    """Return the figures of the first of each pair; the second is the global model."""
+    tested = [pair for pair in pairs if pair[0].num_examples > 0]
+    num_empty = len(pairs) - len(tested)
+    if not tested:
+        return Summary(len(pairs), num_empty, 0)
+    evaluations = [evaluation for evaluation, _ in tested]
+    num_test_examples = sum(one.num_examples for one in evaluations)
+    num_correct = sum(one.num_correct for one in evaluations)
+    accuracies = sorted(one.num_correct / one.num_examples for one in evaluations)
+    num_hurt = sum(one.num_correct < other.num_correct for one, other in tested)
+    return Summary(
+        num_clients=len(pairs),
+        num_empty=num_empty,
+        num_test_examples=num_test_examples,
+        accuracy_weighted=num_correct / num_test_examples,
+        accuracy_mean=statistics.fmean(accuracies),
+        accuracy_bottom_decile=accuracies[max(1, len(accuracies) // 10) - 1],
+        accuracy_worst=accuracies[0],
+        accuracy_std=statistics.pstdev(accuracies),
+        fraction_hurt=num_hurt / len(tested),
+        ece=_calibration_error(evaluations),
+        log_loss=_log_loss(evaluations),
+    )
+
+
+def _calibration_error(evaluations: Sequence[Evaluation]) -> float:
+    """Return Σ_b (n_b / n) |accuracy_b - confidence_b| over the pooled bins."""
+    correct = zip(*(one.bin_correct for one in evaluations), strict=True)
+    confidence = zip(*(one.bin_confidence for one in evaluations), strict=True)
+    gaps = (
+        abs(math.fsum(in_bin) - sum(right))
+        for in_bin, right in zip(confidence, correct, strict=True)
+    )
+    return math.fsum(gaps) / sum(one.num_examples for one in evaluations)
+
+
+def _log_loss(evaluations: Sequence[Evaluation]) -> float | None:
+    num_examples = sum(one.num_examples for one in evaluations)
+    if num_examples == 0:
+        return None
+    return math.fsum(one.log_loss_sum for one in evaluations) / num_examples
+
+
+def _pooled_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
+    num_examples = sum(one.num_examples for one in evaluations)
+    if num_examples == 0:
+        return None
+    return sum(one.num_correct for one in evaluations) / num_examples

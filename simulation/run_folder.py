@@ -1,0 +1,261 @@
+"""The folder in which a run keeps all that it writes."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from client.evaluation import ClientResult
+from knnper.config.catalogue import Catalogue
+from knnper.config.document import results_identity, to_yaml
+from knnper.config.errors import ConfigError, Problem, RunError
+from knnper.config.loading import read_experiment
+from knnper.config.sections import Experiment
+from simulation.durable_files import JsonLines, write_atomically
+from simulation.results import write_clients_csv
+
+EXPERIMENT = "experiment.yaml"
+# Deleting a folder hangs on this line: it must not occur in files people write.
+_FIRST_LINE = (
+    "# All settings of the run in this folder; written by `knnper simulate`.\n"
+)
+_CLIENT_RESULT = TypeAdapter(ClientResult)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder; made by `create` or `open`.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, path: Path, experiment: Experiment, *, overwrite: bool = False
+    ) -> "RunFolder":
+        """Return a new folder that holds nothing but ``experiment``.
+
+        Parameters
+        ----------
+        path
+            The folder; parents are created as needed.
+        experiment
+            The experiment that is about to run.
+        overwrite
+            Whether an earlier run in that folder may be deleted.
+
+        Raises
+        ------
+        RunError
+            If the folder is not empty and must not be overwritten, or holds something
+            else than a run.
+        """
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; expected a folder for the run")
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            _make_empty(path, overwrite=overwrite)
+        folder = cls(path)
+        write_atomically(path / EXPERIMENT, _FIRST_LINE + to_yaml(experiment))
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Return the folder of a run that was started before.
+
+        Raises
+        ------
+        RunError
+            If there is no run in that folder.
+        """
+        if not (path / EXPERIMENT).is_file():
+            raise RunError(
+                f"{path} holds no run: {EXPERIMENT} is missing. Give the folder that "
+                "was named by --output, or start the run anew"
+            )
+        return cls(path)
+
+    def experiment(
+        self, catalogue: Catalogue, overrides: Sequence[str] = ()
+    ) -> Experiment:
+        """Return the experiment of this run.
+
+        Parameters
+        ----------
+        catalogue
+            What can be chosen by name.
+        overrides
+            ``KEY=VALUE``; only what leaves the results as they are, such as
+            ``run.num_workers``.
+
+        Raises
+        ------
+        ConfigError
+            As `read_experiment`, and if the overrides make it another experiment.
+        """
+        source = self.path / EXPERIMENT
+        started = read_experiment(source, catalogue)
+        resumed = read_experiment(source, catalogue, overrides)
+        if results_identity(started) != results_identity(resumed):
+            message = (
+                f"found {', '.join(overrides)}, which makes it another experiment; "
+                "expected settings of the section run other than the seed. Start the "
+                "changed experiment in a folder of its own"
+            )
+            raise ConfigError([Problem("override", message)], str(source))
+        return resumed
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the server keeps its state."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Where the curves for TensorBoard are."""
+        return self.path / "tensorboard"
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write under what conditions the run is made."""
+        self._write_json("manifest.json", manifest)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return under what conditions the run is made.
+
+        Raises
+        ------
+        RunError
+            If that was never written, or is damaged.
+        """
+        return self._read_json("manifest.json")
+
+    def write_clients_csv(self, results: Iterable[ClientResult]) -> None:
+        """Write ``clients.csv``, see `simulation.results.write_clients_csv`."""
+        write_clients_csv(self.path / "clients.csv", results)
+
+    def write_results(self, document: Mapping[str, Any]) -> None:
+        """Write ``results.json``, the last file: where it is, the run is done."""
+        self._write_json("results.json", document)
+
+    def results(self) -> dict[str, Any]:
+        """Return the content of ``results.json``.
+
+        Raises
+        ------
+        RunError
+            If the run is not done, or the file is damaged.
+        """
+        return self._read_json("results.json")
+
+    def append_round(self, record: Mapping[str, float | int]) -> None:
+        """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""
+        self._round_lines.append(_finite(record))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Return the figures of the rounds that were made, oldest first."""
+        return self._round_lines.read()
+
+    def drop_rounds_after(self, server_round: int) -> None:
+        """Forget the rounds after ``server_round``: they are about to be made again."""
+        records = self.rounds()
+        kept = [one for one in records if one["server_round"] <= server_round]
+        self._round_lines.replace(kept)
+
+    def append_client_result(self, model: str, result: ClientResult) -> None:
+        """Add what one client reported of the model with fingerprint ``model``."""
+        self._personalized.append({"model": model, "result": asdict(result)})
+
+    def load_client_results(self, model: str) -> dict[str, ClientResult]:
+        """Return by name what clients reported of the model with that fingerprint.
+
+        Raises
+        ------
+        RunError
+            If the file is damaged elsewhere than in its last line.
+        """
+        results = (
+            self._client_result(record)
+            for record in self._personalized.read()
+            if record.get("model") == model
+        )
+        return {result.client: result for result in results}
+
+    @property
+    def _round_lines(self) -> JsonLines:
+        return JsonLines(self.path / "rounds.jsonl")
+
+    @property
+    def _personalized(self) -> JsonLines:
+        return JsonLines(self.path / "personalization.jsonl")
+
+    def _client_result(self, record: Mapping[str, Any]) -> ClientResult:
+        text = json.dumps(record.get("result"))
+        try:
+            return _CLIENT_RESULT.validate_json(text, strict=True)
+        except ValidationError as error:
+            raise RunError(
+                f"a line of {self._personalized.path} is no client's result; remove "
+                f"the file and resume the run: {error}"
+            ) from error
+
+    def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        text = json.dumps(_finite(document), indent=2)
+        write_atomically(self.path / name, f"{text}\n")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise RunError(
+                f"{path} is missing: the run is not done; go on with it with "
+                f"--resume {self.path}"
+            ) from error
+        except ValueError as error:
+            raise RunError(f"{path} is damaged, expected JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise RunError(f"{path} is damaged, expected a JSON object")
+        return document
+
+
+def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values in which null stands for what JSON has no number for."""
+    plain: dict[str, Any] = json.loads(to_json(value, inf_nan_mode="null"))
+    return plain
+
+
+def _make_empty(path: Path, *, overwrite: bool) -> None:
+    """Delete the run in ``path``, or say why not."""
+    if not _is_run(path):
+        raise RunError(
+            f"{path} is not empty and holds no run; choose another folder with --output"
+        )
+    if not overwrite:
+        raise RunError(
+            f"{path} holds a run already; go on with it with --resume {path}, delete "
+            "it with --overwrite, or choose another folder with --output"
+        )
+    # What tells that it is a run goes last: a deletion that is cut short can be redone.
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == EXPERIMENT):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        with (path / EXPERIMENT).open(encoding="utf-8", errors="replace") as file:
+            return file.readline() == _FIRST_LINE
+    except OSError:
+        return False

@@ -1,0 +1,158 @@
+"""One experiment from start, or from where it was left, to its results."""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from client.evaluation import ClientResult
+from knnper.config.document import results_identity, to_document
+from knnper.config.sections import Experiment
+from knnper.transport.codec import fingerprint
+from server.checkpoint import Checkpoint, CheckpointFolder
+from server.federation import Federation
+from server.hand_over import HandOver
+from server.observer import Observer
+from server.rounds import RoundLoop, RoundRecord
+from simulation.client_runtime import runtime_of
+from simulation.manifest import build_manifest
+from simulation.partition.split import fingerprint as partition_fingerprint
+from simulation.results import summarise_groups, training_summary
+from simulation.run_folder import RunFolder
+from simulation.serial_engine import SerialFederation
+from simulation.tensorboard import scalar_writer
+from simulation.workbench import Workbench, open_workbench
+
+def simulate(
+    experiment: Experiment,
+    folder: RunFolder,
+    observer: Observer,
+    command: Sequence[str],
+) -> Mapping[str, Any]:
+    """Run ``experiment`` on the engine it names.
+
+    Parameters
+    ----------
+    experiment
+        What to run.
+    folder
+        Where everything is written; a run that was interrupted goes on from there.
+    observer
+        Is told of every step.
+    command
+        What the user typed, for the manifest.
+
+    Returns
+    -------
+    Mapping
+        The content of ``results.json``.
+    """
+    bench = open_workbench(experiment)
+
+    def body(federation: Federation) -> Mapping[str, Any]:
+        return conduct(bench, federation, folder, observer, command)
+
+    try:
+        if experiment.run.engine == "serial":
+            return body(SerialFederation(runtime_of(bench, folder.path)))
+        # Ray takes seconds to import, which the serial engine need not wait for.
+        from simulation.flower_engine import run_on_flower
+
+        return run_on_flower(bench, folder.path, body)
+    finally:
+        observer.finished()
+
+
+def conduct(
+    bench: Workbench,
+    federation: Federation,
+    folder: RunFolder,
+    observer: Observer,
+    command: Sequence[str],
+) -> Mapping[str, Any]:
+    """Lead ``federation`` through training and hand-over; write the results.
+
+    What a server does, whatever engine plays the clients. Takes up a run that was
+    interrupted: rounds after the last checkpoint are repeated, clients that were
+    personalised already are not.
+    """
+    manifest = build_manifest(
+        results_identity=results_identity(bench.experiment),
+        partition_hash=partition_fingerprint(bench.partition),
+        command=command,
+        started=datetime.now(UTC),
+    )
+    folder.write_manifest(manifest)
+    trained = _train(bench, federation, folder, observer)
+    personalised, seconds = _personalize(bench, federation, folder, observer, trained)
+    results = {
+        "method": bench.experiment.method.name,
+        **summarise_groups(personalised),
+        "training": {
+            **training_summary(folder.rounds(), personalised),
+            "personalization_seconds": seconds,
+            "state_sha256": trained.fingerprint,
+        },
+        "manifest": {**manifest, "experiment": to_document(bench.experiment)},
+    }
+    folder.write_clients_csv(personalised)
+    folder.write_results(results)
+    return results
+
+
+def _untrained(bench: Workbench) -> Checkpoint:
+    state = bench.method.init(bench.clients.trainable(), bench.key.child("init"))
+    return Checkpoint(0, state, fingerprint(state))
+
+
+def _train(
+    bench: Workbench,
+    federation: Federation,
+    folder: RunFolder,
+    observer: Observer,
+) -> Checkpoint:
+    identity = results_identity(bench.experiment)
+    checkpoints = CheckpointFolder(folder.checkpoints, identity)
+    start = checkpoints.load_latest(bench.method.state_type) or _untrained(bench)
+    folder.drop_rounds_after(start.server_round)
+    first_round = start.server_round + 1
+    observer.training_started(bench.method.num_rounds, first_round)
+    with scalar_writer(folder.tensorboard, first_round) as write_curves:
+
+        def on_round(record: RoundRecord) -> None:
+            folder.append_round(record)
+            write_curves(record)
+            observer.round_finished(record)
+
+        loop = RoundLoop(
+            method=bench.method,
+            federation=federation,
+            clients=bench.clients.trainable(),
+            training=bench.experiment.training,
+            run=bench.experiment.run,
+            key=bench.key,
+            checkpoints=checkpoints,
+            on_round=on_round,
+        )
+        return loop.train(start)
+
+
+def _personalize(
+    bench: Workbench,
+    federation: Federation,
+    folder: RunFolder,
+    observer: Observer,
+    trained: Checkpoint,
+) -> tuple[list[ClientResult], float]:
+    """Return every client's result, sorted by name, and the seconds this took."""
+    began = time.monotonic()
+    done = folder.load_client_results(trained.fingerprint)
+    missing = [name for name in bench.clients.names() if name not in done]
+    observer.personalization_started(len(missing))
+    hand_over = HandOver(bench.method, federation, bench.key)
+    for result in hand_over.personalize(trained, missing, bench.clients.seen()):
+        folder.append_client_result(trained.fingerprint, result)
+        done[result.client] = result
+        observer.client_personalized()
+    seconds = time.monotonic() - began
+    return [done[name] for name in bench.clients.names()], seconds

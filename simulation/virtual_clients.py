@@ -1,0 +1,58 @@
+"""Virtual clients: the shares of a central data set, made on demand."""
+
+from dataclasses import dataclass
+
+from knnper.data.dataset import Dataset
+
+from knnper.data.examples import ClientSplits
+from simulation.partition.split import ClientPart, Partition
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """The data source of a simulation.
+
+    Attributes
+    ----------
+    dataset
+        The central data, memory-mapped and shared by all workers.
+    parts
+        Each client's share, by name.
+    """
+
+    dataset: Dataset
+    parts: dict[str, ClientPart]
+
+    @classmethod
+    def of(cls, dataset: Dataset, partition: Partition) -> "VirtualClients":
+        """Return the virtual clients of ``partition``."""
+        return cls(dataset, {part.name: part for part in partition.clients})
+
+    def splits(self, client: str) -> ClientSplits:
+        """Return the data of ``client``, copied out of the memory map."""
+        part = self.parts[client]
+        return ClientSplits(
+            train=self.dataset.train.examples_at(part.train),
+            validation=self.dataset.train.examples_at(part.validation),
+            test=self.dataset.test.examples_at(part.test),
+        )
+
+    def is_seen(self, client: str) -> bool:
+        """Return whether ``client`` may take part in training."""
+        return self.parts[client].seen
+
+    def names(self) -> list[str]:
+        """Return all clients, sorted."""
+        return sorted(self.parts)
+
+    def trainable(self) -> list[str]:
+        """Return the clients that may take part in a round: seen, with data; sorted."""
+        return [
+            name
+            for name in self.names()
+            if self.parts[name].seen and len(self.parts[name].train) > 0
+        ]
+
+    def seen(self) -> frozenset[str]:
+        """Return the clients that are not held out."""
+        return frozenset(name for name, part in self.parts.items() if part.seen)

@@ -1,0 +1,80 @@
+"""Everything an experiment stands for, made from its settings alone.
+
+Server and workers each make their own: it depends on nothing but the experiment.
+"""
+
+from dataclasses import dataclass
+
+import faiss
+import torch
+from torch import Tensor
+from knnper.data.catalogue import DATA_SETS
+from strategies.catalogue import METHODS
+
+from knnper.config.sections import Experiment
+from knnper.config.seeding import RandomKey
+from knnper.data.preprocess import Normalizer
+from knnper.models.catalogue import build_model
+from simulation.partition.split import Partition, make_partition
+from simulation.virtual_clients import VirtualClients
+from strategies.core.method import Method
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """The parts of one experiment.
+
+    Attributes
+    ----------
+    experiment
+        Its settings.
+    key
+        The root of all its random choices.
+    partition
+        The split of the data.
+    clients
+        The virtual clients.
+    task
+        What is learned.
+    method
+        How.
+    """
+
+    experiment: Experiment
+    key: RandomKey
+    partition: Partition
+    clients: VirtualClients
+    task: Task
+    method: Method
+
+
+def open_workbench(experiment: Experiment) -> Workbench:
+    """Load the data, split it, build model and method.
+
+    The number of threads is set for the whole process: results are the same bits only
+    for the same number.
+    """
+    torch.set_num_threads(experiment.run.threads_per_worker)
+    faiss.omp_set_num_threads(experiment.run.threads_per_worker)
+    key = RandomKey(experiment.run.seed)
+    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    partition = make_partition(dataset, experiment.partition, key.child("partition"))
+
+    def fresh_weights(rng: RandomKey) -> Tensor:
+        return build_model(experiment.model, dataset.spec, rng).read()
+
+    model = build_model(experiment.model, dataset.spec, key.child("model"))
+    task = Task(
+        model=model,
+        initial_weights=model.read(),
+        fresh_weights=fresh_weights,
+        normalize=Normalizer(dataset.spec),
+        spec=dataset.spec,
+        training=experiment.training,
+        evaluation_batch_size=experiment.run.evaluation_batch_size,
+    )
+    spec = METHODS[experiment.method.name]
+    method = spec.build(task, experiment.method.settings, experiment.personalization)
+    clients = VirtualClients.of(dataset, partition)
+    return Workbench(experiment, key, partition, clients, task, method)

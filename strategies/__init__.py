@@ -1,0 +1,1 @@
+"""The methods: one file each, and the table of all of them."""

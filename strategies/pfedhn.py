@@ -1,0 +1,229 @@
+"""pFedHN: a network on the server generates every client's model.
+
+Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using
+Hypernetworks", ICML 2021, Algorithm 1. The hypernetwork h with weights φ turns the
+embedding v_i of client i into its parameters θ_i = h(v_i; φ). The client trains them
+to θ̃_i, and with Δθ_i = θ_i - θ̃_i the server steps
+
+    φ ← φ - α (∂θ_i/∂φ)ᵀ Δθ_i        v_i ← v_i - α (∂θ_i/∂v_i)ᵀ Δθ_i
+
+so that h generates what lies nearer to θ̃_i. A client that took no part gets φ and finds
+its own v by the same steps with φ frozen (the paper's section on novel clients).
+
+Departures: several clients train in one round, so φ steps along the mean of their
+gradients, while each takes its own step on v_i. The last layer starts with the initial
+weights as its bias and small weights, so that the generated models start near the
+initial model. Only parameters are generated; buffers such as BatchNorm's running
+statistics are averaged as in FedAvg. The server keeps ``hidden_dim`` times the size of
+the model, whatever the number of clients.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.averaging import RunningMean
+from strategies.core.hypernetwork import (
+    Hypernetwork,
+    generate,
+    gradients,
+    new_hypernetwork,
+    step,
+)
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelUpdate, NoState, Record
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class PFedHNSettings(Settings):
+    """The hypernetwork and how it is trained.
+
+    Attributes
+    ----------
+    embedding_dim
+        Size of v_i. The paper takes about a quarter of the number of clients.
+    hidden_dim
+        Units of a hidden layer. The hypernetwork is about this many times as large as
+        the model; 100 in the paper.
+    num_hidden_layers
+        Layers with ReLU before the linear one that generates the parameters.
+    learning_rate
+        α, of the steps on φ and v.
+    weight_decay
+        On φ only.
+    newcomer_steps
+        Steps on v of a client that took no part in training, each after one round's
+        worth of local training.
+    """
+
+    embedding_dim: PositiveInt = 32
+    hidden_dim: PositiveInt = 100
+    num_hidden_layers: PositiveInt = 1
+    learning_rate: PositiveFloat = 0.01
+    weight_decay: NonNegativeFloat = 0.0
+    newcomer_steps: PositiveInt = 20
+
+
+@dataclass(frozen=True)
+class PFedHNState(Record):
+    """The server's state.
+
+    Attributes
+    ----------
+    clients
+        Names of the seen clients, sorted.
+    embeddings
+        v, shape (num_clients, embedding_dim), in the order of ``clients``.
+    hypernetwork
+        φ.
+    buffers
+        What is averaged, not generated: shape (num_weights - num_parameters,).
+    """
+
+    clients: tuple[str, ...]
+    embeddings: Tensor
+    hypernetwork: Hypernetwork
+    buffers: Tensor
+
+
+@dataclass(frozen=True)
+class PFedHNPayload(Record):
+    """What a client gets.
+
+    Attributes
+    ----------
+    weights
+        θ_i and the buffers, shape (num_weights,); for a client that took no part,
+        generated from the mean of all embeddings.
+    embedding, hypernetwork
+        What ``weights`` were generated from, for a client that took no part: v of
+        shape (embedding_dim,), and φ. None for the others.
+    """
+
+    weights: Tensor
+    embedding: Tensor | None = None
+    hypernetwork: Hypernetwork | None = None
+
+
+def pfedhn(task: Task, settings: PFedHNSettings, personalization: NoSettings) -> Method:
+    """Return pFedHN on ``task``."""
+    num_parameters = task.model.num_parameters
+
+    def init(clients: Sequence[str], rng: RandomKey) -> PFedHNState:
+        parameters, buffers = _split(task.initial_weights, num_parameters)
+        hidden_sizes = [settings.hidden_dim] * settings.num_hidden_layers
+        network = new_hypernetwork(
+            [settings.embedding_dim, *hidden_sizes], parameters, rng.child("network")
+        )
+        with rng.child("embeddings").torch():
+            embeddings = torch.randn(len(clients), settings.embedding_dim)
+        return PFedHNState(tuple(clients), embeddings, network, buffers)
+
+    def personalize(
+        payload: PFedHNPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        return ModelPredictor(task, _adapt(task, settings, payload, data.train, rng))
+
+    return Method(
+        init=init,
+        broadcast=_broadcast,
+        client_update=fedavg(task, NoSettings(), NoSettings()).client_update,
+        aggregate=lambda state, updates: _aggregate(state, updates, settings),
+        personalize=personalize,
+        state_type=PFedHNState,
+        payload_type=PFedHNPayload,
+        update_type=ModelUpdate,
+        num_rounds=task.training.num_rounds,
+    )
+
+
+def _broadcast(state: PFedHNState, client_id: str, rng: RandomKey) -> PFedHNPayload:
+    network, buffers = state.hypernetwork, state.buffers
+    if client_id in state.clients:
+        embedding = state.embeddings[state.clients.index(client_id)]
+        return PFedHNPayload(_weights(network, embedding, buffers))
+    embedding = state.embeddings.mean(dim=0)
+    return PFedHNPayload(_weights(network, embedding, buffers), embedding, network)
+
+
+def _aggregate(
+    state: PFedHNState,
+    updates: Iterable[tuple[str, ModelUpdate]],
+    settings: PFedHNSettings,
+) -> PFedHNState:
+    network, rate = state.hypernetwork, settings.learning_rate
+    embeddings, mean_buffers = state.embeddings.clone(), RunningMean()
+    mean_gradients = [RunningMean() for _ in range(2 * len(network.layers))]
+    for client_id, update in updates:
+        index = state.clients.index(client_id)
+        num_parameters = len(update.weights) - len(state.buffers)
+        trained, buffers = _split(update.weights, num_parameters)
+        found = gradients(network, state.embeddings[index], trained)
+        embeddings[index] -= rate * found.embedding
+        for mean, gradient in zip(mean_gradients, found.layers, strict=True):
+            mean.add(gradient, 1)
+        mean_buffers.add(buffers, update.num_examples)
+    directions = [mean.result() for mean in mean_gradients]
+    stepped = step(network, directions, rate, settings.weight_decay)
+    return PFedHNState(state.clients, embeddings, stepped, mean_buffers.result())
+
+
+def _adapt(
+    task: Task,
+    settings: PFedHNSettings,
+    payload: PFedHNPayload,
+    examples: Examples,
+    rng: RandomKey,
+) -> Tensor:
+    """Return the client's weights: a newcomer with data first finds its own v."""
+    network, embedding, weights = (
+        payload.hypernetwork,
+        payload.embedding,
+        payload.weights,
+    )
+    if network is None or embedding is None or len(examples) == 0:
+        return weights
+    rate = task.training.learning_rate_at(task.training.num_rounds)
+    _, buffers = _split(weights, task.model.num_parameters)
+    for number in range(settings.newcomer_steps):
+        result = local_sgd(task, weights, examples, rate, rng.child("step", number))
+        trained, _ = _split(result.weights, task.model.num_parameters)
+        slope = gradients(network, embedding, trained).embedding
+        embedding = embedding - settings.learning_rate * slope
+        weights = _weights(network, embedding, buffers)
+    return weights
+
+
+def _weights(network: Hypernetwork, embedding: Tensor, buffers: Tensor) -> Tensor:
+    return torch.cat([generate(network, embedding), buffers])
+
+
+def _split(weights: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
+    """Return parameters and buffers, views into ``weights``."""
+    return weights[:num_parameters], weights[num_parameters:]
+
+
+SPEC = MethodSpec(
+    title="pFedHN",
+    summary="A hypernetwork on the server generates a model for each client.",
+    source="Shamsian et al. 2021, Algorithm 1",
+    build=pfedhn,
+    upload="1",
+    download="1 (a newcomer: hidden_dim + 2)",
+    client_state="0",
+    unseen="the generated model of an embedding that it finds with its own data",
+    settings_type=PFedHNSettings,
+)

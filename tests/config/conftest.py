@@ -1,0 +1,59 @@
+"""A small catalogue of made-up settings."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from knnper.config.catalogue import Catalogue
+from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
+from knnper.config.sections import Settings
+
+
+@dataclass(frozen=True)
+class Nothing(Settings):
+    pass
+
+
+@dataclass(frozen=True)
+class Deal(Settings):
+    alpha: PositiveFloat
+    num_clients: PositiveInt = 10
+    unseen_fraction: UnitInterval = 0.0
+
+
+@dataclass(frozen=True)
+class Memory(Settings):
+    knn_weights: tuple[UnitInterval, ...] = (0.0, 0.5)
+    kernel: Literal["paper", "squared"] = "paper"
+    capacity: PositiveInt | Literal["all"] = "all"
+    note: str = ""
+    approximate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.approximate and self.kernel == "squared":
+            raise ValueError("approximate search knows the kernel 'paper' only")
+
+
+@pytest.fixture(scope="session")
+def catalogue() -> Catalogue:
+    return Catalogue(
+        data={"digits": Nothing, "cifar10": Nothing},
+        partition={"dirichlet": Deal},
+        model={"tiny_cnn": Nothing},
+        method={"knn_per": Nothing, "fedavg": Nothing},
+        personalization={"knn_per": Memory, "fedavg": Nothing},
+        check=lambda experiment: (),
+    )
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """Return the shortest valid experiment."""
+    return {
+        "name": "demo",
+        "data": {"name": "digits"},
+        "partition": {"name": "dirichlet", "alpha": 0.3},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "knn_per"},
+    }

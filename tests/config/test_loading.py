@@ -1,0 +1,265 @@
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knnper.config.catalogue import Catalogue
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.loading import load_experiment, read_experiment
+from knnper.config.sections import ConstantSchedule, MultiStepSchedule
+
+
+def problems_of(
+    document: Mapping[str, Any], catalogue: Catalogue, *overrides: str
+) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(document, catalogue, overrides)
+    return {problem.place: problem.message for problem in caught.value.problems}
+
+
+def test_defaults_and_choices(document: dict[str, Any], catalogue: Catalogue) -> None:
+    experiment = load_experiment(document, catalogue)
+    assert experiment.partition.name == "dirichlet"
+    assert dataclasses.asdict(experiment.partition.settings) == {
+        "alpha": 0.3,
+        "num_clients": 10,
+        "unseen_fraction": 0.0,
+    }
+    assert experiment.training.num_rounds == 50
+    assert experiment.training.schedule == ConstantSchedule()
+    assert experiment.run.engine == "flower"
+
+
+def test_numbers_lists_and_schedules(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    document["training"] = {
+        "learning_rate": 1,
+        "schedule": {"name": "multi_step", "milestones": [100, 150]},
+    }
+    document["personalization"] = {"knn_weights": [0, 0.5, 1], "capacity": 7}
+    experiment = load_experiment(document, catalogue)
+    assert experiment.training.learning_rate == 1.0
+    assert experiment.training.schedule == MultiStepSchedule((100, 150))
+    memory = dataclasses.asdict(experiment.personalization)
+    assert (memory["knn_weights"], memory["capacity"]) == ((0.0, 0.5, 1.0), 7)
+
+
+def test_all_problems_are_reported_at_once(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    del document["model"]
+    document["trainin"] = {}
+    document["data"] = {"name": "cifar1"}
+    document["partition"] = {"name": "dirichlet", "alpha": 0, "clients": 3}
+    document["run"] = {"engine": "serail", "seed": True}
+    assert problems_of(document, catalogue) == {
+        "trainin": "unknown section; did you mean 'training'? known: data, method, "
+        "model, name, partition, personalization, run, training",
+        "data.name": "unknown name \"cifar1\"; did you mean 'cifar10'? "
+        "known: cifar10, digits",
+        "partition.alpha": "found 0, expected a number greater than 0.0",
+        "partition.clients": "unknown setting; did you mean 'num_clients'? "
+        "known: alpha, num_clients, unseen_fraction",
+        "model": "found nothing, expected a mapping such as {name: tiny_cnn}",
+        "run.engine": "found \"serail\", expected 'flower' or 'serial'; "
+        "did you mean 'serial'?",
+        "run.seed": "found true, expected a whole number",
+    }
+
+
+def test_the_message_counts_problems_and_names_the_source(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    document["name"] = "../elsewhere"
+    with pytest.raises(ConfigError, match=r"^1 problem in a\.yaml:\n  - name: exp"):
+        load_experiment(document, catalogue, source="a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "place", "message"),
+    [
+        ("name", "", "name", 'found ""'),
+        ("name", 7, "name", "found 7"),
+        ("data", "digits", "data", 'found "digits", expected a mapping such as'),
+        ("data", {}, "data.name", "found no name; known: cifar10, digits"),
+        ("data", {"name": 3}, "data.name", "unknown name 3; known"),
+        ("model", {"name": "tiny_cnn", "x": 1}, "model.x", "none are known here"),
+        ("partition", {"name": "dirichlet"}, "partition.alpha", "found nothing"),
+        ("training", None, "training", "expected a mapping; write {} for"),
+        ("training", [1], "training", "found [1], expected a mapping"),
+        ("training", {"num_rounds": 2.5}, "training.num_rounds", "a whole number"),
+        ("training", {"num_rounds": 0}, "training.num_rounds", "at least 1"),
+        ("training", {"momentum": 1}, "training.momentum", "less than 1"),
+        ("training", {"learning_rate": "x"}, "training.learning_rate", "a number"),
+        (
+            "training",
+            {"learning_rate": float("inf")},
+            "training.learning_rate",
+            "a finite number",
+        ),
+        (
+            "training",
+            {"schedule": {"name": "multistep"}},
+            "training.schedule",
+            "unknown name 'multistep'; did you mean 'multi_step'? known: constant",
+        ),
+        ("training", {"schedule": {}}, "training.schedule", "expected a key 'name'"),
+        ("training", {"schedule": 3}, "training.schedule", "expected a mapping"),
+        (
+            "training",
+            {"schedule": {"name": "multi_step"}},
+            "training.schedule.milestones",
+            "found nothing",
+        ),
+        (
+            "training",
+            {"schedule": {"name": "multi_step", "milestones": [3, 0]}},
+            "training.schedule.milestones.1",
+            "at least 1",
+        ),
+        (
+            "training",
+            {"schedule": {"name": "multi_step", "milestones": [5], "factr": 1}},
+            "training.schedule.factr",
+            "did you mean 'factor'? known: factor, milestones, name",
+        ),
+        (
+            "training",
+            {"schedule": {"name": "multi_step", "milestones": [5, 5]}},
+            "training.schedule.milestones",
+            "found [5, 5], expected increasing rounds",
+        ),
+        (
+            "training",
+            {"local_epochs": 2, "local_steps": 3},
+            "training.local_steps",
+            "found local_epochs = 2 and local_steps = 3, expected one of the two",
+        ),
+        (
+            "personalization",
+            {"knn_weights": [0, 2]},
+            "personalization.knn_weights.1",
+            "found 2, expected a number of at most 1",
+        ),
+        (
+            "personalization",
+            {"capacity": "al"},
+            "personalization.capacity",
+            "a whole number, or found \"al\", expected 'all'; did you mean 'all'?",
+        ),
+        ("personalization", {"note": 3}, "personalization.note", "expected text"),
+        (
+            "personalization",
+            {"approximate": 1},
+            "personalization.approximate",
+            "expected true or false",
+        ),
+        (
+            "personalization",
+            {"approximate": True, "kernel": "squared"},
+            "personalization",
+            "approximate search knows the kernel 'paper' only",
+        ),
+    ],
+)
+def test_one_problem(
+    document: dict[str, Any],
+    catalogue: Catalogue,
+    section: str,
+    value: object,
+    place: str,
+    message: str,
+) -> None:
+    document[section] = value
+    problems = problems_of(document, catalogue)
+    assert list(problems) == [place]
+    assert message in problems[place]
+
+
+def test_long_values_are_cut(document: dict[str, Any], catalogue: Catalogue) -> None:
+    document["training"] = {"num_rounds": "9" * 1000}
+    message = problems_of(document, catalogue)["training.num_rounds"]
+    assert len(message) < 120
+
+
+def test_the_check_of_the_catalogue_sees_a_valid_experiment(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    strict = dataclasses.replace(
+        catalogue, check=lambda experiment: [Problem("method", experiment.name)]
+    )
+    assert problems_of(document, strict) == {"method": "demo"}
+    assert list(problems_of({**document, "run": 3}, strict)) == ["run"]
+
+
+def test_overrides_win_over_the_document(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    overrides = ["training.num_rounds=7", "training.num_rounds=8", "data.name=cifar10"]
+    experiment = load_experiment(document, catalogue, overrides)
+    assert experiment.training.num_rounds == 8
+    assert experiment.data.name == "cifar10"
+    assert document["data"] == {"name": "digits"}
+
+
+def test_problems_of_overrides_join_the_others(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    problems = problems_of(document, catalogue, "training", "run.sed=1")
+    assert list(problems) == ["override", "run.sed"]
+    assert "did you mean 'seed'?" in problems["run.sed"]
+
+
+def test_another_method_asks_to_replace_the_section(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    document["personalization"] = {"kernel": "squared"}
+    for override in ("method.name=fedavg", "method={name: fedavg}"):
+        problems = problems_of(document, catalogue, override)
+        assert "--set 'personalization={}'" in problems["personalization.kernel"]
+    replaced = ("method={name: fedavg}", "personalization={}")
+    assert load_experiment(document, catalogue, replaced).method.name == "fedavg"
+
+
+def test_another_partition_asks_to_replace_the_section(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    document["model"]["width"] = 3
+    problems = problems_of(document, catalogue, "model.name=tiny_cnn")
+    assert "--set 'model={name: tiny_cnn}'" in problems["model.width"]
+
+
+def test_read_file(tmp_path: Path, catalogue: Catalogue) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "name: e\ndata: {name: digits}\npartition: {name: dirichlet, alpha: 1e-3}\n"
+        "model: {name: tiny_cnn}\nmethod: {name: fedavg}\n"
+    )
+    experiment = read_experiment(path, catalogue, ["run.seed=3"])
+    assert dataclasses.asdict(experiment.partition.settings)["alpha"] == 0.001
+    assert experiment.run.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"e\.yaml: there is no such file"),
+        (b"", r"the file is empty; expected the keys name, data, partition"),
+        (b"# nothing", r"the file is empty"),
+        (b"- 1", r"document: found \[1\], expected the keys name"),
+        (b"\xff\xfe\x00", r"expected a readable text file in UTF-8"),
+        (b"name: [", r"line 1, column 8: invalid YAML"),
+        (b"name: a\nname: b", r"line 2, column 1: .*'name' occurs twice"),
+    ],
+)
+def test_unreadable_files(
+    tmp_path: Path, catalogue: Catalogue, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "e.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path, catalogue)

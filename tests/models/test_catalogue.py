@@ -1,0 +1,166 @@
+"""Every model of the catalogue: shapes, determinism, training on one example."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.config.errors import ConfigError
+from knnper.config.sections import Choice, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import InputSpec
+from knnper.data.preprocess import Normalizer
+from knnper.models.base import ModelSettings
+from knnper.models.catalogue import MODELS, build_model
+from knnper.models.flat import FlatModel
+from knnper.models.leaf_cnn import LeafCnnSettings
+from knnper.models.mobilenet_v2 import MobileNetV2Settings
+from knnper.models.tiny_cnn import TinyCnnSettings
+
+KEY = RandomKey(1, ("initial-weights",))
+
+
+def spec_of(size: int, channels: int, num_classes: int = 5) -> InputSpec:
+    return InputSpec(
+        image_shape=(size, size, channels),
+        num_classes=num_classes,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+    )
+
+
+def build(name: str, settings: Settings, spec: InputSpec) -> FlatModel:
+    return build_model(Choice(name, settings), spec, KEY)
+
+
+def pictures(spec: InputSpec, count: int) -> Tensor:
+    drawn = RandomKey(2).numpy().integers(0, 256, (count, *spec.image_shape), "uint8")
+    return Normalizer(spec)(torch.from_numpy(drawn))
+
+
+EVERY_MODEL = [
+    pytest.param("leaf_cnn", LeafCnnSettings(), spec_of(28, 1), 512, id="leaf-28x28"),
+    pytest.param("leaf_cnn", LeafCnnSettings(), spec_of(32, 3), 512, id="leaf-32x32"),
+    pytest.param("tiny_cnn", TinyCnnSettings(), spec_of(8, 1), 64, id="tiny"),
+    pytest.param(
+        "mobilenet_v2", MobileNetV2Settings(), spec_of(32, 3), 1280, id="mobilenet"
+    ),
+    pytest.param(
+        "mobilenet_v2",
+        MobileNetV2Settings(norm="group"),
+        spec_of(28, 1),
+        1280,
+        id="mobilenet-group-grey",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "spec", "width"), EVERY_MODEL)
+def test_shapes(name: str, settings: Settings, spec: InputSpec, width: int) -> None:
+    module = build(name, settings, spec).module.eval()
+    images = pictures(spec, 3)
+    with torch.no_grad():
+        embeddings = module.embed(images)
+        logits = module(images)
+
+    assert embeddings.shape == (3, width) == (3, module.embedding_dim)
+    assert logits.shape == (3, 5) == (3, module.num_classes)
+    assert torch.equal(module.head(embeddings), logits)
+    assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize(("name", "settings", "spec", "width"), EVERY_MODEL)
+def test_one_example_can_be_trained_on(
+    name: str, settings: Settings, spec: InputSpec, width: int
+) -> None:
+    model = build(name, settings, spec)
+    model.module.train()
+    logits = model.module(pictures(spec, 1))
+    loss = functional.cross_entropy(logits, torch.tensor([2]))
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert bool(torch.isfinite(model.gradient).all())
+    assert float(model.gradient.abs().sum()) > 0
+
+
+@pytest.mark.parametrize(("name", "settings", "spec", "width"), EVERY_MODEL)
+def test_initial_weights_are_fixed_by_the_key(
+    name: str, settings: Settings, spec: InputSpec, width: int
+) -> None:
+    weights = build(name, settings, spec).read()
+    with RandomKey(99).torch():
+        again = build(name, settings, spec).read()
+    other = build_model(Choice(name, settings), spec, RandomKey(2)).read()
+
+    assert torch.equal(weights, again)
+    assert not torch.equal(weights, other)
+
+
+def test_leaf_cnn_has_the_layers_of_leaf() -> None:
+    spec = spec_of(28, 1, num_classes=62)
+    model = build("leaf_cnn", LeafCnnSettings(embedding_dim=2048), spec)
+
+    # 5*5*1*32+32, 5*5*32*64+64, 3136*2048+2048, 2048*62+62: LEAF's FEMNIST network.
+    assert model.num_parameters == 832 + 51264 + 6424576 + 127038
+
+
+def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
+    batch = build("mobilenet_v2", MobileNetV2Settings(), spec_of(32, 3))
+    group = build("mobilenet_v2", MobileNetV2Settings(norm="group"), spec_of(32, 3))
+
+    def count(model: FlatModel, kind: type[nn.Module]) -> int:
+        return sum(isinstance(layer, kind) for layer in model.module.modules())
+
+    assert count(batch, nn.BatchNorm2d) == 52
+    assert count(batch, nn.GroupNorm) == 0
+    assert count(group, nn.BatchNorm2d) == 0
+    assert count(group, nn.GroupNorm) == 52
+
+
+def test_mobilenet_v2_repeats_a_grey_channel() -> None:
+    grey = build("mobilenet_v2", MobileNetV2Settings(), spec_of(32, 1)).module.eval()
+    images = pictures(spec_of(32, 1), 2)
+    with torch.no_grad():
+        assert torch.equal(grey(images), grey(torch.cat([images] * 3, dim=1)))
+
+
+def test_mobilenet_v2_drops_features_before_the_head_in_training_only() -> None:
+    settings = MobileNetV2Settings(norm="group", dropout=0.5)
+    module = build("mobilenet_v2", settings, spec_of(32, 3)).module
+    embeddings = torch.ones(2, 1280)
+    with RandomKey(3).torch():
+        dropped = module.train().head(embeddings)
+
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(*module.eval().head(embeddings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "size", "channels", "message"),
+    [
+        ("leaf_cnn", LeafCnnSettings(), 30, 1, "multiples of 4, found 30x30"),
+        ("leaf_cnn", LeafCnnSettings(), 28, 2, "1 or 3 channels, found 2"),
+        ("tiny_cnn", TinyCnnSettings(), 7, 1, "multiples of 2, found 7x7"),
+        ("mobilenet_v2", MobileNetV2Settings(), 32, 4, "1 or 3 channels, found 4"),
+    ],
+)
+def test_images_of_another_shape_are_refused(
+    name: str, settings: Settings, size: int, channels: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(name, settings, spec_of(size, channels))
+
+    assert [problem.place for problem in caught.value.problems] == ["model"]
+    assert "choose another model or data set" in str(caught.value)
+
+
+def test_settings_of_another_model_are_refused() -> None:
+    with pytest.raises(TypeError, match="tiny_cnn takes TinyCnnSettings, found Leaf"):
+        build("tiny_cnn", LeafCnnSettings(), spec_of(8, 1))
+
+
+def test_every_entry_takes_a_weights_file() -> None:
+    assert MODELS.keys() == {"leaf_cnn", "tiny_cnn", "mobilenet_v2"}
+    assert all(
+        issubclass(entry.settings_type, ModelSettings) for entry in MODELS.values()
+    )

@@ -1,0 +1,223 @@
+"""The flat vector is the model: same numbers, same training, no copies."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.config.seeding import RandomKey
+from knnper.models.base import EmbeddingModel
+from knnper.models.flat import FlatModel
+from knnper.models.normalization import TolerantBatchNorm2d
+
+
+class SmallModel(EmbeddingModel):
+    """One convolution with BatchNorm on 2-channel images, a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding_dim, self.num_classes = 3, 2
+        self.features = nn.Sequential(
+            nn.Conv2d(2, 3, kernel_size=3, padding=1, bias=False),
+            TolerantBatchNorm2d(3),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(3, 2)
+
+    def embed(self, x: Tensor) -> Tensor:
+        features: Tensor = self.features(x)
+        return features.mean(dim=(2, 3))
+
+
+NUM_PARAMETERS = 3 * 2 * 9 + 2 * 3 + 3 * 2 + 2
+NUM_WEIGHTS = NUM_PARAMETERS + 2 * 3
+
+
+@pytest.fixture
+def plain() -> SmallModel:
+    with RandomKey(5).torch():
+        return SmallModel()
+
+
+@pytest.fixture
+def flat() -> FlatModel:
+    with RandomKey(5).torch():
+        return FlatModel(SmallModel())
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    generator = RandomKey(6).numpy()
+    images = generator.normal(size=(4, 2, 5, 5)).astype("float32")
+    return torch.from_numpy(images), torch.tensor([0, 1, 1, 0])
+
+
+def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(module(batch[0]), batch[1])
+
+
+def backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_the_vector_holds_parameters_then_floating_point_buffers(
+    flat: FlatModel,
+) -> None:
+    assert flat.num_parameters == NUM_PARAMETERS
+    assert flat.num_weights == NUM_WEIGHTS
+    assert [entry.name for entry in flat.entries] == [
+        "features.0.weight",
+        "features.1.weight",
+        "features.1.bias",
+        "classifier.weight",
+        "classifier.bias",
+        "features.1.running_mean",
+        "features.1.running_var",
+    ]
+
+
+def test_flattening_keeps_the_initial_weights(
+    flat: FlatModel, plain: SmallModel
+) -> None:
+    expected = plain.state_dict()
+    found = flat.named(flat.read())
+
+    assert found.keys() == expected.keys() - {"features.1.num_batches_tracked"}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name])
+        assert tensor.is_contiguous()
+
+
+def test_loading_changes_the_module_without_new_tensors(flat: FlatModel) -> None:
+    addresses = [tensor.data_ptr() for tensor in flat.module.parameters()]
+    flat.load(torch.full((NUM_WEIGHTS,), 0.25))
+
+    assert all(bool((weight == 0.25).all()) for weight in flat.module.parameters())
+    assert addresses == [tensor.data_ptr() for tensor in flat.module.parameters()]
+
+
+def test_reading_gives_a_copy(flat: FlatModel) -> None:
+    before = flat.read()
+    flat.load(torch.zeros(NUM_WEIGHTS))
+
+    assert not torch.equal(before, flat.read())
+
+
+def test_the_parameters_are_views_of_the_one_parameter(flat: FlatModel) -> None:
+    with torch.no_grad():
+        flat.parameters.fill_(7.0)
+
+    assert all(bool((weight == 7.0).all()) for weight in flat.module.parameters())
+
+
+def test_backward_fills_the_flat_gradient(
+    flat: FlatModel, plain: SmallModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    backward(loss_of(plain, batch))
+    backward(loss_of(flat.module, batch))
+
+    gradients = torch.cat([flat.gradient, torch.zeros(6)])
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(flat.named(gradients)[name], parameter.grad)
+    assert flat.gradient.abs().sum() > 0
+
+
+def test_backward_accumulates_until_the_gradient_is_zeroed(
+    flat: FlatModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    flat.module.eval()
+    backward(loss_of(flat.module, batch))
+    once = flat.gradient.clone()
+    backward(loss_of(flat.module, batch))
+    torch.testing.assert_close(flat.gradient, 2 * once)
+
+    flat.gradient.zero_()
+    backward(loss_of(flat.module, batch))
+    torch.testing.assert_close(flat.gradient, once)
+
+
+def test_training_the_vector_equals_training_the_module(
+    flat: FlatModel, plain: SmallModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    together = torch.optim.SGD(
+        [flat.parameters], lr=0.1, momentum=0.9, weight_decay=0.01
+    )
+    apart = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(5):
+        flat.gradient.zero_()
+        backward(loss_of(flat.module, batch))
+        together.step()
+        apart.zero_grad()
+        backward(loss_of(plain, batch))
+        apart.step()
+
+    expected = plain.state_dict()
+    for name, tensor in flat.named(flat.read()).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_training_mode_writes_running_statistics_into_the_vector(
+    flat: FlatModel, batch: tuple[Tensor, Tensor]
+) -> None:
+    before = flat.read()
+    flat.module(batch[0])
+
+    assert torch.equal(flat.read()[:NUM_PARAMETERS], before[:NUM_PARAMETERS])
+    assert bool((flat.read()[NUM_PARAMETERS:] != before[NUM_PARAMETERS:]).all())
+
+
+def test_convolutions_lie_channels_last(flat: FlatModel) -> None:
+    weights = torch.arange(NUM_WEIGHTS, dtype=torch.float32)
+    flat.load(weights)
+    weight = flat.module.get_parameter("features.0.weight")
+
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert weight[0, :, 0, 0].tolist() == [0.0, 1.0]
+    assert weight[0, 0, 0, :].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_flatten_is_the_inverse_of_named(flat: FlatModel) -> None:
+    weights = torch.arange(NUM_WEIGHTS, dtype=torch.float32)
+
+    assert torch.equal(flat.flatten(flat.named(weights)), weights)
+
+
+def test_flatten_refuses_a_missing_tensor(flat: FlatModel) -> None:
+    tensors = flat.named(flat.read())
+    del tensors["classifier.bias"]
+
+    with pytest.raises(ValueError, match=r"'classifier.bias'.*\(2,\), found nothing"):
+        flat.flatten(tensors)
+
+
+def test_flatten_refuses_another_shape(flat: FlatModel) -> None:
+    tensors = flat.named(flat.read())
+    tensors["classifier.bias"] = torch.zeros(3)
+
+    with pytest.raises(ValueError, match=r"found shape \(3,\)"):
+        flat.flatten(tensors)
+
+
+def test_mask_chooses_by_module_type(flat: FlatModel) -> None:
+    mask = flat.mask(lambda module: isinstance(module, nn.BatchNorm2d))
+    chosen = [entry.name for entry in flat.entries if bool(mask[entry.start])]
+
+    assert int(mask.sum()) == 4 * 3
+    assert chosen == [
+        "features.1.weight",
+        "features.1.bias",
+        "features.1.running_mean",
+        "features.1.running_var",
+    ]
+
+
+def test_mask_chooses_the_head(flat: FlatModel) -> None:
+    head = set(flat.module.classifier.modules())
+
+    assert int(flat.mask(lambda module: module in head).sum()) == 3 * 2 + 2
+
+
+def test_load_refuses_another_architecture(flat: FlatModel) -> None:
+    with pytest.raises(ValueError, match=rf"expected {NUM_WEIGHTS} weights.*\(3,\)"):
+        flat.load(torch.zeros(3))

@@ -1,0 +1,136 @@
+"""Starting from a local file of weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from knnper.config.errors import ConfigError
+from knnper.config.sections import Choice
+from knnper.config.seeding import RandomKey
+from knnper.config.torchvision_import import import_torchvision
+from knnper.data.examples import InputSpec
+from knnper.models.catalogue import build_model
+from knnper.models.flat import FlatModel
+from knnper.models.mobilenet_v2 import MobileNetV2Settings
+from knnper.models.tiny_cnn import TinyCnnSettings
+
+HEAD = ("classifier.weight", "classifier.bias")
+
+
+def digits(num_classes: int) -> InputSpec:
+    return InputSpec((8, 8, 1), num_classes, mean=(0.0,), std=(1.0,))
+
+
+def tiny(seed: int, weights: Path | None = None, num_classes: int = 10) -> FlatModel:
+    settings = TinyCnnSettings(weights=str(weights) if weights else None)
+    return build_model(
+        Choice("tiny_cnn", settings), digits(num_classes), RandomKey(seed)
+    )
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    model = tiny(seed=1)
+    return model.named(model.read())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "weights.safetensors"
+
+
+def test_a_file_replaces_the_random_weights(
+    tensors: dict[str, Tensor], file: Path
+) -> None:
+    save_file(tensors, file)
+
+    assert torch.equal(tiny(seed=2, weights=file).read(), tiny(seed=1).read())
+
+
+def test_a_head_for_other_classes_is_left_out(
+    tensors: dict[str, Tensor], file: Path
+) -> None:
+    save_file(tensors, file)
+    model = tiny(seed=2, weights=file, num_classes=7)
+    found, fresh = model.named(model.read()), tiny(seed=2, num_classes=7)
+
+    for name in tensors.keys() - set(HEAD):
+        assert torch.equal(found[name], tensors[name])
+    for name in HEAD:
+        assert torch.equal(found[name], fresh.named(fresh.read())[name])
+
+
+def test_a_file_without_a_head_is_taken(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file({name: tensors[name] for name in tensors.keys() - set(HEAD)}, file)
+    model, fresh = tiny(seed=2, weights=file), tiny(seed=2)
+
+    assert torch.equal(
+        model.module.get_parameter("features.0.weight"), tensors["features.0.weight"]
+    )
+    assert torch.equal(
+        model.module.get_parameter("classifier.weight"),
+        fresh.module.get_parameter("classifier.weight"),
+    )
+
+
+def test_torchvisions_own_names_are_taken(file: Path) -> None:
+    with RandomKey(4).torch():
+        published = import_torchvision().models.mobilenet_v2(num_classes=1000)
+    state = published.state_dict()
+    save_file(state, file)
+    spec = InputSpec((32, 32, 3), 10, mean=(0.0,) * 3, std=(1.0,) * 3)
+    settings = MobileNetV2Settings(weights=str(file))
+    model = build_model(Choice("mobilenet_v2", settings), spec, RandomKey(5))
+    found = model.named(model.read())
+
+    shared = found.keys() - {"classifier.1.weight", "classifier.1.bias"}
+    assert len(shared) == 52 * 5
+    assert all(torch.equal(found[name], state[name]) for name in shared)
+    assert found["classifier.1.weight"].shape == (10, 1280)
+
+
+def test_all_misfits_outside_the_head_are_reported(
+    tensors: dict[str, Tensor], file: Path
+) -> None:
+    del tensors["features.0.bias"]
+    tensors["features.2.bias"] = torch.zeros(3)
+    tensors["features.6.bias"][1] = torch.nan
+    tensors["stem.weight"] = torch.zeros(1)
+    save_file(tensors, file)
+
+    with pytest.raises(ConfigError) as caught:
+        tiny(seed=2, weights=file)
+    found = {problem.place: problem.message for problem in caught.value.problems}
+
+    assert found == {
+        "features.0.bias": "the file has no such tensor",
+        "features.2.bias": "expected shape (32,), found (3,)",
+        "features.6.bias": "expected finite numbers, found NaN or infinity",
+        "stem.weight": "the model has no such tensor; is it for another model?",
+    }
+    assert str(file) in str(caught.value)
+
+
+def test_a_head_that_fits_but_is_not_finite_is_refused(
+    tensors: dict[str, Tensor], file: Path
+) -> None:
+    tensors["classifier.bias"][0] = torch.inf
+    save_file(tensors, file)
+
+    with pytest.raises(ConfigError, match="classifier.bias: expected finite"):
+        tiny(seed=2, weights=file)
+
+
+def test_a_missing_file_is_reported(file: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a readable .safetensors file"):
+        tiny(seed=2, weights=file)
+
+
+def test_a_file_of_another_format_is_reported(file: Path) -> None:
+    file.write_bytes(b"not a tensor in sight")
+
+    with pytest.raises(ConfigError, match="correct the path, or leave it out"):
+        tiny(seed=2, weights=file)

@@ -1,0 +1,76 @@
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from knnper.config.errors import CheckpointError
+from knnper.transport.codec import fingerprint
+from server.checkpoint import CheckpointFolder
+from strategies.core.records import ModelState
+
+
+def state(value: float) -> ModelState:
+    return ModelState(torch.full((5,), value))
+
+
+def test_the_newest_comes_back(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints", "abc")
+    assert folder.load_latest(ModelState) is None
+    for server_round in (1, 2, 3):
+        folder.save(server_round, state(float(server_round)))
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    assert latest.server_round == 3
+    assert latest.state.weights.tolist() == [3.0] * 5
+    assert latest.fingerprint == fingerprint(state(3.0))
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    for server_round in (5, 10, 15):
+        folder.save(server_round, state(1.0))
+    assert folder.rounds() == [10, 15]
+    assert folder.oldest_round() == 10
+
+
+def test_a_damaged_one_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    folder.save(2, state(2.0))
+    tensors = tmp_path / "round-000002" / "state.safetensors"
+    damaged = bytearray(tensors.read_bytes())
+    damaged[-1] ^= 1
+    tensors.write_bytes(bytes(damaged))
+    with caplog.at_level(logging.WARNING):
+        latest = folder.load_latest(ModelState)
+    assert latest is not None
+    assert latest.server_round == 1
+    assert "damaged" in caplog.text
+
+
+def test_nothing_but_damaged_ones_is_an_error(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    (tmp_path / "round-000001" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        folder.load_latest(ModelState)
+
+
+def test_one_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path, "abc").save(1, state(1.0))
+    with pytest.raises(CheckpointError, match="belongs to another experiment"):
+        CheckpointFolder(tmp_path, "xyz").load_latest(ModelState)
+
+
+def test_a_draft_that_a_kill_left_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".abc.draft").mkdir()
+    folder = CheckpointFolder(tmp_path, "abc")
+    assert folder.load_latest(ModelState) is None
+    folder.save(1, state(1.0))
+    manifest = json.loads((tmp_path / "round-000001" / "manifest.json").read_text())
+    assert manifest["server_round"] == 1
+    assert manifest["fingerprint"] == fingerprint(state(1.0))

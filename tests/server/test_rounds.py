@@ -1,0 +1,181 @@
+"""The round loop against a federation of functions."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.errors import RunError
+from knnper.config.seeding import RandomKey
+from knnper.config.sections import RunSettings, TrainingSettings
+from knnper.transport.codec import fingerprint
+from knnper.transport.messages import Purpose
+from server.checkpoint import Checkpoint, CheckpointFolder
+from server.federation import Reply, Request
+from server.rounds import RoundLoop, RoundRecord
+from strategies.core.averaging import average_weights
+from strategies.core.method import Method
+from strategies.core.records import ModelPayload, ModelState, ModelUpdate
+
+CLIENTS = ("a", "b", "c", "d")
+Answer = Callable[[str, ModelPayload, int], Reply]
+
+
+class Functions:
+    """A federation whose clients are one function."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.keep_rounds: list[int] = []
+
+    def exchange(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_round: int,
+        requests: Iterable[Request],
+    ) -> Iterator[Reply]:
+        assert purpose is Purpose.TRAIN
+        self.keep_rounds.append(keep_round)
+        for request in requests:
+            assert isinstance(request.payload, ModelPayload)
+            yield self.answer(request.client, request.payload, server_round)
+
+
+def method(num_rounds: int) -> Method:
+    def never(*_: Any) -> Any:
+        raise AssertionError("the loop does not call the client's half")
+
+    return Method(
+        init=lambda clients, rng: ModelState(torch.zeros(2)),
+        broadcast=lambda state, client, rng: ModelPayload(state.weights),
+        client_update=never,
+        aggregate=lambda state, updates: average_weights(updates),
+        personalize=never,
+        state_type=ModelState,
+        payload_type=ModelPayload,
+        update_type=ModelUpdate,
+        num_rounds=num_rounds,
+    )
+
+
+def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:
+    """Client a, b, c, d has 1, 2, 3, 4 examples and moves by as much."""
+    n = CLIENTS.index(client) + 1
+    return Reply(client, ModelUpdate(payload.weights + n, n, float(n)))
+
+
+def train(
+    folder: Path,
+    answer: Answer,
+    num_rounds: int = 2,
+    participation: float = 1.0,
+    **run: Any,
+) -> tuple[Checkpoint, list[RoundRecord], Functions]:
+    records: list[RoundRecord] = []
+    federation = Functions(answer)
+    checkpoints = CheckpointFolder(folder, "test")
+    loop = RoundLoop(
+        method=method(num_rounds),
+        federation=federation,
+        clients=CLIENTS,
+        training=TrainingSettings(num_rounds=num_rounds, participation=participation),
+        run=RunSettings(**run),
+        key=RandomKey(0),
+        checkpoints=checkpoints,
+        on_round=records.append,
+    )
+    untrained = ModelState(torch.zeros(2))
+    start = checkpoints.load_latest(ModelState)
+    start = start or Checkpoint(0, untrained, fingerprint(untrained))
+    return loop.train(start), records, federation
+
+
+def test_two_rounds_by_hand(tmp_path: Path) -> None:
+    trained, records, _ = train(tmp_path, add_one)
+    # (1*1 + 2*2 + 3*3 + 4*4) / 10 = 3 a round.
+    assert trained.state.weights.tolist() == [6.0, 6.0]
+    assert [record["server_round"] for record in records] == [1, 2]
+    assert records[0]["train_loss"] == 3.0
+    assert records[0]["num_clients"] == 4
+    # Two float32 weights to and from four clients.
+    assert records[0]["bytes_down"] == records[0]["bytes_up"] == 32
+
+
+def test_a_client_that_fails_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client == "d":
+            return Reply(client, None, "out of paper")
+        return add_one(client, payload, server_round)
+
+    trained, records, _ = train(tmp_path, answer, num_rounds=1)
+    # (1 + 4 + 9) / 6
+    assert trained.state.weights.tolist() == pytest.approx([14 / 6, 14 / 6])
+    assert records[0]["num_failed"] == 1
+    assert "client d failed: out of paper" in caplog.text
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: float
+) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client == "a":
+            weights = torch.tensor([1.0, bad])
+            return Reply(client, ModelUpdate(weights, 1, 0.0))
+        return add_one(client, payload, server_round)
+
+    trained, records, _ = train(tmp_path, answer, num_rounds=1)
+    assert torch.isfinite(trained.state.weights).all()
+    assert records[0]["num_failed"] == 1
+    assert "weights is not finite" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("failing", "limit"), [(CLIENTS, 1.0), (CLIENTS[:3], 0.5), (CLIENTS[:1], 0.0)]
+)
+def test_too_many_failures_end_the_run_at_the_last_checkpoint(
+    tmp_path: Path, failing: Sequence[str], limit: float
+) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if server_round == 2 and client in failing:
+            return Reply(client, None, "gone")
+        return add_one(client, payload, server_round)
+
+    with pytest.raises(RunError, match=r"round 2: .* of 4 clients failed"):
+        train(tmp_path, answer, max_failed_fraction=limit)
+    latest = CheckpointFolder(tmp_path, "test").load_latest(ModelState)
+    assert latest is not None
+    assert latest.server_round == 1
+    assert latest.state.weights.tolist() == [3.0, 3.0]
+
+
+def test_an_interrupted_run_ends_with_the_same_state(tmp_path: Path) -> None:
+    whole, _, _ = train(tmp_path / "whole", add_one, 7, 0.5, checkpoint_every=2)
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if server_round == 6:
+            raise KeyboardInterrupt
+        return add_one(client, payload, server_round)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", answer, 7, 0.5, checkpoint_every=2)
+    resumed, records, federation = train(
+        tmp_path / "cut", add_one, 7, 0.5, checkpoint_every=2
+    )
+    assert [record["server_round"] for record in records] == [5, 6, 7]
+    # The server may go back to the older of its two checkpoints.
+    assert federation.keep_rounds[0] == 2
+    assert resumed.fingerprint == whole.fingerprint
+
+
+def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        return Reply(client, payload)
+
+    with pytest.raises(RunError, match="expected a ModelUpdate, found a ModelPayload"):
+        train(tmp_path, answer)

@@ -1,0 +1,237 @@
+import copy
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.models.flat import FlatModel
+from strategies.core.local_sgd import LocalResult, local_sgd
+from strategies.core.task import Task
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+
+
+def same(first: LocalResult, second: LocalResult) -> bool:
+    return torch.equal(first.weights, second.weights) and (
+        first.num_steps == second.num_steps and first.train_loss == second.train_loss
+    )
+
+
+def test_equals_a_plain_loop(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    training = TrainingSettings(
+        local_epochs=3, batch_size=4, momentum=0.9, weight_decay=0.1
+    )
+    task, train = normed_task(training), noisy(10, 0, seed=1).train
+    task.model.load(task.initial_weights)
+    module = copy.deepcopy(task.model.module)
+    shuffler = key.child("batches").numpy()
+    for parameter in module.parameters():
+        parameter.grad = None
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1
+    )
+    losses = []
+    for _ in range(3):
+        order = torch.from_numpy(shuffler.permutation(10))
+        for positions in (order[:4], order[4:8]):
+            batch = train.take(positions)
+            optimizer.zero_grad()
+            logits = module(task.normalize(batch.images))
+            loss = functional.cross_entropy(logits, batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+
+    result = local_sgd(task, task.initial_weights, train, 0.05, key)
+
+    torch.testing.assert_close(result.weights, FlatModel(module).read())
+    assert result.num_steps == 6
+    assert result.train_loss == pytest.approx(sum(losses) / 6)
+
+
+def test_one_step_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    result = local_sgd(task, torch.zeros(2), white([0]).train, 0.5, key)
+    # x = 1, p = (½, ½), label 0: gradient (½ - 1, ½); step 0.5 times that; loss ln 2.
+    assert torch.equal(result.weights, torch.tensor([0.25, -0.25]))
+    assert result.num_steps == 1
+    assert result.train_loss == pytest.approx(math.log(2))
+
+
+def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]]:
+    """Return the examples that each step trains on.
+
+    Example i lights pixel i only, so it alone moves column i of the gradient.
+    """
+    images = (255 * torch.eye(num_examples)).to(torch.uint8)
+    examples = Examples(
+        images.reshape(num_examples, 1, num_examples, 1),
+        torch.zeros(num_examples, dtype=torch.int64),
+    )
+    batches: list[list[int]] = []
+
+    def record(gradient: Tensor, parameters: Tensor) -> None:
+        moved = gradient.reshape(2, num_examples)[0].nonzero().flatten()
+        batches.append(moved.tolist())
+        gradient.zero_()
+
+    start = torch.zeros(2 * num_examples)
+    key = RandomKey(5)
+    local_sgd(
+        task, start, examples, 0.1, key, num_epochs=num_epochs, gradient_hook=record
+    )
+    return batches
+
+
+def test_the_incomplete_last_batch_is_left_out(linear_task: MakeTask) -> None:
+    task = linear_task(TrainingSettings(batch_size=2), num_pixels=5)
+    assert [len(batch) for batch in batches_of(task, 5, num_epochs=2)] == [2, 2, 2, 2]
+
+
+# The factory that the fixture returns keeps nothing from one example to the next.
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(num=st.integers(1, 12), size=st.integers(1, 6), epochs=st.integers(0, 3))
+def test_an_epoch_takes_every_example_at_most_once(
+    linear_task: MakeTask, num: int, size: int, epochs: int
+) -> None:
+    task = linear_task(TrainingSettings(batch_size=size), num_pixels=num)
+    per_epoch = max(1, num // size)
+    batches = batches_of(task, num, epochs)
+    assert len(batches) == epochs * per_epoch
+    for start in range(0, len(batches), per_epoch):
+        taken = list(itertools.chain(*batches[start : start + per_epoch]))
+        assert len(set(taken)) == min(size, num) * per_epoch
+
+
+def test_epochs_are_shuffled_anew(linear_task: MakeTask) -> None:
+    task = linear_task(TrainingSettings(batch_size=1), num_pixels=10)
+    batches = batches_of(task, 10, num_epochs=2)
+    assert batches[:10] != batches[10:]
+
+
+@pytest.mark.parametrize(
+    ("training", "num_epochs", "steps"),
+    [
+        (TrainingSettings(batch_size=2), None, 3),
+        (TrainingSettings(batch_size=2, local_epochs=2), None, 6),
+        (TrainingSettings(batch_size=2, local_steps=4), None, 4),
+        (TrainingSettings(batch_size=2, local_steps=1), None, 1),
+        (TrainingSettings(batch_size=2, local_steps=4), 1, 3),
+        (TrainingSettings(batch_size=2, local_epochs=2), 0, 0),
+    ],
+)
+def test_length_of_the_training(
+    linear_task: MakeTask,
+    white: MakeClient,
+    key: RandomKey,
+    training: TrainingSettings,
+    num_epochs: int | None,
+    steps: int,
+) -> None:
+    task, train = linear_task(training), white([0, 1, 0, 1, 0, 1]).train
+    result = local_sgd(
+        task, task.initial_weights, train, 0.1, key, num_epochs=num_epochs
+    )
+    assert result.num_steps == steps
+
+
+def test_the_hook_changes_the_gradient_and_sees_the_parameters(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(local_steps=2))
+    seen: list[Tensor] = []
+
+    def pull_to_zero(gradient: Tensor, parameters: Tensor) -> None:
+        seen.append(parameters.clone())
+        gradient.copy_(parameters)
+
+    start = torch.tensor([4.0, 8.0])
+    result = local_sgd(
+        task, start, white([0]).train, 0.5, key, gradient_hook=pull_to_zero
+    )
+    # Each step halves the weights: w - 0.5 w.
+    assert [found.tolist() for found in seen] == [[4.0, 8.0], [2.0, 4.0]]
+    assert result.weights.tolist() == [1.0, 2.0]
+
+
+def test_weights_of_one_change_no_bit(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(local_epochs=2, batch_size=3))
+    train, start = noisy(8, 0, seed=2).train, task.initial_weights
+    plain = local_sgd(task, start, train, 0.1, key)
+    ones = local_sgd(task, start, train, 0.1, key, example_weights=torch.ones(8))
+    assert same(plain, ones)
+
+
+def test_example_weights_scale_each_examples_loss(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    factors = torch.tensor([0.5, 0.0])
+    result = local_sgd(
+        task, torch.zeros(2), white([0, 1]).train, 1.0, key, example_weights=factors
+    )
+    # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
+    assert result.weights.tolist() == [0.125, -0.125]
+    assert result.train_loss == pytest.approx(math.log(2) / 4)
+
+
+def test_without_examples_nothing_is_done(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(local_steps=5))
+    start = torch.tensor([1.0, 2.0])
+    result = local_sgd(task, start, no_examples(task.spec), 0.1, key)
+    assert torch.equal(result.weights, start)
+    assert result.num_steps == 0
+    assert math.isnan(result.train_loss)
+
+
+def test_a_batch_of_one_under_batch_norm(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings())
+    result = local_sgd(task, task.initial_weights, noisy(1, 0, seed=3).train, 0.1, key)
+    assert math.isfinite(result.train_loss)
+    assert bool(result.weights.isfinite().all())
+
+
+def test_the_key_alone_decides_and_the_global_generator_is_left_alone(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(batch_size=2))
+    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator, union-attr]
+    train, start = noisy(8, 0, seed=4).train, task.initial_weights
+    before = torch.get_rng_state()
+    first = local_sgd(task, start, train, 0.1, key)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert same(first, local_sgd(task, start, train, 0.1, key))
+    assert not same(first, local_sgd(task, start, train, 0.1, key.child("other")))
+
+
+def test_the_given_weights_stay_as_they_are(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task, start = linear_task(TrainingSettings()), torch.zeros(2)
+    local_sgd(task, start, white([0, 1, 1]).train, 0.1, key)
+    assert torch.equal(start, torch.zeros(2))

@@ -1,0 +1,56 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import MultiStepSchedule, TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.method import NEWCOMER, NoSettings
+from strategies.core.records import ModelPayload
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+
+def test_one_round_by_hand(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    method = fedavg(
+        linear_task(TrainingSettings(learning_rate=1.0)), NoSettings(), NoSettings()
+    )
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, _ = run_rounds(method, clients, num_rounds=1)
+    # From 0 every p is (½, ½). Client a steps to (½, -½), client b to (-½, ½);
+    # with 3 examples and 1 the mean is (¾ · ½ - ¼ · ½, ...) = (¼, -¼).
+    assert state.weights.tolist() == [0.25, -0.25]
+
+
+def test_second_round_uses_its_learning_rate(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
+    training = TrainingSettings(learning_rate=1.0, schedule=schedule)
+    method = fedavg(linear_task(training), NoSettings(), NoSettings())
+    payload = ModelPayload(torch.zeros(2))
+    _, update = method.client_update(payload, None, white([0]), 2, key)
+    assert update.weights.tolist() == [0.25, -0.25]
+
+
+def test_everyone_is_served_the_global_model(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=1.0))
+    method = fedavg(task, NoSettings(), NoSettings())
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, _ = run_rounds(method, clients, num_rounds=1)
+    payload = method.broadcast(state, NEWCOMER, key)
+    predictor = method.personalize(payload, None, clients["b"], key)
+    # Logits (¼, -¼): p(0) = 1 / (1 + exp(-½)) = 0.62246.
+    served = predictor(clients["b"].train.images)
+    assert served[0].tolist() == pytest.approx([0.62246, 0.37754], abs=1e-5)
+    assert predictor.describe() == {}

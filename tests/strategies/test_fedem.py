@@ -1,0 +1,144 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.fedem import (
+    Components,
+    ComponentsUpdate,
+    FedEMSettings,
+    MixtureState,
+    fedem,
+    responsibilities,
+)
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+LN3 = math.log(3)
+EVEN = torch.tensor([0.0, 0.0])  # p(0) = ½
+SKEWED = torch.tensor([LN3, 0.0])  # p(0) = ¾
+
+
+def fedem_of(task: Task, num_components: int = 2) -> Method:
+    return fedem(task, FedEMSettings(num_components), NoSettings())
+
+
+def test_client_step_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fedem_of(linear_task(TrainingSettings(learning_rate=1.0)))
+    payload = Components((EVEN, SKEWED))
+    memory, update = method.client_update(payload, None, white([0, 0, 0]), 1, key)
+    # E-step from π = (½, ½): q ∝ (½ · ½, ½ · ¾), so q = (0.4, 0.6) for each example.
+    assert memory.mixture_weights.tolist() == pytest.approx([0.4, 0.6])
+    # Weighted gradients: 0.4 (½ - 1) = -0.2 and 0.6 (¾ - 1) = -0.15.
+    even, skewed = update.components
+    assert even.tolist() == pytest.approx([0.2, -0.2])
+    assert skewed.tolist() == pytest.approx([LN3 + 0.15, -0.15])
+    loss = 0.4 * math.log(2) + 0.6 * math.log(4 / 3)
+    assert update.train_loss == pytest.approx(loss)
+    assert update.num_examples == 3
+
+
+def test_the_next_step_starts_from_the_clients_mixture(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fedem_of(linear_task(TrainingSettings()))
+    memory = MixtureState(torch.tensor([0.4, 0.6]))
+    memory, _ = method.client_update(
+        Components((EVEN, SKEWED)), memory, white([0, 1]), 2, key
+    )
+    # Label 0: q_0 = 0.4 · ½ / (0.4 · ½ + 0.6 · ¾) = 4/13; label 1: 0.2 / 0.35 = 4/7.
+    expected = (4 / 13 + 4 / 7) / 2
+    found = memory.mixture_weights.tolist()
+    assert found == pytest.approx([expected, 1 - expected])
+
+
+def test_components_are_averaged_by_examples(linear_task: MakeTask) -> None:
+    method = fedem_of(linear_task(TrainingSettings()))
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    updates = [
+        ("a", ComponentsUpdate((one, two), num_examples=3, train_loss=0.1)),
+        ("b", ComponentsUpdate((-one, 3 * two), num_examples=1, train_loss=0.1)),
+    ]
+    # ¾ · 1 - ¼ · 1 = ½ and ¾ · 2 + ¼ · 6 = 3.
+    state = method.aggregate(Components((one, two)), iter(updates))
+    assert [found.tolist() for found in state.components] == [[0.5, 0.5], [3.0, 3.0]]
+
+
+def test_served_mixture_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fedem_of(linear_task(TrainingSettings()))
+    data = ClientData(white([0]).train, white([0, 0]).train)
+    payload = Components((EVEN, SKEWED))
+    predictor = method.personalize(payload, None, data, key)
+    # All three examples give q = (0.4, 0.6): p(0) = 0.4 · ½ + 0.6 · ¾ = 0.65.
+    served = predictor(data.train.images)
+    assert served[0].tolist() == pytest.approx([0.65, 0.35])
+    chosen = predictor.describe()
+    assert list(chosen) == ["mixture_weight_0", "mixture_weight_1"]
+    assert list(chosen.values()) == pytest.approx([0.4, 0.6])
+
+
+def test_without_data_the_mixture_is_uniform(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fedem_of(linear_task(TrainingSettings()))
+    memory = MixtureState(torch.tensor([0.9, 0.1]))
+    predictor = method.personalize(Components((EVEN, SKEWED)), memory, white([]), key)
+    assert list(predictor.describe().values()) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_responsibilities_sum_to_one_however_bad_the_fit(
+    linear_task: MakeTask, white: MakeClient, scale: float
+) -> None:
+    task = linear_task(TrainingSettings())
+    components = [scale * torch.tensor([-1.0, 1.0]), scale * torch.tensor([-2.0, 2.0])]
+    found = responsibilities(
+        task, components, torch.tensor([0.5, 0.5]), white([0, 1]).train
+    )
+    assert found.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    assert float(found[0, 0]) > float(found[0, 1])
+
+
+def test_one_component_is_fedavg(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
+    plain, method = fedavg(task, NoSettings(), NoSettings()), fedem_of(task, 1)
+    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
+    expected, _ = run_rounds(plain, clients, num_rounds=3)
+    found, memory = run_rounds(method, clients, num_rounds=3)
+    assert torch.equal(found.components[0], expected.weights)
+
+    images = clients["a"].validation.images
+    payload = plain.broadcast(expected, "a", key)
+    fedavg_serves = plain.personalize(payload, None, clients["a"], key)
+    mixture = method.broadcast(found, "a", key)
+    fedem_serves = method.personalize(mixture, memory["a"], clients["a"], key)
+    assert torch.equal(fedem_serves(images), fedavg_serves(images))
+
+
+def test_components_start_apart_and_the_first_from_the_initial_weights(
+    normed_task: MakeTask, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings())
+    method = fedem_of(task, 3)
+    first, second, third = method.init(["a"], key).components
+    assert torch.equal(first, task.initial_weights)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    again = method.broadcast(method.init(["a"], key), NEWCOMER, key)
+    assert torch.equal(second, again.components[1])

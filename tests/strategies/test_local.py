@@ -1,0 +1,85 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from knnper.config.errors import RunError
+from knnper.config.sections import MultiStepSchedule, TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.method import NEWCOMER, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.local import LocalSettings, local
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+
+TRAINING = TrainingSettings(
+    num_rounds=3,
+    batch_size=2,
+    learning_rate=0.1,
+    momentum=0.5,
+    schedule=MultiStepSchedule(milestones=(2,)),
+)
+
+
+def train_alone(
+    task: Task, data: ClientData, key: RandomKey, num_rounds: int | None = None
+) -> torch.Tensor:
+    method = local(task, LocalSettings(num_rounds), NoSettings())
+    state = method.init(["a"], key)
+    payload = method.broadcast(state, NEWCOMER, key)
+    predictor = method.personalize(payload, None, data, key)
+    assert isinstance(predictor, ModelPredictor)
+    return predictor.weights
+
+
+def test_is_fedavg_with_one_client(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task, data = normed_task(TRAINING), noisy(7, 2, seed=1)
+    method = fedavg(task, NoSettings(), NoSettings())
+    state = method.init(["a"], key)
+    for server_round in (1, 2, 3):
+        payload = method.broadcast(state, "a", key)
+        rng = key.child("round", server_round)
+        _, update = method.client_update(payload, None, data, server_round, rng)
+        state = method.aggregate(state, iter([("a", update)]))
+    assert torch.equal(train_alone(task, data, key), state.weights)
+
+
+def test_one_round_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=1.0, num_rounds=9))
+    # One step from 0 on label 0: p = (½, ½), so w = -(½ - 1, ½).
+    weights = train_alone(task, white([0, 0]), key, num_rounds=1)
+    assert weights.tolist() == [0.5, -0.5]
+
+
+def test_the_number_of_rounds_can_be_set(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task, data = normed_task(TRAINING), noisy(7, 2, seed=1)
+    default = train_alone(task, data, key)
+    assert torch.equal(default, train_alone(task, data, key, num_rounds=3))
+    assert not torch.equal(default, train_alone(task, data, key, num_rounds=2))
+
+
+def test_without_data_it_is_the_initial_model(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TRAINING)
+    weights = train_alone(task, noisy(0, 0, seed=1), key)
+    assert torch.equal(weights, task.initial_weights)
+
+
+def test_has_no_rounds(linear_task: MakeTask) -> None:
+    method = local(linear_task(TRAINING), LocalSettings(), NoSettings())
+    assert method.num_rounds == 0
+    with pytest.raises(RunError, match="Local has no rounds of training"):
+        method.client_update(None, None, None, 1, None)
+    with pytest.raises(RunError, match="Local has no rounds of training"):
+        method.aggregate(None, iter([]))

@@ -1,0 +1,183 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.hypernetwork import Hypernetwork, Layer, generate
+from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelUpdate
+from strategies.core.task import Task
+from strategies.pfedhn import PFedHNSettings, PFedHNState, pfedhn
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+# θ = relu(v) (1, -1): one unit, for models of two parameters.
+NETWORK = Hypernetwork(
+    (
+        Layer(torch.tensor([[1.0]]), torch.tensor([0.0])),
+        Layer(torch.tensor([[1.0], [-1.0]]), torch.tensor([0.0, 0.0])),
+    )
+)
+STATE = PFedHNState(("a", "b"), torch.tensor([[2.0], [1.0]]), NETWORK, torch.empty(0))
+
+
+def pfedhn_of(task: Task, **settings: Any) -> Method:
+    return pfedhn(task, PFedHNSettings(**settings), NoSettings())
+
+
+def update_of(weights: list[float], num_examples: int = 1) -> ModelUpdate:
+    return ModelUpdate(torch.tensor(weights), num_examples, 0.5)
+
+
+def flat(network: Hypernetwork) -> list[list[float]]:
+    tensors = [t for layer in network.layers for t in (layer.weight, layer.bias)]
+    return [tensor.flatten().tolist() for tensor in tensors]
+
+
+def test_each_seen_client_gets_its_own_model(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    method = pfedhn_of(linear_task(TrainingSettings()))
+    assert method.broadcast(STATE, "a", key).weights.tolist() == [2.0, -2.0]
+    assert method.broadcast(STATE, "b", key).weights.tolist() == [1.0, -1.0]
+    assert method.broadcast(STATE, "a", key).hypernetwork is None
+
+
+def test_a_newcomer_gets_the_mean_embedding_and_the_hypernetwork(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    payload = pfedhn_of(linear_task(TrainingSettings())).broadcast(STATE, NEWCOMER, key)
+    assert payload.weights.tolist() == [1.5, -1.5]
+    assert payload.embedding.tolist() == [1.5]
+    assert payload.hypernetwork is NETWORK
+
+
+def test_server_step_on_one_client_by_hand(linear_task: MakeTask) -> None:
+    method = pfedhn_of(linear_task(TrainingSettings()), learning_rate=0.5)
+    # θ_a = (2, -2), trained to (3, -3): Δθ = (-1, 1). With the unit at 2:
+    #   last weight: Δθ · 2 = (-2, 2); last bias: Δθ; unit: -1 · 1 + 1 · (-1) = -2;
+    #   first weight: -2 · v = -4; first bias: -2; embedding: -2 · 1 = -2.
+    state = method.aggregate(STATE, iter([("a", update_of([3.0, -3.0]))]))
+    assert flat(state.hypernetwork) == [[3.0], [1.0], [2.0, -2.0], [0.5, -0.5]]
+    assert state.embeddings.tolist() == [[3.0], [1.0]]
+    assert state.clients == ("a", "b")
+
+
+def test_server_step_takes_the_mean_over_the_clients(linear_task: MakeTask) -> None:
+    method = pfedhn_of(linear_task(TrainingSettings()), learning_rate=0.5)
+    # Client a as above. Client b: θ = (1, -1), trained to (1, -3): Δθ = (0, 2), unit
+    # at 1: last weight (0, 2), last bias (0, 2), unit -2, first weight -2, first bias
+    # -2, embedding -2. Means: (-1, 2), (-½, 1.5), -3, -2, whatever the sizes.
+    updates = [("a", update_of([3.0, -3.0])), ("b", update_of([1.0, -3.0], 99))]
+    state = method.aggregate(STATE, iter(updates))
+    assert flat(state.hypernetwork) == [[2.5], [1.0], [1.5, -2.0], [0.25, -0.75]]
+    assert state.embeddings.tolist() == [[3.0], [2.0]]
+
+
+def test_weight_decay_shrinks_the_hypernetwork_only(linear_task: MakeTask) -> None:
+    method = pfedhn_of(
+        linear_task(TrainingSettings()), learning_rate=0.5, weight_decay=1
+    )
+    # Nothing was trained, so Δθ = 0 and each tensor loses half of itself.
+    state = method.aggregate(STATE, iter([("a", update_of([2.0, -2.0]))]))
+    assert flat(state.hypernetwork) == [[0.5], [0.0], [0.5, -0.5], [0.0, 0.0]]
+    assert torch.equal(state.embeddings, STATE.embeddings)
+
+
+def test_generated_models_start_near_the_initial_weights(
+    normed_task: MakeTask, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings())
+    method = pfedhn_of(task)
+    state = method.init(["a", "b"], key)
+    weights = [method.broadcast(state, name, key).weights for name in "ab"]
+    for found in weights:
+        assert float((found - task.initial_weights).abs().max()) < 0.05
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_num_hidden_layers(normed_task: MakeTask, key: RandomKey) -> None:
+    task = normed_task(TrainingSettings())
+    method = pfedhn_of(task, embedding_dim=5, hidden_dim=7, num_hidden_layers=2)
+    layers = method.init(["a"], key).hypernetwork.layers
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(7, 5), (7, 7), (task.model.num_parameters, 7)]
+
+
+def test_buffers_are_averaged_by_examples(
+    normed_task: MakeTask, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings())
+    method = pfedhn_of(task)
+    state = method.init(["a", "b"], key)
+    first, second = (torch.full_like(task.initial_weights, x) for x in (4.0, 8.0))
+    updates = [("a", ModelUpdate(first, 3, 0.5)), ("b", ModelUpdate(second, 1, 0.5))]
+    # ¾ · 4 + ¼ · 8 = 5, for BatchNorm's 4 means and 4 variances.
+    assert method.aggregate(state, iter(updates)).buffers.tolist() == [5.0] * 8
+
+
+def test_training_moves_what_is_generated_towards_the_clients(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=0.5, local_steps=5))
+    method = pfedhn_of(task, learning_rate=0.05)
+    state, _ = run_rounds(method, {"a": white([0, 0]), "b": white([1, 1])}, 30)
+    served = [
+        task.probabilities(
+            method.broadcast(state, name, key).weights, white([0]).train.images
+        )
+        for name in "ab"
+    ]
+    assert float(served[0][0, 0]) > 0.9
+    assert float(served[1][0, 1]) > 0.9
+
+
+def serve_newcomer(method: Method, data: ClientData, key: RandomKey) -> torch.Tensor:
+    payload = method.broadcast(STATE, NEWCOMER, key)
+    predictor = method.personalize(payload, None, data, key)
+    assert isinstance(predictor, ModelPredictor)
+    return predictor.weights
+
+
+def test_one_newcomer_step_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=1.0))
+    method = pfedhn_of(task, learning_rate=0.25, newcomer_steps=1)
+    found = serve_newcomer(method, white([1]), key)
+    # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), so
+    # Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
+    embedding = 1.5 - 0.5 * 0.9525741
+    assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
+
+
+def test_newcomer_finds_its_own_embedding(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=1.0))
+    method = pfedhn_of(task, learning_rate=0.1, newcomer_steps=30)
+    found = serve_newcomer(method, white([0, 0]), key)
+    assert float(found[0]) > 1.6
+    # φ is frozen: only models that the hypernetwork can generate are served.
+    assert float(found[0]) == -float(found[1])
+
+
+def test_newcomer_without_data_is_served_the_mean_embedding(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = pfedhn_of(linear_task(TrainingSettings()))
+    assert serve_newcomer(method, white([]), key).tolist() == [1.5, -1.5]
+
+
+def test_gradients_leave_the_hypernetwork_untracked(linear_task: MakeTask) -> None:
+    method = pfedhn_of(linear_task(TrainingSettings()))
+    state = method.aggregate(STATE, iter([("a", update_of([3.0, -3.0]))]))
+    assert not generate(NETWORK, STATE.embeddings[0]).requires_grad
+    assert not generate(state.hypernetwork, state.embeddings[0]).requires_grad

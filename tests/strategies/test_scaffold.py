@@ -1,0 +1,165 @@
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import (
+    Choice,
+    Experiment,
+    RunSettings,
+    Settings,
+    TrainingSettings,
+)
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, no_examples
+from strategies.core.method import Method, NoSettings
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.scaffold import (
+    SPEC,
+    ScaffoldClientState,
+    ScaffoldPayload,
+    ScaffoldSettings,
+    ScaffoldState,
+    ScaffoldUpdate,
+    scaffold,
+)
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
+
+
+def scaffold_of(task: Task, global_learning_rate: float = 1.0) -> Method:
+    return scaffold(task, ScaffoldSettings(global_learning_rate), NoSettings())
+
+
+def test_first_round_by_hand(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    method = scaffold_of(linear_task(TrainingSettings(learning_rate=0.5)))
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, memory = run_rounds(method, clients, num_rounds=1)
+    # Without controls yet, y_a = 0 - ½ (-½, ½) = (¼, -¼) and y_b = (-¼, ¼); the mean
+    # by examples is ¾ · ¼ - ¼ · ¼ = ⅛. One step: c_i = (0 - y_i) / (1 · ½), which is
+    # the gradient, and the controls cancel in c = ½ (c_a + c_b).
+    assert state.weights.tolist() == [0.125, -0.125]
+    assert memory["a"].control.tolist() == [-0.5, 0.5]
+    assert memory["b"].control.tolist() == [0.5, -0.5]
+    assert state.control.tolist() == [0.0, 0.0]
+
+
+def test_second_round_is_corrected(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    method = scaffold_of(linear_task(TrainingSettings(learning_rate=1.0)))
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, memory = run_rounds(method, clients, num_rounds=2)
+    # Round 1 ends at x = (¼, -¼), c_a = (-½, ½), c_b = (½, -½), c = 0.
+    # Round 2: g_a = σ - 1, minus c_a gives σ - ½; g_b = σ, minus c_b gives σ - ½ too:
+    # both clients step to the same y = ¼ - (σ - ½).
+    expected = 0.25 - (SIGMA - 0.5)
+    assert state.weights.tolist() == pytest.approx([expected, -expected], abs=1e-6)
+    # c_a ← c_a - c + (x - y_a) / η = -½ + σ - ½ = σ - 1, the gradient at x.
+    assert float(memory["a"].control[0]) == pytest.approx(SIGMA - 1, abs=1e-6)
+    assert float(memory["b"].control[0]) == pytest.approx(SIGMA, abs=1e-6)
+    # c ← 0 + ½ (Δc_a + Δc_b) = ½ ((σ - ½) + (σ - ½)).
+    assert float(state.control[0]) == pytest.approx(SIGMA - 0.5, abs=1e-6)
+
+
+def test_the_control_of_several_steps_is_their_mean_gradient(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    training = TrainingSettings(learning_rate=0.5, local_steps=2)
+    method = scaffold_of(linear_task(training))
+    payload = ScaffoldPayload(torch.zeros(2), torch.zeros(2))
+    memory, update = method.client_update(payload, None, white([0]), 1, key)
+    # Gradients -½ at 0, then σ(½) - 1 at (¼, -¼).
+    mean = (-0.5 + SIGMA - 1) / 2
+    assert float(memory.control[0]) == pytest.approx(mean, abs=1e-6)
+    assert torch.equal(memory.control, update.control_change)
+
+
+def test_the_servers_control_counts_the_clients_that_did_not_reply(
+    linear_task: MakeTask,
+) -> None:
+    method = scaffold_of(linear_task(TrainingSettings()))
+    state = ScaffoldState(torch.zeros(2), torch.tensor([1.0, 1.0]), num_clients=8)
+    changes = [torch.tensor([1.0, 0.0]), torch.tensor([3.0, -2.0])]
+    updates = [
+        (str(i), ScaffoldUpdate(torch.zeros(2), change, 10**i, 0.5))
+        for i, change in enumerate(changes)
+    ]
+    # 2 of 8 replied; whatever their sizes, c moves by 2/8 of the mean (2, -1).
+    new_state = method.aggregate(state, iter(updates))
+    assert new_state.control.tolist() == [1.5, 0.75]
+    assert new_state.num_clients == 8
+
+
+def test_global_learning_rate_scales_the_step(linear_task: MakeTask) -> None:
+    method = scaffold_of(linear_task(TrainingSettings()), global_learning_rate=0.25)
+    state = ScaffoldState(torch.tensor([4.0, 0.0]), torch.zeros(2), num_clients=1)
+    update = ScaffoldUpdate(torch.tensor([8.0, -8.0]), torch.zeros(2), 5, 0.5)
+    # 4 + ¼ (8 - 4) = 5 and 0 + ¼ (-8 - 0) = -2.
+    assert method.aggregate(state, iter([("a", update)])).weights.tolist() == [5, -2]
+
+
+def test_without_controls_it_is_fedavg(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
+    plain = fedavg(task, NoSettings(), NoSettings())
+    method = scaffold_of(task)
+
+    def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
+        memory, update = method.client_update(*arguments)
+        zero = torch.zeros_like(memory.control)
+        return (
+            ScaffoldClientState(zero),
+            dataclasses.replace(update, control_change=zero),
+        )
+
+    without_controls = dataclasses.replace(method, client_update=forget)
+    clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
+    expected, _ = run_rounds(plain, clients, num_rounds=3)
+    found, _ = run_rounds(without_controls, clients, num_rounds=3)
+    assert torch.equal(found.weights, expected.weights)
+    corrected, _ = run_rounds(method, clients, num_rounds=3)
+    assert not torch.equal(corrected.weights, expected.weights)
+
+
+def test_a_client_without_steps_keeps_its_control(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
+    payload = ScaffoldPayload(torch.ones(2), torch.tensor([1.0, 2.0]))
+    before = ScaffoldClientState(torch.tensor([3.0, 4.0]))
+    after, update = scaffold_of(task).client_update(payload, before, nothing, 1, key)
+    assert torch.equal(after.control, before.control)
+    assert torch.equal(update.control_change, torch.zeros(2))
+
+
+def experiment(momentum: float) -> Experiment:
+    choice = Choice("any", Settings())
+    return Experiment(
+        name="test",
+        data=choice,
+        partition=choice,
+        model=choice,
+        training=TrainingSettings(momentum=momentum),
+        method=choice,
+        personalization=NoSettings(),
+        run=RunSettings(),
+    )
+
+
+def test_momentum_is_refused() -> None:
+    (problem,) = SPEC.check(experiment(momentum=0.9))
+    assert problem.place == "training.momentum"
+    assert "found 0.9, expected 0 with scaffold" in problem.message
+    assert SPEC.check(experiment(momentum=0.0)) == ()

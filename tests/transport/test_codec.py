@@ -1,0 +1,117 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from knnper.transport.codec import (
+    CodecError,
+    Flat,
+    Parts,
+    fingerprint,
+    flatten,
+    put_together,
+    take_apart,
+    unflatten,
+)
+from strategies.core.records import ModelPayload, ModelUpdate, Record
+
+
+@dataclass(frozen=True)
+class Inner(Record):
+    values: Tensor
+    note: str
+
+
+@dataclass(frozen=True)
+class Outer(Record):
+    components: tuple[Tensor, ...]
+    inner: Inner | None
+    named: dict[str, Tensor]
+    rate: float
+    count: int
+
+
+def outer(rate: float = 0.1) -> Outer:
+    return Outer(
+        components=(torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])),
+        inner=Inner(torch.arange(6.0).view(2, 3), "ü"),
+        named={"b": torch.tensor(7.0), "empty": torch.empty((0, 3))},
+        rate=rate,
+        count=3,
+    )
+
+
+def test_tensors_get_the_path_of_their_field() -> None:
+    assert list(take_apart(outer()).tensors) == [
+        "components/0",
+        "components/1",
+        "inner/values",
+        "named/b",
+        "named/empty",
+    ]
+
+
+def test_a_record_is_one_vector_in_field_order() -> None:
+    flat = flatten(outer())
+    assert flat.vector.tolist() == [1, 2, 3, 0, 1, 2, 3, 4, 5, 7]
+
+
+@given(st.floats(allow_nan=False))
+def test_a_record_comes_back_bit_for_bit(rate: float) -> None:
+    back = unflatten(Outer, flatten(outer(rate)))
+    assert back.rate == rate
+    assert fingerprint(back) == fingerprint(outer(rate))
+    assert back.inner is not None
+    assert back.inner.values.shape == (2, 3)
+    assert back.named["empty"].shape == (0, 3)
+
+
+def test_a_record_without_tensors_comes_back() -> None:
+    update = ModelUpdate(torch.empty(0), 3, float("nan"))
+    back = unflatten(ModelUpdate, flatten(update))
+    assert back.num_examples == 3
+    assert back.train_loss != back.train_loss
+
+
+def test_the_fingerprint_sees_every_bit() -> None:
+    one = ModelPayload(torch.tensor([0.0, 1.0]))
+    other = ModelPayload(torch.tensor([-0.0, 1.0]))
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(ModelPayload(torch.tensor([0.0, 1.0])))
+
+
+def test_another_record_is_refused() -> None:
+    flat = flatten(ModelPayload(torch.ones(2)))
+    with pytest.raises(CodecError, match="found a ModelPayload"):
+        unflatten(ModelUpdate, flat)
+
+
+def test_a_cut_off_vector_is_refused() -> None:
+    flat = flatten(ModelPayload(torch.ones(3)))
+    with pytest.raises(CodecError, match="expected an array of 3 numbers, found 4"):
+        unflatten(ModelPayload, Flat(torch.ones(4), flat.layout))
+
+
+def test_a_missing_tensor_is_named() -> None:
+    parts = take_apart(ModelPayload(torch.ones(3)))
+    with pytest.raises(CodecError, match="'weights' is missing"):
+        put_together(ModelPayload, Parts({}, parts.structure))
+
+
+def test_other_number_types_are_refused() -> None:
+    with pytest.raises(
+        CodecError, match=r"weights: expected float32, found torch\.int"
+    ):
+        flatten(ModelPayload(torch.ones(3, dtype=torch.int64)))
+
+
+def test_other_values_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Strange:
+        path: object
+
+    with pytest.raises(CodecError, match="path: a set cannot be sent"):
+        flatten(Strange({1}))

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from knnper.transport.codec import CodecError, fingerprint
+from knnper.transport.messages import (
+    Job,
+    Packed,
+    Purpose,
+    discard,
+    job_of,
+    pack,
+    packed_of,
+    to_content,
+    unpack,
+)
+from strategies.core.records import ModelPayload
+
+PAYLOAD = ModelPayload(torch.linspace(-1, 1, 1000))
+
+
+def test_arrays_travel_inside_the_message() -> None:
+    back = unpack(ModelPayload, pack(PAYLOAD, shared_folder=""))
+    assert fingerprint(back) == fingerprint(PAYLOAD)
+
+
+def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
+    packed = pack(PAYLOAD, str(tmp_path))
+    assert len(packed.array) == 0
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [4000]
+    assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
+    discard(packed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_machine_is_named(tmp_path: Path) -> None:
+    packed = pack(PAYLOAD, str(tmp_path))
+    discard(packed)
+    with pytest.raises(CodecError, match="is not on this machine"):
+        unpack(ModelPayload, packed)
+
+
+def test_a_request_carries_job_and_records() -> None:
+    job = Job("0007", 3, 1, '{"name": "x"}', "runs/x", "")
+    content = to_content(job, {"payload": pack(PAYLOAD, "")})
+    assert job_of(content) == job
+    packed = packed_of(content, "payload")
+    assert isinstance(packed, Packed)
+    assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
+    assert packed_of(content, "reference") is None
+
+
+def test_purposes_are_flower_message_types() -> None:
+    assert Purpose.PERSONALIZE.value == "evaluate.personalize"
+    assert Purpose.PERSONALIZE.action == "personalize"

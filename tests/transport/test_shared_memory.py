@@ -1,0 +1,45 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from knnper.transport import shared_memory
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shared_memory, "MEMORY_FILE_SYSTEM", tmp_path)
+    return tmp_path
+
+
+def test_the_folder_goes_with_the_run(memory: Path) -> None:
+    with shared_memory.shared_folder() as folder:
+        path = shared_memory.write_vector(folder, torch.tensor([1.0, -2.5]))
+        assert shared_memory.read_vector(path).tolist() == [1.0, -2.5]
+    assert list(memory.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed(memory: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = memory / f"knnper-{ended.pid}-abc"
+    left.mkdir()
+    with shared_memory.shared_folder() as folder:
+        assert list(memory.iterdir()) == [folder]
+
+
+def test_a_running_neighbour_is_left_alone(memory: Path) -> None:
+    neighbour = memory / "knnper-1-abc"
+    neighbour.mkdir()
+    with shared_memory.shared_folder():
+        pass
+    assert neighbour.is_dir()
+
+
+def test_no_memory_file_system_is_no_error(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "MEMORY_FILE_SYSTEM", memory / "missing")
+    assert not shared_memory.available()
