@@ -9,6 +9,7 @@ from knnper.config.sections import Experiment, Settings
 from knnper.data.catalogue import DATA_SETS
 from knnper.models.catalogue import MODELS
 from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.settings import CountedSettings
 from strategies.catalogue import METHODS
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
@@ -50,11 +51,10 @@ def _settings_types(entries: Mapping[str, _Entry]) -> SettingsTypes:
 def _participation_problems(experiment: Experiment) -> Iterable[Problem]:
     """Yield why no client would ever train, where the partition's size is known."""
     partition = experiment.partition.settings
-    num_clients = getattr(partition, "num_clients", None)
-    if num_clients is None:
+    if not isinstance(partition, CountedSettings):
         return
-    unseen_fraction = getattr(partition, "unseen_fraction", 0.0)
-    num_seen = num_clients - round(unseen_fraction * num_clients)
+    num_clients, unseen_fraction = partition.num_clients, partition.unseen_fraction
+    num_seen = num_clients - int(unseen_fraction * num_clients + 0.5)
     if num_seen < 1:
         message = (
             f"found {unseen_fraction} of {num_clients} clients, which leaves none to "

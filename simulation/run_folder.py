@@ -115,6 +115,12 @@ class RunFolder:
             raise ConfigError([Problem("override", message)], str(source))
         return resumed
 
+    def remove_if_unused(self) -> None:
+        """Remove the folder where nothing happened in it: the run could not start."""
+        if [entry.name for entry in self.path.iterdir()] == [EXPERIMENT]:
+            (self.path / EXPERIMENT).unlink()
+            self.path.rmdir()
+
     @property
     def checkpoints(self) -> Path:
         """Where the server keeps its state."""

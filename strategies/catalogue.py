@@ -3,15 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies import (
-    fedavg,
-    fedavg_plus,
-    fedem,
-    knn_per,
-    local,
-    pfedhn,
-    scaffold,
-)
+from strategies import fedavg, fedavg_plus, fedem, knn_per, local, pfedhn, scaffold
 from strategies.core.method import MethodSpec
 
 METHODS: Mapping[str, MethodSpec] = MappingProxyType(

@@ -1,7 +1,7 @@
 """The coarse label of each of CIFAR-100's fine labels."""
 
 # Position: fine label in alphabetical order (apple is 0); value: superclass in
-# alphabetical order (aquatic_mammals is 0). Krizhevsky (2009), section 3.1; the
+# alphabetical order (aquatic_mammals is 0). Krizhevsky (2009); the
 # same as `coarse_labels` in the official files.
 COARSE_OF: tuple[int, ...] = (
     4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11,

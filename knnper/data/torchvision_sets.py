@@ -48,7 +48,7 @@ class EmnistSettings(DownloadSettings):
     ----------
     split
         ``balanced`` and ``bymerge`` have 47 classes, ``byclass`` 62, ``letters`` 26,
-        ``digits`` and ``mnist`` 10 (Cohen et al., 2017, table II).
+        ``digits`` and ``mnist`` 10 (Cohen et al., 2017).
     """
 
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = (

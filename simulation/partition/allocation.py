@@ -31,7 +31,7 @@ def apportion(
     """
     weights = np.where(weights.any(axis=1, keepdims=True), weights, 1.0)
     shares = weights / weights.sum(axis=1, keepdims=True) * totals[:, None]
-    counts = np.floor(shares).astype(np.int64)
+    counts: Integers = np.floor(shares).astype(np.int64)
     remainders = np.round(shares - counts, _REMAINDER_DECIMALS)
     # No entry without weight may be rounded up.
     remainders[weights == 0] = -1.0
@@ -104,8 +104,8 @@ def count_labels(labels: Integers, owner: Integers, shape: tuple[int, int]) -> I
 
 
 def num_labels_of(train_labels: Integers, test_labels: Integers) -> int:
-    """Return the smallest number of labels that covers both splits."""
-    return int(max(train_labels.max(initial=-1), test_labels.max(initial=-1))) + 1
+    """Return the smallest number of labels, one at least, that covers both splits."""
+    return int(max(train_labels.max(initial=0), test_labels.max(initial=0))) + 1
 
 
 def _samples_by_label(labels: Integers, num_labels: int) -> list[Integers]:

@@ -120,12 +120,12 @@ def test_a_head_that_fits_but_is_not_finite_is_refused(
     tensors["classifier.bias"][0] = torch.inf
     save_file(tensors, file)
 
-    with pytest.raises(ConfigError, match="classifier.bias: expected finite"):
+    with pytest.raises(ConfigError, match=r"classifier\.bias: expected finite"):
         tiny(seed=2, weights=file)
 
 
 def test_a_missing_file_is_reported(file: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a readable .safetensors file"):
+    with pytest.raises(ConfigError, match=r"expected a readable \.safetensors file"):
         tiny(seed=2, weights=file)
 
 

@@ -80,15 +80,18 @@ def test_served_mixture_by_hand(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     method = fedem_of(linear_task(TrainingSettings()))
-    data = ClientData(white([0]).train, white([0, 0]).train)
+    data = ClientData(white([0]).train, white([1, 1]).train)
     payload = Components((EVEN, SKEWED))
     predictor = method.personalize(payload, None, data, key)
-    # All three examples give q = (0.4, 0.6): p(0) = 0.4 · ½ + 0.6 · ¾ = 0.65.
-    served = predictor(data.train.images)
-    assert served[0].tolist() == pytest.approx([0.65, 0.35])
+    # Label 0 gives q_0 = 0.4 as above, label 1 gives ½ / (½ + ¼) = 2/3; over both
+    # splits π_0 = (0.4 + 2/3 + 2/3) / 3. Then p(0) = π_0 · ½ + (1 - π_0) · ¾.
+    share = (0.4 + 4 / 3) / 3
     chosen = predictor.describe()
     assert list(chosen) == ["mixture_weight_0", "mixture_weight_1"]
-    assert list(chosen.values()) == pytest.approx([0.4, 0.6])
+    assert list(chosen.values()) == pytest.approx([share, 1 - share])
+    served = predictor(data.train.images)
+    expected = share / 2 + (1 - share) * 3 / 4
+    assert served[0].tolist() == pytest.approx([expected, 1 - expected])
 
 
 def test_without_data_the_mixture_is_uniform(

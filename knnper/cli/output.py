@@ -1,0 +1,34 @@
+"""What goes to standard output, and what to standard error."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+# Standard output may be read by a program or go to a file: no line is cut there.
+_FILE_WIDTH = 200
+
+
+def print_json(document: Any) -> None:
+    """Write plain values as JSON to standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table to standard output."""
+    table = Table(*map(escape, header))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
+
+
+def say(message: str) -> None:
+    """Write a line for people to standard error."""
+    typer.echo(message, err=True)

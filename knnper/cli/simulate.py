@@ -1,0 +1,140 @@
+"""``knnper simulate``: an experiment with virtual clients on this machine."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from knnper.cli.errors import INTERRUPTED
+from knnper.cli.options import AsJson, Overrides
+from knnper.cli.output import print_json, print_table, say
+from knnper.config.errors import CheckpointError, ConfigError, DataError, RunError
+
+if TYPE_CHECKING:
+    from knnper.config.sections import Experiment
+    from simulation.run_folder import RunFolder
+
+
+class Engine(StrEnum):
+    """What plays the clients."""
+
+    FLOWER = "flower"
+    SERIAL = "serial"
+
+
+OptionalFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
+]
+ChosenEngine = Annotated[
+    Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
+]
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
+]
+
+
+def simulate(  # noqa: PLR0913 (one parameter an option)
+    experiment: OptionalFile = None,
+    overrides: Overrides = None,
+    engine: ChosenEngine = None,
+    workers: Workers = None,
+    output: Output = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, personalise and evaluate virtual clients; write results to a folder."""
+    if (experiment is None) == (resume is None):
+        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    changes = [*(overrides or ()), *_shorthands(engine, workers)]
+    if resume is not None:
+        if output is not None or overwrite:
+            raise typer.BadParameter("--resume goes with neither --output, --overwrite")
+        settings, folder = _take_up(resume, changes)
+    elif experiment is not None:
+        settings, folder = _start(experiment, changes, output, overwrite)
+    with _telling_what_next(folder, is_new=resume is None):
+        results = _run(settings, folder)
+    _show(results, folder, as_json)
+
+
+def _shorthands(engine: Engine | None, workers: int | None) -> Iterator[str]:
+    if engine is not None:
+        yield f"run.engine={engine}"
+    if workers is not None:
+        yield f"run.num_workers={workers}"
+
+
+def _start(
+    path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
+) -> "tuple[Experiment, RunFolder]":
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.config.loading import read_experiment
+    from simulation.catalogue import experiment_catalogue
+    from simulation.run_folder import RunFolder
+
+    settings = read_experiment(path, experiment_catalogue(), changes)
+    place = output or Path("runs") / settings.name
+    return settings, RunFolder.create(place, settings, overwrite=overwrite)
+
+
+def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Experiment, RunFolder]":
+    from simulation.catalogue import experiment_catalogue
+    from simulation.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    return folder.experiment(experiment_catalogue(), changes), folder
+
+
+def _run(settings: "Experiment", folder: "RunFolder") -> Mapping[str, Any]:
+    from knnper.cli.progress import progress_observer
+    from simulation.runner import simulate as run_simulation
+
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    with progress_observer() as observer:
+        return run_simulation(settings, folder, observer, command)
+
+
+def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> None:
+    from simulation.report import as_cells, comparison_table, load_run
+
+    if as_json:
+        print_json(results)
+        return
+    header, *rows = as_cells(comparison_table([load_run(folder.path)]))
+    print_table(header, rows)
+    say(f"Everything about this run is in {folder.path}")
+
+
+@contextlib.contextmanager
+def _telling_what_next(folder: "RunFolder", *, is_new: bool) -> Iterator[None]:
+    """Add to an error how the run can go on; forget a run that could not start."""
+    advice = (
+        f"To go on from the last checkpoint: knnper simulate --resume {folder.path}"
+    )
+    try:
+        yield
+    except (ConfigError, DataError, CheckpointError):
+        if is_new:
+            folder.remove_if_unused()
+        raise
+    except RunError as error:
+        raise RunError(f"{error}\n{advice}") from error
+    except KeyboardInterrupt as error:
+        say(f"Interrupted. {advice}")
+        raise typer.Exit(INTERRUPTED) from error

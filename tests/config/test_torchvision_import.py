@@ -1,0 +1,49 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+AFTER_A_FAILED_IMPORT = """
+try:
+    import torchvision
+except RuntimeError:
+    pass
+from knnper.config.torchvision_import import import_torchvision
+torchvision = import_torchvision()
+assert torchvision is import_torchvision()
+assert torchvision.models.mobilenet_v2 is not None
+"""
+
+# A package of this name whose operators are there, as where the wheels fit.
+FITTING = """
+import sys, pathlib, torch
+folder = pathlib.Path(sys.argv[1], "torchvision")
+folder.mkdir()
+(folder / "__init__.py").write_text("fits = True")
+sys.path.insert(0, sys.argv[1])
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor boxes) -> Tensor")
+from knnper.config import torchvision_import
+assert torchvision_import.import_torchvision().fits
+assert torchvision_import._declare_operators.cache_info().misses == 0
+"""
+
+
+@pytest.mark.parametrize("script", [AFTER_A_FAILED_IMPORT, FITTING])
+def test_imports_in_a_fresh_process(script: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_torchvision_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from knnper.config import torchvision_import
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="torchvision is not installed"):
+        torchvision_import.import_torchvision()

@@ -1,0 +1,241 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from knnper.config.errors import DataError
+from knnper.data.cache import cache_root, cached_dataset
+from knnper.data.cache_entry import Contents, EntryWriter
+from knnper.data.dataset import Dataset
+
+TRAIN = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
+TEST = TRAIN[:1] + 100
+
+
+def build(writer: EntryWriter) -> Contents:
+    writer.put_images("train", TRAIN)
+    writer.put_labels("train", [0, 1])
+    writer.put_images("test", TEST)
+    writer.put_labels("test", [1])
+    writer.put_client_ids("train", [7, 8])
+    writer.put_client_ids("test", [8])
+    return Contents(("cat", "dog"), coarse_of=(0, 0))
+
+
+def build_never(writer: EntryWriter) -> Contents:
+    raise AssertionError("the entry should have been found")
+
+
+def load() -> Dataset:
+    return cached_dataset("toy", {"size": 1}, build)
+
+
+def entry_of(cache_folder: Path) -> Path:
+    (entry,) = (path for path in cache_folder.iterdir() if path.is_dir())
+    return entry
+
+
+def test_everything_comes_back(cache_folder: Path) -> None:
+    load()
+    found = cached_dataset("toy", {"size": 1}, build_never)
+    assert found.name == "toy"
+    assert found.class_names == ("cat", "dog")
+    assert found.coarse_of == (0, 0)
+    assert found.spec.image_shape == (3, 4, 1)
+    assert found.spec.num_classes == 2
+    assert found.spec.mean == pytest.approx([11.5 / 255])
+    np.testing.assert_array_equal(found.train.images, TRAIN)
+    np.testing.assert_array_equal(found.test.images, TEST)
+    np.testing.assert_array_equal(found.train.labels, [0, 1])
+    assert found.test.client_ids is not None
+    np.testing.assert_array_equal(found.test.client_ids, [8])
+
+
+def test_arrays_are_mapped_and_read_only() -> None:
+    images = load().train.images
+    assert isinstance(images, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        images[0] = 0
+
+
+def test_examples_are_copies_in_the_order_asked_for() -> None:
+    examples = load().train.examples_at(np.array([1, 0, 1]))
+    assert examples.labels.tolist() == [1, 0, 1]
+    assert torch.equal(examples.images[0], torch.from_numpy(TRAIN[1]))
+    examples.images.zero_()
+    np.testing.assert_array_equal(load().train.images, TRAIN)
+
+
+def test_no_examples() -> None:
+    examples = load().train.examples_at(np.array([], dtype=np.int64))
+    assert examples.images.shape == (0, 3, 4, 1)
+    assert len(examples) == 0
+
+
+def test_another_source_is_another_entry() -> None:
+    load()
+    with pytest.raises(AssertionError, match="should have been found"):
+        cached_dataset("toy", {"size": 2}, build_never)
+
+
+class Damage(NamedTuple):
+    file: str
+    content: bytes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Damage("manifest.json", b""),
+        Damage("manifest.json", b"{}"),
+        Damage("train_images.npy", b""),
+        Damage("test_labels.npy", b"no array"),
+    ],
+)
+def test_a_damaged_entry_is_replaced(cache_folder: Path, damage: Damage) -> None:
+    load()
+    (entry_of(cache_folder) / damage.file).write_bytes(damage.content)
+    np.testing.assert_array_equal(load().train.images, TRAIN)
+    cached_dataset("toy", {"size": 1}, build_never)
+
+
+def test_a_truncated_array_is_replaced(cache_folder: Path) -> None:
+    load()
+    file = entry_of(cache_folder) / "train_images.npy"
+    os.truncate(file, file.stat().st_size - 1)
+    np.testing.assert_array_equal(load().train.images, TRAIN)
+
+
+def test_a_missing_array_is_replaced(cache_folder: Path) -> None:
+    load()
+    (entry_of(cache_folder) / "test_images.npy").unlink()
+    np.testing.assert_array_equal(load().test.images, TEST)
+
+
+def test_an_array_of_another_shape_is_replaced(cache_folder: Path) -> None:
+    load()
+    np.save(entry_of(cache_folder) / "train_labels.npy", np.arange(5))
+    assert load().train.labels.tolist() == [0, 1]
+
+
+def test_another_format_is_replaced(cache_folder: Path) -> None:
+    load()
+    file = entry_of(cache_folder) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
+    load()
+    assert json.loads(file.read_text())["format_version"] == 1
+
+
+def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
+    def fail(writer: EntryWriter) -> Contents:
+        writer.put_images("train", TRAIN)
+        raise DataError("broken")
+
+    with pytest.raises(DataError, match="broken"):
+        cached_dataset("toy", {"size": 1}, fail)
+    assert [path for path in cache_folder.iterdir() if path.is_dir()] == []
+    load()
+
+
+def test_leftovers_of_a_killed_build_do_not_disturb(cache_folder: Path) -> None:
+    load()
+    entry = entry_of(cache_folder)
+    shutil.move(entry, entry.with_name(f"{entry.name}.unfinished"))
+    np.testing.assert_array_equal(load().train.images, TRAIN)
+    assert entry_of(cache_folder) == entry
+
+
+OTHER_PROCESS = """
+import pathlib, sys, time
+import numpy as np
+from knnper.data.cache import cached_dataset
+from knnper.data.cache_entry import Contents
+
+def build(writer):
+    images = writer.new_images("train", (50, 8, 8, 3))
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(0.5)
+    images[...] = 9
+    writer.put_labels("train", [0] * 50)
+    writer.put_images("test", np.ones((1, 8, 8, 3), dtype=np.uint8))
+    writer.put_labels("test", [0])
+    return Contents(("only",))
+
+assert cached_dataset("race", {}, build).train.images.min() == 9
+"""
+
+
+def test_a_process_waits_for_another_that_decodes(tmp_path: Path) -> None:
+    decoding = tmp_path / "decoding"
+    command = [sys.executable, "-c", OTHER_PROCESS, str(decoding)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as other:
+        while not decoding.exists() and other.poll() is None:
+            time.sleep(0.01)
+        found = cached_dataset("race", {}, build_never)
+        _, errors = other.communicate(timeout=60)
+    assert other.returncode == 0, errors.decode()
+    assert found.train.images.min() == 9
+
+
+def test_threads_that_race_decode_once() -> None:
+    built = []
+
+    def build_slowly(writer: EntryWriter) -> Contents:
+        built.append(threading.get_ident())
+        time.sleep(0.1)
+        return build(writer)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(lambda _: cached_dataset("toy", {}, build_slowly), range(4))
+        )
+    assert len(built) == 1
+    assert all(len(dataset.train) == 2 for dataset in found)
+
+
+def test_no_images_is_an_error() -> None:
+    def build_empty(writer: EntryWriter) -> Contents:
+        writer.put_images("test", TEST[:0])
+        return Contents(())
+
+    with pytest.raises(DataError, match="no test images"):
+        cached_dataset("toy", {}, build_empty)
+
+
+def test_a_full_disc_is_noticed_beforehand() -> None:
+    def build_large(writer: EntryWriter) -> Contents:
+        writer.new_images("train", (10**9, 1000, 1000, 3))
+        return Contents(())
+
+    with pytest.raises(DataError, match="KNNPER_CACHE"):
+        cached_dataset("toy", {}, build_large)
+
+
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KNNPER_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match=r"cannot be written.*KNNPER_CACHE"):
+        load()
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KNNPER_CACHE", "/chosen")
+    assert cache_root() == Path("/chosen")
+    monkeypatch.delenv("KNNPER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_root() == Path("/xdg/knnper")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_root() == Path("/home/someone/.cache/knnper")

@@ -1,0 +1,206 @@
+import dataclasses
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from knnper.config.errors import DataError
+from knnper.config.sections import Choice, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.examples import InputSpec
+from simulation.partition.assignment import Assignment
+from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.iid import IidSettings
+from simulation.partition.natural import NaturalSettings
+from simulation.partition.settings import PartitionSettings
+from simulation.partition.split import (
+    ClientPart,
+    Partition,
+    client_names,
+    fingerprint,
+    make_partition,
+    partition_of,
+)
+from simulation.partition.summary import describe_partition
+
+KEY = RandomKey(5)
+
+
+def arrays_of(count: int) -> LabelledArrays:
+    return LabelledArrays(
+        images=np.zeros((count, 2, 2, 1), dtype=np.uint8),
+        labels=np.arange(count) % 4,
+        client_ids=np.arange(count) % 3,
+    )
+
+
+DATASET = Dataset(
+    name="toy",
+    train=arrays_of(200),
+    test=arrays_of(40),
+    spec=InputSpec((2, 2, 1), 4, (0.5,), (0.5,)),
+    class_names=("a", "b", "c", "d"),
+    coarse_of=(0, 0, 1, 1),
+)
+
+
+def assignment_of_sizes(*sizes: int) -> Assignment:
+    ends = np.cumsum(sizes)
+    parts = tuple(np.split(np.arange(ends[-1]), ends[:-1]))
+    return Assignment(parts, parts)
+
+
+def iid_partition(key: RandomKey = KEY, **given: float) -> Partition:
+    chosen = IidSettings(num_clients=10, **given)
+    return make_partition(DATASET, Choice[Settings]("iid", chosen), key)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    fraction=st.floats(0, 0.999),
+    seed=st.integers(0, 1000),
+)
+def test_validation_is_a_part_of_the_training_data(
+    sizes: list[int], fraction: float, seed: int
+) -> None:
+    assignment = assignment_of_sizes(*sizes)
+    chosen = PartitionSettings(validation_fraction=fraction)
+    partition = partition_of(assignment, chosen, RandomKey(seed))
+    for client, samples in zip(partition.clients, assignment.train, strict=True):
+        assert not set(client.train) & set(client.validation)
+        together = np.sort(np.concatenate([client.train, client.validation]))
+        np.testing.assert_array_equal(together, samples)
+        assert np.all(np.diff(client.train) > 0)
+        assert np.all(np.diff(client.validation) > 0)
+        assert len(client.train) > 0 or len(samples) == 0
+
+
+def test_validation_sizes_are_rounded() -> None:
+    partition = partition_of(
+        assignment_of_sizes(0, 1, 2, 3, 12, 100), PartitionSettings(), KEY
+    )
+    sizes = [len(client.validation) for client in partition.clients]
+    assert sizes == [0, 0, 0, 1, 2, 20]
+
+
+def test_a_single_sample_is_never_held_out() -> None:
+    partition = partition_of(
+        assignment_of_sizes(1, 2), PartitionSettings(validation_fraction=0.9), KEY
+    )
+    assert [len(client.train) for client in partition.clients] == [1, 1]
+
+
+def test_the_number_of_unseen_clients_is_rounded() -> None:
+    for fraction, expected in ((0.0, 0), (0.04, 0), (0.05, 1), (0.2, 2), (0.94, 9)):
+        partition = iid_partition(unseen_fraction=fraction)
+        assert sum(not client.seen for client in partition.clients) == expected
+
+
+def test_who_is_unseen_depends_on_the_key() -> None:
+    chosen = [
+        [client.seen for client in iid_partition(key, unseen_fraction=0.5).clients]
+        for key in (RandomKey(0), RandomKey(1))
+    ]
+    assert chosen[0] != chosen[1]
+
+
+def test_someone_must_be_seen() -> None:
+    with pytest.raises(DataError, match=r"unseen_fraction 0\.96 of 10 clients leaves"):
+        iid_partition(unseen_fraction=0.96)
+
+
+def test_names_sort_like_numbers() -> None:
+    assert client_names(2) == ("0000", "0001")
+    assert client_names(10_000)[-1] == "9999"
+    many = client_names(10_001)
+    assert (many[0], many[-1]) == ("00000", "10000")
+    assert list(many) == sorted(many)
+
+
+def test_the_fingerprint_is_stable() -> None:
+    part = ClientPart(
+        "0000", True, np.array([1, 2]), np.array([3]), np.array([], dtype=np.int64)
+    )
+    content = b"0000\n1\n" + struct.pack("<6q", 2, 1, 2, 1, 3, 0)
+    expected = hashlib.sha256(content).hexdigest()
+    assert fingerprint(Partition((part,))) == expected
+
+
+def test_the_fingerprint_sees_every_field() -> None:
+    part = ClientPart("0000", True, np.array([1, 2]), np.array([3]), np.array([4]))
+    changed = [
+        dataclasses.replace(part, name="0001"),
+        dataclasses.replace(part, seen=False),
+        dataclasses.replace(part, train=np.array([1, 5])),
+        dataclasses.replace(part, validation=np.array([5])),
+        dataclasses.replace(part, test=np.array([5])),
+        # The same numbers, otherwise divided.
+        dataclasses.replace(part, train=np.array([1]), validation=np.array([2, 3])),
+    ]
+    found = {fingerprint(Partition((client,))) for client in [part, *changed]}
+    assert len(found) == 7
+
+
+def test_the_partition_is_a_function_of_the_key() -> None:
+    assert fingerprint(iid_partition()) == fingerprint(iid_partition())
+    assert fingerprint(iid_partition()) != fingerprint(iid_partition(RandomKey(6)))
+
+
+def test_what_is_held_out_does_not_change_who_gets_what() -> None:
+    few = iid_partition(validation_fraction=0.1, unseen_fraction=0.5)
+    many = iid_partition(validation_fraction=0.5)
+    for one, other in zip(few.clients, many.clients, strict=True):
+        np.testing.assert_array_equal(one.test, other.test)
+        np.testing.assert_array_equal(
+            np.sort(np.append(one.train, one.validation)),
+            np.sort(np.append(other.train, other.validation)),
+        )
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition_is_made_by_name(name: str) -> None:
+    settings_type = PARTITIONS[name].settings_type
+    given = {} if name == "natural" else {"num_clients": 3}
+    chosen = Choice[Settings](name, settings_type(**given))
+    partition = make_partition(DATASET, chosen, KEY)
+    assert [client.name for client in partition.clients] == ["0000", "0001", "0002"]
+    train = [np.append(part.train, part.validation) for part in partition.clients]
+    assert sorted(np.concatenate(train)) == list(range(200))
+    tests = [part.test for part in partition.clients]
+    assert sorted(np.concatenate(tests)) == list(range(40))
+
+
+def test_natural_needs_client_ids() -> None:
+    bare = dataclasses.replace(DATASET.train, client_ids=None)
+    dataset = dataclasses.replace(DATASET, train=bare)
+    choice = Choice[Settings]("natural", NaturalSettings())
+    with pytest.raises(DataError, match=r"data\.client_separator"):
+        make_partition(dataset, choice, KEY)
+
+
+def test_settings_of_something_else() -> None:
+    with pytest.raises(TypeError, match="expected PartitionSettings, found Settings"):
+        make_partition(DATASET, Choice("iid", Settings()), KEY)
+
+
+def test_summary() -> None:
+    empty = np.array([], dtype=np.int64)
+    partition = Partition(
+        (
+            ClientPart("0000", True, np.array([0, 1, 4]), np.array([2]), np.array([7])),
+            ClientPart("0001", True, empty, empty, empty),
+            ClientPart("0002", False, np.array([3]), np.array([5]), np.array([1, 2])),
+        )
+    )
+    summary = describe_partition(partition, np.array([0, 1, 1, 2, 0, 0]), 4)
+    assert summary.class_counts.tolist() == [[2, 2, 0, 0], [0] * 4, [1, 0, 1, 0]]
+    assert summary.train_sizes.tolist() == [3, 0, 1]
+    assert summary.validation_sizes.tolist() == [1, 0, 1]
+    assert summary.test_sizes.tolist() == [1, 0, 2]
+    assert summary.num_empty == 1
+    assert (summary.min_size, summary.median_size, summary.max_size) == (0, 2.0, 4)
