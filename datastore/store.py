@@ -14,10 +14,10 @@ from datastore.validation import require_embeddings, require_labels
 NUM_SPARE = 8
 """Candidates beyond k that FAISS is asked for, so that its order can be corrected."""
 
-QUERIES_AT_ONCE = 16
-"""Below FAISS's ``distance_compute_blas_threshold``: it then sums squared differences.
-From there on it expands them into a dot product, whose cancellation can lose all digits
-of a small distance."""
+QUERIES_AT_ONCE, NUMBERS_AT_ONCE = 16, 65536
+"""With so few queries, and numbers in them, FAISS sums squared differences. Above some
+threshold (20 queries, in later versions 128,000 numbers) it expands them into a dot
+product, whose cancellation can lose all digits of a small distance."""
 
 ROWS_AT_ONCE = 256
 """Rows that are compared in float64 at a time: they fit in a processor's cache."""
@@ -131,8 +131,9 @@ class LocalStore:
         distances = torch.empty((len(queries), num_found), dtype=torch.float64)
         ids = torch.empty((len(queries), num_found), dtype=torch.int64)
         if num_found > 0:
-            for start in range(0, len(queries), QUERIES_AT_ONCE):
-                rows = slice(start, start + QUERIES_AT_ONCE)
+            at_once = max(1, min(QUERIES_AT_ONCE, NUMBERS_AT_ONCE // queries.shape[1]))
+            for start in range(0, len(queries), at_once):
+                rows = slice(start, start + at_once)
                 distances[rows], ids[rows] = self._nearest(queries[rows], num_found)
         return Neighbors(distances, self.labels[ids], ids)
 

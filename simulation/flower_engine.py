@@ -30,8 +30,13 @@ from simulation.workbench import Workbench
 
 T = TypeVar("T")
 
-# Read by Flower when a run starts: nothing is reported, nothing is looked up.
-_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+# Read when a run starts: Flower reports nothing and looks nothing up, and Ray does
+# not warn of what a later version will do with workers that reserve no GPU.
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 
 def run_on_flower(

@@ -60,7 +60,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(document=DOCUMENTS)
 def test_an_experiment_survives_every_form(
     catalogue: Catalogue, document: dict[str, Any]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datastore.store import QUERIES_AT_ONCE, LocalStore
+from datastore.store import NUMBERS_AT_ONCE, QUERIES_AT_ONCE, LocalStore
 from knnper.config.errors import DataError
 from knnper.config.seeding import RandomKey
 
@@ -76,6 +76,37 @@ def test_ties_go_to_the_smaller_id(
 
     assert np.array_equal(found.ids.numpy(), ids)
     assert np.array_equal(found.squared_distances.numpy(), distances)
+
+
+def test_distances_that_are_equal_in_float32_only_are_told_apart() -> None:
+    # All squared distances lie between 1 and the next float32, the last id nearest.
+    offsets = torch.linspace(3.4e-4, 2.5e-4, 40)
+    embeddings = torch.stack([torch.ones(40), offsets], dim=1)
+    store = LocalStore(embeddings, torch.zeros(40, dtype=torch.int64), 1)
+
+    assert store.search(torch.zeros(1, 2), 3).ids.tolist() == [[39, 38, 37]]
+
+
+def test_many_ties_go_to_the_smaller_ids() -> None:
+    embeddings = normal("store", 300, 1).sign()
+    store = LocalStore(embeddings, torch.zeros(300, dtype=torch.int64), 1)
+    queries = normal("queries", 20, 1)
+
+    assert np.array_equal(
+        store.search(queries, 120).ids.numpy(), brute_force(embeddings, queries, 120)[1]
+    )
+
+
+def test_ties_that_float32_breaks_go_to_the_smaller_id() -> None:
+    # Permuted coordinates: their squares sum up to the same number in any order,
+    # but not in float32.
+    generator = RandomKey(4).numpy()
+    row = generator.integers(1, 2**15, 64) / 2**12
+    rows = np.stack([generator.permutation(row) for _ in range(10)])
+    embeddings = torch.from_numpy(rows.astype("float32"))
+    store = LocalStore(embeddings, torch.zeros(10, dtype=torch.int64), 1)
+
+    assert store.search(torch.zeros(1, 64), 10).ids.tolist() == [list(range(10))]
 
 
 def test_a_query_does_not_depend_on_the_other_queries() -> None:
@@ -193,8 +224,17 @@ def test_faiss_runs_in_one_thread() -> None:
     assert faiss.omp_get_max_threads() == 1
 
 
-def test_faiss_sums_squared_differences_for_so_few_queries() -> None:
-    assert faiss.cvar.distance_compute_blas_threshold > QUERIES_AT_ONCE
+@pytest.mark.parametrize("dim", [24, 1280, NUMBERS_AT_ONCE // QUERIES_AT_ONCE])
+def test_faiss_sums_squared_differences_for_so_few_queries(dim: int) -> None:
+    embeddings = 100 + 1e-3 * normal("store", 50, dim)
+    queries = 100 + 1e-3 * normal("queries", QUERIES_AT_ONCE, dim)
+    index = faiss.IndexFlatL2(dim)
+    index.add(embeddings.numpy())
+    distances, _ = index.search(queries.numpy(), 5)
+
+    np.testing.assert_allclose(
+        distances, brute_force(embeddings, queries, 5)[0], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

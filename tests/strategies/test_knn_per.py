@@ -34,7 +34,7 @@ def tiny_task() -> Task:
     def fresh(rng: RandomKey) -> Tensor:
         return build_model(choice, INPUT, rng).read()
 
-    choice = Choice("tiny_cnn", TinyCnnSettings(embedding_dim=12))
+    choice = Choice("tiny_cnn", TinyCnnSettings())
     model = build_model(choice, INPUT, RandomKey(0))
     return Task(
         model=model,
@@ -107,7 +107,8 @@ def test_the_neighbours_alone_equal_the_oracle(
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("num_images", [0, 1, 31, 32, 33, 100])
+# With one image left for a last batch, the matrix product takes another path.
+@pytest.mark.parametrize("num_images", [0, 1, 31, 32, 33, 65, 97, 129, 161, 193])
 def test_the_global_model_alone_is_fedavg_bit_for_bit(
     tiny_task: Task, draw: Draw, num_images: int
 ) -> None:

@@ -1,0 +1,239 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+import knnper
+import simulation.runner
+from knnper.cli.app import app
+from knnper.config.errors import DataError, RunError
+from knnper.config.loading import read_experiment
+from simulation.catalogue import experiment_catalogue
+from simulation.run_folder import RunFolder
+from strategies.catalogue import METHODS
+
+DOCUMENT: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "num_clients": 4, "unseen_fraction": 0.25},
+    "model": {"name": "tiny_cnn"},
+    "training": {"num_rounds": 2},
+    "method": {"name": "knn_per"},
+    "run": {"engine": "serial"},
+}
+FIGURES = {"num_clients": 3, "accuracy_bottom_decile": 0.25, "fraction_hurt": 0.5}
+GROUP = {
+    **FIGURES,
+    "accuracy_weighted": 0.75,
+    "global": {**FIGURES, "accuracy_weighted": 0.5},
+}
+RESULTS = {
+    "method": "knn_per",
+    "seen": GROUP,
+    "unseen": GROUP,
+    "training": {"num_rounds": 2, "seconds": 1.0},
+    "manifest": {},
+}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an experiment's file in a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("tiny.yaml")
+    path.write_text(yaml.safe_dump(DOCUMENT))
+    return path
+
+
+@pytest.fixture
+def finished(experiment: Path) -> Path:
+    """Return the folder of a finished run."""
+    settings = read_experiment(experiment, experiment_catalogue())
+    folder = RunFolder.create(Path("runs/finished"), settings)
+    folder.write_results(RESULTS)
+    return folder.path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, outcome: BaseException | None
+) -> list[Any]:
+    """Replace the run itself by its outcome; return what it was called with."""
+    calls: list[Any] = []
+
+    def simulate(experiment: Any, folder: RunFolder, *_: Any) -> dict[str, Any]:
+        calls.append((experiment, folder))
+        if outcome is not None:
+            raise outcome
+        folder.write_results(RESULTS)
+        return RESULTS
+
+    monkeypatch.setattr(simulation.runner, "simulate", simulate)
+    return calls
+
+
+def test_help_is_quick() -> None:
+    code = (
+        "import sys, knnper.cli.app;"
+        "assert not {'torch', 'flwr', 'ray', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("simulate", "report", "partition", "methods", "datasets"):
+        assert command in result.stdout
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"knnper {knnper.__version__}\n")
+
+
+def test_methods() -> None:
+    entries = json.loads(run("methods", "--json").stdout)
+    assert [entry["name"] for entry in entries] == list(METHODS)
+    by_name = {entry["name"]: entry for entry in entries}
+    assert "knn_weights" in by_name["knn_per"]["personalization"]
+    assert "kNN-Per" in run("methods").stdout
+
+
+def test_datasets() -> None:
+    entries = json.loads(run("datasets", "--json").stdout)
+    assert {"digits", "cifar10"} <= {entry["name"] for entry in entries}
+    assert "handwritten digits" in run("datasets").stdout
+
+
+def test_partition(experiment: Path) -> None:
+    result = run("partition", experiment, "--json", "--plot", "picture.png")
+    document = json.loads(result.stdout)
+    assert (document["num_seen"], document["num_unseen"]) == (3, 1)
+    client = document["clients"][0]
+    num_known = client["num_train"] + client["num_validation"]
+    assert sum(client["class_counts"]) == num_known
+    assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
+    table = run("partition", experiment, "--set", "run.seed=1").stdout
+    assert table.count("unseen") == 2  # one row, one total
+    assert document["sha256"] not in table
+
+
+def test_pictures_that_cannot_be_drawn(experiment: Path) -> None:
+    result = run("partition", experiment, "--plot", "picture.txt")
+    assert result.exit_code == 2
+    assert ".png, .pdf, .svg" in result.stderr
+    result = run("partition", experiment, "--plot", "no/folder.png")
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+
+
+def test_wrong_configuration(experiment: Path) -> None:
+    result = run("simulate", experiment, "--set", "training.num_round=3")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error: 1 problem in tiny.yaml" in result.stderr
+    assert "did you mean 'num_rounds'?" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either"),
+        (["tiny.yaml", "--resume", "runs/x"], "give either"),
+        (["--resume", "runs/x", "--overwrite"], "goes with neither"),
+        (["tiny.yaml", "--engine", "spark"], "'flower', 'serial'"),
+        (["tiny.yaml", "--workers", "0"], "range"),
+        (["missing.yaml"], "there is no such file"),
+    ],
+)
+def test_wrong_usage(experiment: Path, arguments: list[str], message: str) -> None:
+    result = run("simulate", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = pretend(monkeypatch, None)
+    result = run("simulate", experiment, "--workers", 3, "--engine", "flower")
+    assert result.exit_code == 0, result.stderr
+    settings, folder = calls[0]
+    assert (settings.run.num_workers, settings.run.engine) == (3, "flower")
+    assert folder.path == Path("runs/tiny")
+    assert [line.split()[1] for line in result.stdout.splitlines()[3:-1]] == [
+        "FedAvg",
+        "kNN-Per",
+        "FedAvg",
+        "kNN-Per",
+    ]
+    assert "runs/tiny" in result.stderr
+    again = run("simulate", experiment)
+    assert again.exit_code == 1
+    assert "--overwrite" in again.stderr
+    assert run("simulate", experiment, "--overwrite").exit_code == 0
+
+
+def test_json_is_all_that_is_on_standard_output(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, None)
+    result = run("simulate", experiment, "--json", "--output", "elsewhere")
+    assert json.loads(result.stdout) == RESULTS
+    assert Path("elsewhere/experiment.yaml").exists()
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, KeyboardInterrupt())
+    result = run("simulate", experiment)
+    assert result.exit_code == 130
+    assert "knnper simulate --resume runs/tiny" in result.stderr
+    calls = pretend(monkeypatch, None)
+    result = run("simulate", "--resume", "runs/tiny", "--workers", 2)
+    assert result.exit_code == 0, result.stderr
+    assert calls[0][0].run.num_workers == 2
+    result = run("simulate", "--resume", "runs/tiny", "--set", "run.seed=9")
+    assert result.exit_code == 2
+    assert "makes it another experiment" in result.stderr
+
+
+def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, RunError("round 3: all clients failed"))
+    result = run("simulate", experiment)
+    assert result.exit_code == 1
+    assert "Error: round 3: all clients failed" in result.stderr
+    assert "--resume runs/tiny" in result.stderr
+
+
+def test_a_run_that_could_not_start_leaves_no_folder(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, DataError("no images"))
+    result = run("simulate", experiment)
+    assert (result.exit_code, result.stderr) == (1, "Error: no images\n")
+    assert not Path("runs/tiny").exists()
+
+
+def test_report(finished: Path) -> None:
+    rows = json.loads(run("report", finished, "--json").stdout)
+    assert [(row["method"], row["group"], row["average"]) for row in rows] == [
+        ("FedAvg", "seen", 0.5),
+        ("kNN-Per", "seen", 0.75),
+        ("FedAvg", "unseen", 0.5),
+        ("kNN-Per", "unseen", 0.75),
+    ]
+    assert "| kNN-Per | seen" in run("report", finished, "--markdown").stdout
+    assert "75.0 %" in run("report", finished).stdout
+    assert run("report", finished, "--markdown", "--json").exit_code == 2
+    missing = run("report", finished, "nowhere")
+    assert missing.exit_code == 1
+    assert "nowhere holds no run" in missing.stderr

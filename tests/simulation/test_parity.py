@@ -1,0 +1,129 @@
+"""The same bits on every engine, with any number of workers, killed or not.
+
+Real processes: each run is the command a user types.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+KNNPER = Path(sys.executable).with_name("knnper")
+
+EXPERIMENT = """
+name: parity
+data: {name: digits}
+partition: {name: dirichlet, num_clients: 14, alpha: 0.3, unseen_fraction: 0.2}
+model: {name: tiny_cnn, embedding_dim: 16}
+training: {num_rounds: 8, participation: 0.5, batch_size: 8, learning_rate: 0.05}
+method: {name: METHOD}
+run: {seed: 3, checkpoint_every: 2}
+"""
+METHODS = ["fedavg", "scaffold", "fedem", "pfedhn", "knn_per"]
+
+
+class Outcome(NamedTuple):
+    """What must be the same."""
+
+    state_sha256: str
+    clients_csv: bytes
+
+
+def experiment(folder: Path, method: str) -> Path:
+    path = folder / "experiment.yaml"
+    path.write_text(EXPERIMENT.replace("METHOD", method))
+    return path
+
+
+def simulate(*arguments: str | Path) -> None:
+    command = [KNNPER, "simulate", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def outcome(folder: Path) -> Outcome:
+    results = json.loads((folder / "results.json").read_text())
+    digest = results["training"]["state_sha256"]
+    return Outcome(digest, (folder / "clients.csv").read_bytes())
+
+
+def num_rounds(folder: Path) -> int:
+    path = folder / "rounds.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def kill_half_way(folder: Path, *arguments: str | Path) -> None:
+    """Start a run and kill all its processes with SIGKILL in the fifth round or so."""
+    command = [KNNPER, "simulate", *arguments, "--output", folder]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while num_rounds(folder) < 4:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "results.json").exists(), "the run ended before it was killed"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method == "scaffold" else pytest.mark.slow)
+        for method in METHODS
+    ],
+)
+def test_all_engines_give_the_same_bits(tmp_path: Path, method: str) -> None:
+    path = experiment(tmp_path, method)
+    simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
+    expected = outcome(tmp_path / "serial")
+    assert expected.clients_csv.count(b"\n") == 15
+
+    for workers in ("1", "2"):
+        folder = tmp_path / f"flower-{workers}"
+        engine = ("--engine", "flower", "--workers", workers)
+        simulate(path, *engine, "--output", folder)
+        assert outcome(folder) == expected, f"flower with {workers} workers differs"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
+    path = experiment(tmp_path, method)
+    longer = ("--set", "training.num_rounds=40", "--engine", "serial")
+    simulate(path, *longer, "--output", tmp_path / "whole")
+    kill_half_way(tmp_path / "killed", path, *longer)
+    simulate("--resume", tmp_path / "killed")
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_flower_run_resumes_to_the_same_bits(
+    tmp_path: Path, method: str
+) -> None:
+    path = experiment(tmp_path, method)
+    longer = ("--set", "training.num_rounds=40")
+    simulate(path, *longer, "--engine", "serial", "--output", tmp_path / "whole")
+    kill_half_way(tmp_path / "killed", path, *longer, "--workers", "2")
+    simulate("--resume", tmp_path / "killed", "--workers", "1")
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_another_seed_gives_other_bits(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "fedavg")
+    for seed in ("3", "4"):
+        arguments = ("--engine", "serial", "--set", f"run.seed={seed}")
+        simulate(path, *arguments, "--output", tmp_path / seed)
+    assert outcome(tmp_path / "3") != outcome(tmp_path / "4")
