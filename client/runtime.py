@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from client.evaluation import ClientResult, Evaluation, evaluate
 from client.state_store import ClientStateStore
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, ClientSplits, InputSpec, no_examples
+from strategies.core.evaluation import ClientResult, Evaluation, evaluate
 from strategies.core.method import Method
 from strategies.core.records import NoState
 

@@ -1,6 +1,5 @@
 """What clients remember between rounds: one safe file per client and round."""
 
-import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from knnper.config.errors import CheckpointError
-from knnper.transport.codec import Parts, put_together, take_apart
+from knnper.transport.codec import Parts, canonical, put_together, take_apart
 
 R = TypeVar("R")
 
@@ -48,15 +47,15 @@ class ClientStateStore:
         path = self._path(client, max(earlier))
         try:
             with safe_open(path, framework="pt") as file:
-                # Clones, since the tensors would otherwise keep the file mapped.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                names = list(file.keys())
+                tensors = {name: file.get_tensor(name) for name in names}
                 structure = file.metadata()["structure"]
         except Exception as error:
             raise CheckpointError(
                 f"the state of client {client!r} in {path} cannot be read ({error}); "
                 "remove the run's folder and start again"
             ) from error
-        return put_together(record_type, Parts(tensors, structure))
+        return canonical(put_together(record_type, Parts(tensors, structure)))
 
     def save(self, client: str, server_round: int, state: object, keep: int) -> None:
         """Write the client's state after a round, atomically.
@@ -78,7 +77,7 @@ class ClientStateStore:
         draft = path.with_name(f".{uuid.uuid4().hex}.draft")
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
         draft.write_bytes(save(tensors, {"structure": parts.structure}))
-        os.replace(draft, path)
+        draft.replace(path)
         self._prune(client, keep)
 
     def _prune(self, client: str, keep: int) -> None:

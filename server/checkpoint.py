@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from knnper.config.errors import CheckpointError
 from knnper.transport.codec import (
     CodecError,
     Parts,
+    canonical,
     fingerprint,
     put_together,
     take_apart,
@@ -27,6 +29,7 @@ _KEPT = 2
 _PREFIX = "round-"
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
+_DAMAGE = (OSError, ValueError, KeyError, CodecError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class CheckpointFolder:
         _write(draft / _MANIFEST, json.dumps(manifest, indent=2).encode())
         target = self._path(server_round)
         shutil.rmtree(target, ignore_errors=True)
-        os.replace(draft, target)
+        draft.replace(target)
         self._remove_old()
         return saved
 
@@ -97,7 +100,7 @@ class CheckpointFolder:
         for server_round in reversed(rounds):
             try:
                 return self._load(server_round, state_type)
-            except (OSError, ValueError, KeyError, CodecError) as error:
+            except _DAMAGE as error:
                 path = self._path(server_round)
                 log.warning("the checkpoint %s is damaged: %s", path, error)
         if rounds:
@@ -126,7 +129,7 @@ class CheckpointFolder:
             )
         structure = json.dumps(manifest["structure"], separators=(",", ":"))
         tensors = load_file(path / _TENSORS)
-        state: object = put_together(state_type, Parts(tensors, structure))
+        state: object = canonical(put_together(state_type, Parts(tensors, structure)))
         found = fingerprint(state)
         if found != manifest["fingerprint"]:
             expected = manifest["fingerprint"]

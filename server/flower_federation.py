@@ -10,7 +10,6 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from client.evaluation import ClientResult, Evaluation
 from knnper.config.errors import RunError
 from knnper.transport.codec import CodecError, take_apart
 from knnper.transport.messages import (
@@ -25,6 +24,7 @@ from knnper.transport.messages import (
 )
 from knnper.transport.polling import replies_in_order
 from server.federation import Reply, Request
+from strategies.core.evaluation import ClientResult, Evaluation
 
 
 @dataclass

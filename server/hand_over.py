@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from client.evaluation import ClientResult
 from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
 from server.federation import Federation, Request
+from strategies.core.evaluation import ClientResult
 from strategies.core.method import NEWCOMER, Method
 
 

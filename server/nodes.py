@@ -38,8 +38,8 @@ def wait_for_nodes(
         time.sleep(POLL_INTERVAL_S)
     expected = _num_expected(known) if known else 1
     raise RunError(
-        f"expected {expected} nodes within {timeout_s:.0f} s, found {len(known)}; check "
-        "that the simulation's nodes or the SuperNodes are running"
+        f"expected {expected} nodes within {timeout_s:.0f} s, found {len(known)}; "
+        "check that the simulation's nodes or the SuperNodes are running"
     )
 
 

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client.evaluation import Evaluation
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings, TrainingSettings
 from knnper.config.seeding import RandomKey
+from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation, Request
 from server.sampling import sample_participants
 from server.validation import Tally, num_bytes, usable_updates
+from strategies.core.evaluation import Evaluation
 from strategies.core.method import NEWCOMER, Method
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class RoundLoop:
             log.warning("round %d: client %s failed: %s", server_round, client, reason)
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
-        return new_state, tally
+        return canonical(new_state), tally
 
     def _requests(
         self, state: Any, server_round: int, clients: Sequence[str], tally: Tally

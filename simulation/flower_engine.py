@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from flwr.app import Context
 from flwr.common import EventType
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
 
@@ -118,7 +119,7 @@ def num_workers(run: RunSettings) -> int:
     return run.num_workers or len(os.sched_getaffinity(0))
 
 
-def _backend_config(run: RunSettings) -> dict[str, dict[str, object]]:
+def _backend_config(run: RunSettings) -> BackendConfig:
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,

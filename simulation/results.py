@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from client.evaluation import ClientResult, Evaluation
 from simulation.durable_files import write_atomically
+from strategies.core.evaluation import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
 

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from client.evaluation import ClientResult
 from knnper.config.catalogue import Catalogue
 from knnper.config.document import results_identity, to_yaml
 from knnper.config.errors import ConfigError, Problem, RunError
@@ -18,6 +17,7 @@ from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
 from simulation.durable_files import JsonLines, write_atomically
 from simulation.results import write_clients_csv
+from strategies.core.evaluation import ClientResult
 
 EXPERIMENT = "experiment.yaml"
 # Deleting a folder hangs on this line: it must not occur in files people write.
@@ -152,6 +152,10 @@ class RunFolder:
     def write_results(self, document: Mapping[str, Any]) -> None:
         """Write ``results.json``, the last file: where it is, the run is done."""
         self._write_json("results.json", document)
+
+    def is_finished(self) -> bool:
+        """Return whether the run has its results."""
+        return (self.path / "results.json").is_file()
 
     def results(self) -> dict[str, Any]:
         """Return the content of ``results.json``.

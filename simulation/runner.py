@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from client.evaluation import ClientResult
 from knnper.config.document import results_identity, to_document
 from knnper.config.sections import Experiment
-from knnper.transport.codec import fingerprint
+from knnper.transport.codec import canonical, fingerprint
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation
 from server.hand_over import HandOver
@@ -22,6 +21,8 @@ from simulation.run_folder import RunFolder
 from simulation.serial_engine import SerialFederation
 from simulation.tensorboard import scalar_writer
 from simulation.workbench import Workbench, open_workbench
+from strategies.core.evaluation import ClientResult
+
 
 def simulate(
     experiment: Experiment,
@@ -47,6 +48,8 @@ def simulate(
     Mapping
         The content of ``results.json``.
     """
+    if folder.is_finished():
+        return folder.results()
     bench = open_workbench(experiment)
 
     def body(federation: Federation) -> Mapping[str, Any]:
@@ -101,7 +104,9 @@ def conduct(
 
 
 def _untrained(bench: Workbench) -> Checkpoint:
-    state = bench.method.init(bench.clients.trainable(), bench.key.child("init"))
+    state = canonical(
+        bench.method.init(bench.clients.trainable(), bench.key.child("init"))
+    )
     return Checkpoint(0, state, fingerprint(state))
 
 

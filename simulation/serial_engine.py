@@ -1,10 +1,11 @@
-"""One process, no Flower, no Ray: for debugging, and the oracle of the other engines."""
+"""One process, no Flower, no Ray: for debugging, and as the other engines' oracle."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from client.runtime import ClientRuntime
+from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.federation import Reply, Request
 
@@ -33,16 +34,15 @@ class SerialFederation:
         """See `Federation.exchange`."""
         for request in requests:
             record = self._answer(purpose, server_round, keep_round, request)
-            yield Reply(request.client, record)
+            yield Reply(request.client, canonical(record))
 
     def _answer(
         self, purpose: Purpose, server_round: int, keep_round: int, request: Request
     ) -> Any:
-        client, payload = request.client, request.payload
+        client, payload = request.client, canonical(request.payload)
         if purpose is Purpose.TRAIN:
             return self.runtime.train(client, payload, server_round, keep_round)
         if purpose is Purpose.VALIDATE:
             return self.runtime.validate(client, payload)
-        return self.runtime.personalize(
-            client, payload, request.reference, server_round
-        )
+        reference = canonical(request.reference)
+        return self.runtime.personalize(client, payload, reference, server_round)

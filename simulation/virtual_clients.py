@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from knnper.data.dataset import Dataset
-
 from knnper.data.examples import ClientSplits
 from simulation.partition.split import ClientPart, Partition
 

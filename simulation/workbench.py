@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import faiss
 import torch
 from torch import Tensor
-from knnper.data.catalogue import DATA_SETS
-from strategies.catalogue import METHODS
 
 from knnper.config.sections import Experiment
 from knnper.config.seeding import RandomKey
+from knnper.data.catalogue import DATA_SETS
 from knnper.data.preprocess import Normalizer
 from knnper.models.catalogue import build_model
 from simulation.partition.split import Partition, make_partition
 from simulation.virtual_clients import VirtualClients
+from strategies.catalogue import METHODS
 from strategies.core.method import Method
 from strategies.core.task import Task
 

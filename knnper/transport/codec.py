@@ -96,7 +96,7 @@ def flatten(record: object) -> Flat:
 
 
 def unflatten(record_type: type[R], flat: Flat) -> R:
-    """Return the record that ``flat`` was made from; its tensors are views.
+    """Return the record that ``flat`` was made from, its tensors as in `canonical`.
 
     Raises
     ------
@@ -107,11 +107,7 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
     tensors, start = {}, 0
     for path, shape in layout["shapes"].items():
         stop = start + math.prod(shape)
-        tensors[path] = (
-            flat.vector[start:stop].view(shape)
-            if stop > start
-            else (torch.empty(shape))
-        )
+        tensors[path] = _copied(flat.vector[start:stop].view(shape))
         start = stop
     if start != flat.vector.numel():
         raise CodecError(
@@ -121,14 +117,30 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
     return put_together(record_type, Parts(tensors, json.dumps(layout["structure"])))
 
 
+def canonical(record: R) -> R:
+    """Return ``record`` with its tensors copied: contiguous, each in memory of its own.
+
+    Sums and products may end in other bits for another layout or alignment of the same
+    numbers. What was computed here is made the same as what came over a wire or from
+    a file, so that none of it shows in the results.
+    """
+    parts = take_apart(record)
+    copies = {name: _copied(tensor) for name, tensor in parts.tensors.items()}
+    return put_together(type(record), Parts(copies, parts.structure))
+
+
 def fingerprint(record: object) -> str:
-    """Return the SHA-256 of a record: structure, shapes and every bit of its tensors."""
+    """Return the SHA-256 of a record: its structure and every bit of its tensors."""
     parts = take_apart(record)
     digest = hashlib.sha256(parts.structure.encode())
     for path, tensor in parts.tensors.items():
         digest.update(f"{path}{tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

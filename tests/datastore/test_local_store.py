@@ -101,12 +101,12 @@ def test_ties_that_float32_breaks_go_to_the_smaller_id() -> None:
     # Permuted coordinates: their squares sum up to the same number in any order,
     # but not in float32.
     generator = RandomKey(4).numpy()
-    row = generator.integers(1, 2**15, 64) / 2**12
-    rows = np.stack([generator.permutation(row) for _ in range(10)])
+    row = generator.integers(1, 2**15, 1280) / 2**12
+    rows = np.stack([generator.permutation(row) for _ in range(30)])
     embeddings = torch.from_numpy(rows.astype("float32"))
-    store = LocalStore(embeddings, torch.zeros(10, dtype=torch.int64), 1)
+    store = LocalStore(embeddings, torch.zeros(30, dtype=torch.int64), 1)
 
-    assert store.search(torch.zeros(1, 64), 10).ids.tolist() == [list(range(10))]
+    assert store.search(torch.zeros(1, 1280), 30).ids.tolist() == [list(range(30))]
 
 
 def test_a_query_does_not_depend_on_the_other_queries() -> None:

@@ -1,5 +1,6 @@
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,25 @@ def test_two_are_kept(tmp_path: Path) -> None:
     assert folder.oldest_round() == 10
 
 
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def cut_off(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_off])
 def test_a_damaged_one_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[bytes], bytes],
 ) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     folder.save(1, state(1.0))
     folder.save(2, state(2.0))
     tensors = tmp_path / "round-000002" / "state.safetensors"
-    damaged = bytearray(tensors.read_bytes())
-    damaged[-1] ^= 1
-    tensors.write_bytes(bytes(damaged))
+    tensors.write_bytes(damage(tensors.read_bytes()))
     with caplog.at_level(logging.WARNING):
         latest = folder.load_latest(ModelState)
     assert latest is not None

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
 from knnper.config.sections import RunSettings, TrainingSettings
+from knnper.config.seeding import RandomKey
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder

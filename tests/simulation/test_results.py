@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.evaluation import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 from simulation.results import (
     summarise,
     summarise_groups,
     training_summary,
     write_clients_csv,
 )
+from strategies.core.evaluation import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 
 
 def evaluation(

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from client.evaluation import ClientResult, Evaluation
 from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
 from simulation.durable_files import JsonLines
 from simulation.run_folder import RunFolder
+from strategies.core.evaluation import ClientResult, Evaluation
 
 
 @dataclass(frozen=True)

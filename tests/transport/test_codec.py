@@ -10,6 +10,7 @@ from knnper.transport.codec import (
     CodecError,
     Flat,
     Parts,
+    canonical,
     fingerprint,
     flatten,
     put_together,
@@ -74,6 +75,15 @@ def test_a_record_without_tensors_comes_back() -> None:
     back = unflatten(ModelUpdate, flatten(update))
     assert back.num_examples == 3
     assert back.train_loss != back.train_loss
+
+
+def test_layout_and_place_in_memory_do_not_travel() -> None:
+    sideways = ModelPayload(torch.arange(12.0).view(3, 4)[:, 1:].T)
+    expected = fingerprint(sideways)
+    for copied in (canonical(sideways), unflatten(ModelPayload, flatten(sideways))):
+        assert fingerprint(copied) == expected
+        assert copied.weights.is_contiguous()
+        assert copied.weights.storage_offset() == 0
 
 
 def test_the_fingerprint_sees_every_bit() -> None:

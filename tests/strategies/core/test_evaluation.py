@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from client.evaluation import evaluate
 from knnper.data.examples import Examples
+from strategies.core.evaluation import evaluate
 
 
 class Fixed:
