@@ -21,26 +21,21 @@ def replies_in_order(
 ) -> Iterator[Message]:
     """Send ``messages`` and yield their replies in the order of the messages.
 
-    Messages are made and pushed one at a time, and a reply is dropped as soon as it
-    was yielded, so that no more than the replies that overtook another are held.
+    Messages are made and pushed one at a time. Only the next reply is asked for, since
+    a look for all that are missing would take longer the more clients there are; one
+    that overtook another stays with the grid.
 
     Raises
     ------
     Interrupted
         If ``stop`` is set while replies are missing.
     """
-    order = [_push(grid, message) for message in messages]
-    waiting, arrived = set(order), dict[str, Message]()
-    for message_id in order:
-        while message_id not in arrived:
+    for message_id in [_push(grid, message) for message in messages]:
+        while not (replies := list(grid.pull_messages([message_id]))):
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
-            for reply in grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                arrived[reply.metadata.reply_to_message_id] = reply
-            if message_id not in arrived:
-                time.sleep(POLL_INTERVAL_S)
-        yield arrived.pop(message_id)
+            time.sleep(POLL_INTERVAL_S)
+        yield replies[0]
 
 
 def _push(grid: Grid, message: Message) -> str:
