@@ -1,5 +1,6 @@
 """Who wants to know how a run is getting on."""
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -51,3 +52,44 @@ class SilentObserver:
 
     def finished(self) -> None:
         """Ignore the end."""
+
+
+class LoggingObserver:
+    """Writes a line a round to a log.
+
+    Parameters
+    ----------
+    log
+        Where the lines go.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._num_rounds = 0
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Say which rounds begin."""
+        self._num_rounds = num_rounds
+        self._log.info("training: rounds %d to %d", first_round, num_rounds)
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Say how a round went."""
+        self._log.info(
+            "round %d/%d: train loss %.3f, %d clients, %.1f s",
+            record["server_round"],
+            self._num_rounds,
+            record["train_loss"],
+            record["num_clients"],
+            record["seconds"],
+        )
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Say how many clients are about to be personalised."""
+        self._log.info("personalising %d clients", num_clients)
+
+    def client_personalized(self) -> None:
+        """Say nothing of a single client."""
+
+    def finished(self) -> None:
+        """Say that the run has ended."""
+        self._log.info("finished")

@@ -9,17 +9,20 @@ from flwr.serverapp import Grid, ServerApp
 
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from server.observer import SilentObserver
+from knnper.transport import shared_memory
+from server.observer import LoggingObserver
 from simulation.catalogue import experiment_catalogue
 from simulation.client_runtime import client_app
 from simulation.flower_engine import flower_federation
+from simulation.report import as_markdown, comparison_table, load_run
 from simulation.run_folder import RunFolder
 from simulation.runner import conduct
 from simulation.workbench import open_workbench
 
 __all__ = ["client_app", "server_app"]
 
-log = logging.getLogger(__name__)
+# Flower shows, and streams to `flwr run --stream`, what is written to this log.
+log = logging.getLogger("flwr")
 
 APP_FOLDER = Path(__file__).resolve().parent.parent
 
@@ -37,10 +40,13 @@ def main(grid: Grid, context: Context) -> None:
     path = Path(output).expanduser().resolve()
     overwrite = bool(context.run_config["overwrite"])
     folder = RunFolder.create(path, experiment, overwrite=overwrite)
-    log.info("results go to %s", path)
     bench = open_workbench(experiment)
-    with flower_federation(grid, bench, path, threading.Event()) as federation:
-        conduct(bench, federation, folder, SilentObserver(), ["flwr", "run"])
+    observer = LoggingObserver(log)
+    with shared_memory.shared_folder() as shared:
+        federation = flower_federation(grid, bench, path, shared, threading.Event())
+        conduct(bench, federation, folder, observer, ["flwr", "run"])
+    log.info("\n%s", as_markdown(comparison_table([load_run(path)])))
+    log.info("everything about this run is in %s", path)
 
 
 def _experiment(context: Context) -> Experiment:

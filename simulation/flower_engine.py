@@ -8,9 +8,11 @@ it, and a test runs it.
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from flwr.app import Context
@@ -23,6 +25,7 @@ from knnper.config.document import to_json
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
 from knnper.transport import shared_memory
+from knnper.transport.polling import Interrupted
 from server.federation import Federation
 from server.flower_federation import FlowerFederation
 from server.nodes import assign_nodes, wait_for_nodes
@@ -70,12 +73,11 @@ def run_on_flower(
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        with flower_federation(grid, bench, run_folder, stop) as federation:
-            outcome.append(body(federation))
+        outcome.append(body(flower_federation(grid, bench, run_folder, shared, stop)))
 
     os.environ.update(_QUIET)
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    try:
+    with shared_memory.shared_folder() as shared, _stopping_on_interrupt(stop):
         _run_simulation(
             num_supernodes=len(bench.clients.parts),
             exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
@@ -83,35 +85,69 @@ def run_on_flower(
             server_app=server_app,
             backend_config=_backend_config(bench.experiment.run),
         )
-    finally:
-        stop.set()
     if not outcome:
         raise RunError("Flower's simulation ended before the run did")
     return outcome[0]
 
 
 @contextlib.contextmanager
-def flower_federation(
-    grid: Grid, bench: Workbench, run_folder: Path, stop: threading.Event
-) -> Iterator[Federation]:
-    """Yield the virtual clients behind ``grid``.
+def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
 
-    Models travel as files in memory where this machine has room for them.
+    An interrupt in the middle of Flower's engine leaves its threads waiting for Ray for
+    ever. So the server is told to stop, and Flower ends as after any other error; a
+    second Ctrl-C interrupts at once. Only a main thread can be interrupted at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupted(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Interrupted as error:
+        raise KeyboardInterrupt from error
+    finally:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+
+def flower_federation(
+    grid: Grid,
+    bench: Workbench,
+    run_folder: Path,
+    shared_folder: Path | None,
+    stop: threading.Event,
+) -> Federation:
+    """Return the virtual clients behind ``grid``, once all its nodes are there.
+
+    Parameters
+    ----------
+    grid
+        Flower's grid.
+    bench
+        The experiment.
+    run_folder
+        Where clients keep their state.
+    shared_folder
+        Where models travel as files in memory; None sends them in messages.
+    stop
+        Ends waiting for clients when it is set.
     """
     nodes = wait_for_nodes(grid, stop)
-    with contextlib.ExitStack() as stack:
-        folder = ""
-        if shared_memory.available():
-            folder = str(stack.enter_context(shared_memory.shared_folder()))
-        yield FlowerFederation(
-            grid=grid,
-            node_of=assign_nodes(bench.clients.names(), nodes),
-            update_type=bench.method.update_type,
-            experiment=to_json(bench.experiment),
-            run_folder=str(run_folder.resolve()),
-            shared_folder=folder,
-            stop=stop,
-        )
+    return FlowerFederation(
+        grid=grid,
+        node_of=assign_nodes(bench.clients.names(), nodes),
+        update_type=bench.method.update_type,
+        experiment=to_json(bench.experiment),
+        run_folder=str(run_folder.resolve()),
+        shared_folder=str(shared_folder or ""),
+        stop=stop,
+    )
 
 
 def num_workers(run: RunSettings) -> int:

@@ -17,21 +17,24 @@ _PREFIX = "knnper-"
 _LEAST_FREE_BYTES = 256 * 1024**2
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Return whether this machine has a file system in memory with room to spare."""
     if not os.access(MEMORY_FILE_SYSTEM, os.W_OK):
         return False
+    _remove_left_behind()
     return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= _LEAST_FREE_BYTES
 
 
 @contextlib.contextmanager
-def shared_folder() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path | None]:
     """Create a folder in memory for one run and remove it afterwards.
 
-    Folders of runs that were killed are removed first: memory is not given back by a
-    reboot that never comes.
+    Yields None where there is no room for one. Folders of runs that were killed are
+    removed first: memory is not given back by a reboot that never comes.
     """
-    _remove_left_behind()
+    if not is_available():
+        yield None
+        return
     folder = MEMORY_FILE_SYSTEM / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     folder.mkdir(mode=0o700)
     try:

@@ -16,6 +16,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_folder_goes_with_the_run(memory: Path) -> None:
     with shared_memory.shared_folder() as folder:
+        assert folder is not None
         path = shared_memory.write_vector(folder, torch.tensor([1.0, -2.5]))
         assert shared_memory.read_vector(path).tolist() == [1.0, -2.5]
     assert list(memory.iterdir()) == []
@@ -42,4 +43,11 @@ def test_no_memory_file_system_is_no_error(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory, "MEMORY_FILE_SYSTEM", memory / "missing")
-    assert not shared_memory.available()
+    with shared_memory.shared_folder() as folder:
+        assert folder is None
+
+
+def test_too_little_room_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_LEAST_FREE_BYTES", 2**62)
+    with shared_memory.shared_folder() as folder:
+        assert folder is None
