@@ -6,15 +6,12 @@ Real processes: each run is the command a user types.
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-KNNPER = Path(sys.executable).with_name("knnper")
+from tests.simulation.knnper_process import simulate, start, wait_for_rounds
 
 EXPERIMENT = """
 name: parity
@@ -41,37 +38,18 @@ def experiment(folder: Path, method: str) -> Path:
     return path
 
 
-def simulate(*arguments: str | Path) -> None:
-    command = [KNNPER, "simulate", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def outcome(folder: Path) -> Outcome:
     results = json.loads((folder / "results.json").read_text())
     digest = results["training"]["state_sha256"]
     return Outcome(digest, (folder / "clients.csv").read_bytes())
 
 
-def num_rounds(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
-
-
 def kill_half_way(folder: Path, *arguments: str | Path) -> None:
-    """Start a run and kill all its processes with SIGKILL in the fifth round or so."""
-    command = [KNNPER, "simulate", *arguments, "--output", folder]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while num_rounds(folder) < 4:
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.005)
+    """Start a run and kill it with SIGKILL in the fifth round or so."""
+    process = start(folder, *arguments)
+    wait_for_rounds(process, folder, 4)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (folder / "results.json").exists(), "the run ended before it was killed"
 
 

@@ -1,0 +1,134 @@
+"""Links, experiments, commands and paths in the pages are those of the code."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+import pytest
+import typer
+
+from knnper.cli.app import app
+from knnper.config.loading import SECTIONS, load_experiment, read_experiment
+from knnper.config.yaml_text import parse_yaml
+from simulation.catalogue import experiment_catalogue
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "[!.]*/*.md")
+    for path in ROOT.glob(pattern)
+    if path.parent.name != "runs"
+)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+FOLDERS = "client server strategies datastore simulation knnper tests docs".split()
+# What the guides tell the reader to write.
+YET_TO_BE_WRITTEN = {
+    "strategies/fedprox.py",
+    "tests/strategies/test_fedprox.py",
+    "knnper/data/npz_file.py",
+}
+# Completes the excerpts of experiments.
+REST = {
+    "name": "page",
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "num_clients": 10},
+    "model": {"name": "tiny_cnn"},
+    "method": {"name": "knn_per"},
+}
+
+Listings = Callable[[str, str], list[str]]
+
+
+def prose(page: str) -> str:
+    """Return the text of a page without its listings."""
+    return FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the headings of a page as links name them."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-")
+        for one in headings
+    }
+
+
+def commands(page: str, listings: Listings) -> Iterator[list[str]]:
+    """Yield the words of each command line in the listings of a page."""
+    for block in listings(page, "(?:sh|bash|console)"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words:
+                yield words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = unquote(link).partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), f"{page} links to {link}, which does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"{page} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_experiments_load(page: str, listings: Listings) -> None:
+    for text in listings(page, "ya?ml"):
+        document = parse_yaml(text, page)
+        if set(document) & (set(SECTIONS) - {"name"}):
+            load_experiment(REST | document, experiment_catalogue(), source=page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_can_be_typed(page: str, listings: Listings) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    for program, *words in commands(page, listings):
+        if Path(program).name != "knnper":
+            continue
+        name, *arguments = words
+        if name.startswith("-"):
+            continue
+        assert name in group.commands, f"{page}: knnper has no command {name}"
+        # Parses the arguments and complains; runs nothing.
+        context = group.commands[name].make_context(name, arguments)
+        path = ROOT / str(context.params.get("experiment"))
+        if path.is_file():
+            overrides = context.params["overrides"] or ()
+            read_experiment(path, experiment_catalogue(), overrides)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_exist(page: str) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    for text in re.findall(r"`knnper ([a-z][^`]*)`", prose(page)):
+        name, *arguments = text.split()
+        known = {
+            option for one in group.commands[name].params for option in one.opts
+        } | {"--help", "-h"}
+        options = {word for word in arguments if word.startswith("-")}
+        assert options <= known, f"{page}: knnper {text}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_exist(page: str, listings: Listings) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = {words[1] for words in commands(page, listings) if words[0] == "make"}
+    named |= set(re.findall(r"`make ([a-z-]+)`", prose(page)))
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", prose(page))
+    missing = {name for name in named if not (ROOT / name).exists()}
+    assert missing <= YET_TO_BE_WRITTEN
