@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from client.state_store import ClientStateStore
+from knnper.config.errors import TrainingDivergedError
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, ClientSplits, InputSpec, no_examples
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
+from knnper.transport.codec import is_finite, take_apart
 from strategies.core.evaluation import ClientResult, Evaluation, evaluate
 from strategies.core.method import Method
 from strategies.core.records import NoState
@@ -14,8 +16,11 @@ from strategies.core.records import NoState
 class DataSource(Protocol):
     """Where a client's data comes from."""
 
-    def splits(self, client: str) -> ClientSplits:
-        """Return the data of ``client``."""
+    def data(self, client: str) -> ClientData:
+        """Return what ``client`` learns from."""
+
+    def test(self, client: str) -> Examples:
+        """Return the test split of ``client``; read once, by the evaluation."""
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
@@ -31,7 +36,7 @@ class ClientRuntime:
         What the clients do.
     spec
         Of the data; gives the shape of "no data".
-    data
+    source
         The clients' data.
     states
         The clients' memory.
@@ -41,21 +46,30 @@ class ClientRuntime:
 
     method: Method
     spec: InputSpec
-    data: DataSource
+    source: DataSource
     states: ClientStateStore
     key: RandomKey
 
     def train(
         self, client: str, payload: object, server_round: int, keep_round: int
     ) -> Any:
-        """Train in one round; return the method's update."""
+        """Train in one round; return the method's update.
+
+        Raises
+        ------
+        TrainingDivergedError
+            If the update or the client's new state is not finite. The state from
+            before the round is kept.
+        """
         state, update = self.method.client_update(
             payload,
             self._state(client, server_round),
-            self.data.splits(client).without_test(),
+            self.source.data(client),
             server_round,
             self.key.child("client_update", server_round, client),
         )
+        _require_finite("update", update)
+        _require_finite("state", state)
         if not isinstance(state, NoState):
             self.states.save(client, server_round, state, keep_round)
         return update
@@ -63,28 +77,28 @@ class ClientRuntime:
     def validate(self, client: str, reference: object) -> Evaluation:
         """Evaluate the unpersonalised model on the client's validation split."""
         predictor = self._unpersonalised(client, reference)
-        return evaluate(predictor, self.data.splits(client).validation)
+        return evaluate(predictor, self.source.data(client).validation)
 
     def personalize(
         self, client: str, payload: object, reference: object, last_round: int
     ) -> ClientResult:
         """Personalise, then read the test split: once, and only here."""
-        splits = self.data.splits(client)
+        data, test = self.source.data(client), self.source.test(client)
         predictor = self.method.personalize(
             payload,
             self._state(client, last_round + 1),
-            splits.without_test(),
+            data,
             self.key.child("personalize", client),
         )
         unpersonalised = self._unpersonalised(client, reference)
         return ClientResult(
             client=client,
-            seen=self.data.is_seen(client),
-            num_train=len(splits.train),
-            num_validation=len(splits.validation),
-            personal=evaluate(predictor, splits.test),
-            reference=evaluate(unpersonalised, splits.test),
-            validation=evaluate(unpersonalised, splits.validation),
+            seen=self.source.is_seen(client),
+            num_train=len(data.train),
+            num_validation=len(data.validation),
+            personal=evaluate(predictor, test),
+            reference=evaluate(unpersonalised, test),
+            validation=evaluate(unpersonalised, data.validation),
             chosen=dict(predictor.describe()),
         )
 
@@ -99,3 +113,12 @@ class ClientRuntime:
         nothing = ClientData(no_examples(self.spec), no_examples(self.spec))
         key = self.key.child("reference", client)
         return self.method.personalize(reference, None, nothing, key)
+
+
+def _require_finite(what: str, record: object) -> None:
+    for name, tensor in take_apart(record).tensors.items():
+        if not is_finite(tensor):
+            raise TrainingDivergedError(
+                f"{name} of the client's {what} is not finite: training diverged; "
+                "lower training.learning_rate"
+            )

@@ -1,7 +1,6 @@
 """What clients remember between rounds: one safe file per client and round."""
 
 import re
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +10,7 @@ from safetensors.torch import save
 
 from knnper.config.errors import CheckpointError
 from knnper.transport.codec import Parts, canonical, put_together, take_apart
+from knnper.transport.durable_files import write_atomically
 
 R = TypeVar("R")
 
@@ -74,10 +74,8 @@ class ClientStateStore:
         parts = take_apart(state)
         path = self._path(client, server_round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{uuid.uuid4().hex}.draft")
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
-        draft.write_bytes(save(tensors, {"structure": parts.structure}))
-        draft.replace(path)
+        write_atomically(path, save(tensors, {"structure": parts.structure}))
         self._prune(client, keep)
 
     def _prune(self, client: str, keep: int) -> None:

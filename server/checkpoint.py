@@ -2,9 +2,8 @@
 
 import json
 import logging
-import os
+import re
 import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from knnper.transport.codec import (
     put_together,
     take_apart,
 )
+from knnper.transport.durable_files import sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 _KEPT = 2
-_PREFIX = "round-"
+_NAME = re.compile(r"round-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _DAMAGE = (OSError, ValueError, KeyError, CodecError, SafetensorError)
@@ -77,14 +77,16 @@ class CheckpointFolder:
             "fingerprint": saved.fingerprint,
             "structure": json.loads(parts.structure),
         }
-        draft = self._folder / f".{uuid.uuid4().hex}.draft"
+        draft = self._folder / f".round-{server_round}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
-        _write(draft / _TENSORS, save(tensors))
-        _write(draft / _MANIFEST, json.dumps(manifest, indent=2).encode())
+        write_atomically(draft / _TENSORS, save(tensors))
+        write_atomically(draft / _MANIFEST, json.dumps(manifest, indent=2))
         target = self._path(server_round)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
+        sync_folder(self._folder)
         self._remove_old()
         return saved
 
@@ -112,8 +114,9 @@ class CheckpointFolder:
 
     def rounds(self) -> list[int]:
         """Return the rounds of which there is a checkpoint, oldest first."""
-        names = (path.name for path in self._folder.glob(f"{_PREFIX}*"))
-        return sorted(int(name.removeprefix(_PREFIX)) for name in names)
+        names = (path.name for path in self._folder.glob("*"))
+        matches = (_NAME.fullmatch(name) for name in names)
+        return sorted(int(match[1]) for match in matches if match)
 
     def oldest_round(self) -> int:
         """Return the earliest round to which a resumed run may go back."""
@@ -141,11 +144,4 @@ class CheckpointFolder:
             shutil.rmtree(self._path(server_round), ignore_errors=True)
 
     def _path(self, server_round: int) -> Path:
-        return self._folder / f"{_PREFIX}{server_round:06d}"
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        return self._folder / f"round-{server_round:06d}"

@@ -57,7 +57,7 @@ class Federation(Protocol):
     ) -> Iterator[Reply]:
         """Ask clients and yield their replies in the order of the requests.
 
-        Requests and replies are streams: neither side holds all of them.
+        Replies are a stream: each is dropped before the next one is looked at.
 
         Parameters
         ----------

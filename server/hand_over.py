@@ -46,9 +46,10 @@ class HandOver:
 
         def requests() -> Iterator[Request]:
             for client in clients:
-                known_as = client if client in seen else NEWCOMER
-                child = key.child(known_as)
-                payload = self.method.broadcast(state, known_as, child)
+                if client not in seen:
+                    yield Request(client, reference, reference)
+                    continue
+                payload = self.method.broadcast(state, client, key.child(client))
                 yield Request(client, payload, reference)
 
         replies = self.federation.exchange(

@@ -4,6 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+RoundRecord = Mapping[str, float | int]
+"""The figures of one round by name."""
+
 
 class Observer(Protocol):
     """Is told of every step of a run, in the process that leads it.
@@ -14,7 +17,7 @@ class Observer(Protocol):
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
 
-    def round_finished(self, record: Mapping[str, float | int]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Say how a round went.
 
         Parameters
@@ -41,7 +44,7 @@ class SilentObserver:
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Ignore that the rounds begin."""
 
-    def round_finished(self, record: Mapping[str, float | int]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Ignore how a round went."""
 
     def personalization_started(self, num_clients: int) -> None:
@@ -72,7 +75,7 @@ class LoggingObserver:
         self._num_rounds = num_rounds
         self._log.info("training: rounds %d to %d", first_round, num_rounds)
 
-    def round_finished(self, record: Mapping[str, float | int]) -> None:
+    def round_finished(self, record: RoundRecord) -> None:
         """Say how a round went."""
         self._log.info(
             "round %d/%d: train loss %.3f, %d clients, %.1f s",

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,13 @@ from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation, Request
+from server.observer import RoundRecord
 from server.sampling import sample_participants
 from server.validation import Tally, num_bytes, usable_updates
 from strategies.core.evaluation import Evaluation
 from strategies.core.method import NEWCOMER, Method
 
 log = logging.getLogger(__name__)
-
-RoundRecord = Mapping[str, float | int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class RoundLoop:
     checkpoints
         Where the state is kept.
     on_round
-        Called with each round's figures, after its checkpoint.
+        Called with each round's figures, before its checkpoint.
     """
 
     method: Method
@@ -79,11 +78,13 @@ class RoundLoop:
             }
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
-                figures["validation_accuracy"] = self._validate(state, server_round)
+                figures.update(self._validate(state, server_round))
+            figures["seconds"] = time.monotonic() - began
+            # Before the checkpoint: a resumed run drops figures that are too many, and
+            # could not make up for any that are missing.
+            self.on_round(figures)
             if last or _is_due(server_round, self.run.checkpoint_every):
                 latest = self.checkpoints.save(server_round, state)
-            figures["seconds"] = time.monotonic() - began
-            self.on_round(figures)
         return latest
 
     def _one_round(self, state: Any, server_round: int) -> tuple[Any, Tally]:
@@ -103,7 +104,7 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally)
         new_state = self.method.aggregate(state, itertools.chain([first], updates))
         for client, reason in tally.failures.items():
-            log.warning("round %d: client %s failed: %s", server_round, client, reason)
+            _warn_of_failure(server_round, client, reason)
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
         return canonical(new_state), tally
@@ -117,7 +118,7 @@ class RoundLoop:
             tally.bytes_down += num_bytes(payload)
             yield Request(client, payload)
 
-    def _validate(self, state: Any, server_round: int) -> float:
+    def _validate(self, state: Any, server_round: int) -> RoundRecord:
         """Return the unpersonalised model's accuracy on all validation splits."""
         key = self.key.child("broadcast", server_round, NEWCOMER)
         reference = self.method.broadcast(state, NEWCOMER, key)
@@ -129,14 +130,20 @@ class RoundLoop:
         )
         correct = total = 0
         for reply in replies:
-            if isinstance(reply.record, Evaluation):
-                correct += reply.record.num_correct
-                total += reply.record.num_examples
-        return correct / total if total else 0.0
+            if not isinstance(reply.record, Evaluation):
+                _warn_of_failure(server_round, reply.client, reply.failure)
+                continue
+            correct += reply.record.num_correct
+            total += reply.record.num_examples
+        return {"validation_accuracy": correct / total} if total else {}
 
 
 def _is_due(server_round: int, every: int) -> bool:
     return every > 0 and server_round % every == 0
+
+
+def _warn_of_failure(server_round: int, client: str, reason: str | None) -> None:
+    log.warning("round %d: client %s failed: %s", server_round, client, reason)
 
 
 def _too_many_failures(server_round: int, tally: Tally) -> RunError:

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-
-from knnper.transport.codec import take_apart
+from knnper.transport.codec import is_finite, take_apart
 from server.federation import Reply
 from strategies.core.records import Update
 
@@ -21,12 +19,15 @@ class Tally:
         (n_m, train loss) of each update that was used.
     failures
         Why, by client, for those that were not.
+    shapes
+        Shape of each tensor of the first update that was used, by its path.
     bytes_down, bytes_up
         Size of the tensors of all payloads and of all used updates.
     """
 
     losses: list[tuple[int, float]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
 
@@ -52,7 +53,7 @@ def usable_updates(
     passed over.
     """
     for reply in replies:
-        problem = reply.failure or _problem(reply.record, update_type)
+        problem = reply.failure or _problem(reply.record, update_type, tally.shapes)
         if problem:
             tally.failures[reply.client] = problem
             continue
@@ -66,14 +67,21 @@ def num_bytes(record: object) -> int:
     return sum(tensor.nbytes for tensor in take_apart(record).tensors.values())
 
 
-def _problem(update: object, update_type: type) -> str | None:
+def _problem(
+    update: object, update_type: type, shapes: dict[str, tuple[int, ...]]
+) -> str | None:
+    """Return what is wrong with ``update``, or None and its shapes in ``shapes``."""
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
     if update.num_examples < 1:
         return f"expected at least one training example, found {update.num_examples}"
-    for name, tensor in take_apart(update).tensors.items():
-        # The sum is far cheaper; where it overflows, every number is looked at.
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+    tensors = take_apart(update).tensors
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
             return f"{name} is not finite: training diverged, lower the learning rate"
+    arrived = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes and arrived != shapes:
+        return f"expected tensors of shapes {shapes}, found {arrived}"
+    shapes.update(arrived)
     return None

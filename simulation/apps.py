@@ -39,10 +39,11 @@ def main(grid: Grid, context: Context) -> None:
     output = str(context.run_config["output"]) or f"runs/{experiment.name}"
     path = Path(output).expanduser().resolve()
     overwrite = bool(context.run_config["overwrite"])
-    folder = RunFolder.create(path, experiment, overwrite=overwrite)
+    RunFolder.require_free(path, overwrite=overwrite)
     bench = open_workbench(experiment)
+    folder = RunFolder.create(path, experiment, overwrite=overwrite)
     observer = LoggingObserver(log)
-    with shared_memory.shared_folder() as shared:
+    with folder.locked(), shared_memory.shared_folder() as shared:
         federation = flower_federation(grid, bench, path, shared, threading.Event())
         conduct(bench, federation, folder, observer, ["flwr", "run"])
     log.info("\n%s", as_markdown(comparison_table([load_run(path)])))

@@ -19,7 +19,7 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     return ClientRuntime(
         method=bench.method,
         spec=bench.task.spec,
-        data=bench.clients,
+        source=bench.clients,
         states=ClientStateStore(run_folder / "clients"),
         key=bench.key,
     )

@@ -34,14 +34,6 @@ from simulation.workbench import Workbench
 
 T = TypeVar("T")
 
-# Read when a run starts: Flower reports nothing and looks nothing up, and Ray does
-# not warn of what a later version will do with workers that reserve no GPU.
-_QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
 
 def run_on_flower(
     bench: Workbench, run_folder: Path, body: Callable[[Federation], T]
@@ -75,9 +67,16 @@ def run_on_flower(
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
         outcome.append(body(flower_federation(grid, bench, run_folder, shared, stop)))
 
-    os.environ.update(_QUIET)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with shared_memory.shared_folder() as shared, _stopping_on_interrupt(stop):
+        _start_flower(bench, server_app)
+    if not outcome:
+        raise RunError("Flower's simulation ended before the run did")
+    return outcome[0]
+
+
+def _start_flower(bench: Workbench, server_app: ServerApp) -> None:
+    try:
         _run_simulation(
             num_supernodes=len(bench.clients.parts),
             exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
@@ -85,9 +84,11 @@ def run_on_flower(
             server_app=server_app,
             backend_config=_backend_config(bench.experiment.run),
         )
-    if not outcome:
-        raise RunError("Flower's simulation ended before the run did")
-    return outcome[0]
+    except RuntimeError as error:
+        raise RunError(
+            f"Flower's simulation failed: {error.__cause__ or error}. Check that the "
+            "machine has what run.cpus_per_client and run.gpus_per_client ask for"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -152,7 +153,11 @@ def flower_federation(
 
 def num_workers(run: RunSettings) -> int:
     """Return the number of worker processes: as set, or one a usable CPU core."""
-    return run.num_workers or len(os.sched_getaffinity(0))
+    if run.num_workers:
+        return run.num_workers
+    if hasattr(os, "sched_getaffinity"):  # not everywhere, as on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _backend_config(run: RunSettings) -> BackendConfig:

@@ -10,8 +10,6 @@ from simulation.run_folder import RunFolder
 from strategies.catalogue import METHODS
 
 GROUPS = ("seen", "unseen")
-# Their unpersonalised model is FedAvg's, whatever they make of it on the clients.
-_TRAINED_BY_FEDAVG = frozenset({"fedavg", "fedavg_plus", "knn_per"})
 
 
 @dataclass(frozen=True)
@@ -133,13 +131,14 @@ def _rows(run: Run, group: str) -> Iterable[Row]:
     reference = personal.pop("global")
     if personal["num_clients"] == 0:
         return
-    if personal != reference:
-        yield _row(run, group, reference, is_reference=True)
-    yield _row(run, group, personal, is_reference=False)
+    title = _reference_title(run)
+    if title is not None and personal != reference:
+        yield _row(run, title, group, reference, is_reference=True)
+    yield _row(run, _title(run), group, personal, is_reference=False)
 
 
 def _row(
-    run: Run, group: str, figures: Mapping[str, Any], *, is_reference: bool
+    run: Run, title: str, group: str, figures: Mapping[str, Any], *, is_reference: bool
 ) -> Row:
     training = run.results["training"]
     seconds = training.get("seconds")
@@ -147,7 +146,7 @@ def _row(
         seconds += training.get("personalization_seconds", 0.0)
     return Row(
         run=run.name,
-        method=_reference_title(run) if is_reference else _title(run),
+        method=title,
         group=group,
         average=figures["accuracy_weighted"],
         bottom_decile=figures["accuracy_bottom_decile"],
@@ -164,10 +163,9 @@ def _title(run: Run) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
-def _reference_title(run: Run) -> str:
-    if run.results["method"] in _TRAINED_BY_FEDAVG:
-        return METHODS["fedavg"].title
-    return f"{_title(run)} (global)"
+def _reference_title(run: Run) -> str | None:
+    name = str(run.results["method"])
+    return METHODS[name].reference_title if name in METHODS else f"{name} (global)"
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,8 +1,10 @@
 """The folder in which a run keeps all that it writes."""
 
+import contextlib
+import fcntl
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from knnper.config.document import results_identity, to_yaml
 from knnper.config.errors import ConfigError, Problem, RunError
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from simulation.durable_files import JsonLines, write_atomically
+from knnper.transport.durable_files import JsonLines, write_atomically
 from simulation.results import write_clients_csv
 from strategies.core.evaluation import ClientResult
 
@@ -60,14 +62,37 @@ class RunFolder:
             If the folder is not empty and must not be overwritten, or holds something
             else than a run.
         """
-        if path.exists() and not path.is_dir():
-            raise RunError(f"{path} is a file; expected a folder for the run")
+        cls.require_free(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            _make_empty(path, overwrite=overwrite)
+        _make_empty(path)
         folder = cls(path)
         write_atomically(path / EXPERIMENT, _FIRST_LINE + to_yaml(experiment))
         return folder
+
+    @staticmethod
+    def require_free(path: Path, *, overwrite: bool) -> None:
+        """Do nothing if `create` can make a run in ``path``.
+
+        Raises
+        ------
+        RunError
+            If the folder is not empty and must not be overwritten, or holds something
+            else than a run.
+        """
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; expected a folder for the run")
+        if not path.exists() or not any(path.iterdir()):
+            return
+        if not _is_run(path):
+            raise RunError(
+                f"{path} is not empty and holds no run; choose another folder with "
+                "--output"
+            )
+        if not overwrite:
+            raise RunError(
+                f"{path} holds a run already; go on with it with --resume {path}, "
+                "delete it with --overwrite, or choose another folder with --output"
+            )
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -115,11 +140,26 @@ class RunFolder:
             raise ConfigError([Problem("override", message)], str(source))
         return resumed
 
-    def remove_if_unused(self) -> None:
-        """Remove the folder where nothing happened in it: the run could not start."""
-        if [entry.name for entry in self.path.iterdir()] == [EXPERIMENT]:
-            (self.path / EXPERIMENT).unlink()
-            self.path.rmdir()
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from leading this run inside the block.
+
+        The lock goes with the process, however that ends.
+
+        Raises
+        ------
+        RunError
+            If another process leads it.
+        """
+        with (self.path / ".lock").open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"another process is at work on the run in {self.path}; wait for "
+                    "it, or end it first"
+                ) from error
+            yield
 
     @property
     def checkpoints(self) -> Path:
@@ -131,19 +171,32 @@ class RunFolder:
         """Where the curves for TensorBoard are."""
         return self.path / "tensorboard"
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Write under what conditions the run is made."""
-        self._write_json("manifest.json", manifest)
+    def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep under what conditions the run is made; return all that is known.
 
-    def manifest(self) -> dict[str, Any]:
-        """Return under what conditions the run is made.
+        The first manifest stays; what it takes to go on with the run is added to it
+        under ``resumed``.
 
         Raises
         ------
         RunError
-            If that was never written, or is damaged.
+            If the data is split otherwise than when the run was started.
         """
-        return self._read_json("manifest.json")
+        name = "manifest.json"
+        if not (self.path / name).exists():
+            self._write_json(name, {**manifest, "resumed": []})
+            return self._read_json(name)
+        first = self._read_json(name)
+        if first["partition_hash"] != manifest["partition_hash"]:
+            raise RunError(
+                f"the data is not what it was when the run in {self.path} began: "
+                f"expected the split {first['partition_hash'][:12]}, found "
+                f"{manifest['partition_hash'][:12]}. Bring it back, or start again"
+            )
+        again = {"command": manifest["command"], "started": manifest["started"]}
+        complete = {**first, "resumed": [*first["resumed"], again]}
+        self._write_json(name, complete)
+        return complete
 
     def write_clients_csv(self, results: Iterable[ClientResult]) -> None:
         """Write ``clients.csv``, see `simulation.results.write_clients_csv`."""
@@ -244,17 +297,8 @@ def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _make_empty(path: Path, *, overwrite: bool) -> None:
-    """Delete the run in ``path``, or say why not."""
-    if not _is_run(path):
-        raise RunError(
-            f"{path} is not empty and holds no run; choose another folder with --output"
-        )
-    if not overwrite:
-        raise RunError(
-            f"{path} holds a run already; go on with it with --resume {path}, delete "
-            "it with --overwrite, or choose another folder with --output"
-        )
+def _make_empty(path: Path) -> None:
+    """Delete the run in ``path``, if there is one."""
     # What tells that it is a run goes last: a deletion that is cut short can be redone.
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == EXPERIMENT):
         if entry.is_dir() and not entry.is_symlink():

@@ -1,18 +1,18 @@
 """One experiment from start, or from where it was left, to its results."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from knnper.config.document import results_identity, to_document
-from knnper.config.sections import Experiment
+from knnper.config.errors import RunError
 from knnper.transport.codec import canonical, fingerprint
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation
 from server.hand_over import HandOver
-from server.observer import Observer
-from server.rounds import RoundLoop, RoundRecord
+from server.observer import Observer, RoundRecord
+from server.rounds import RoundLoop
 from simulation.client_runtime import runtime_of
 from simulation.manifest import build_manifest
 from simulation.partition.split import fingerprint as partition_fingerprint
@@ -20,21 +20,18 @@ from simulation.results import summarise_groups, training_summary
 from simulation.run_folder import RunFolder
 from simulation.serial_engine import SerialFederation
 from simulation.tensorboard import scalar_writer
-from simulation.workbench import Workbench, open_workbench
+from simulation.workbench import Workbench
 from strategies.core.evaluation import ClientResult
 
 
 def simulate(
-    experiment: Experiment,
-    folder: RunFolder,
-    observer: Observer,
-    command: Sequence[str],
+    bench: Workbench, folder: RunFolder, observer: Observer, command: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Run ``experiment`` on the engine it names.
+    """Run an experiment on the engine it names.
 
     Parameters
     ----------
-    experiment
+    bench
         What to run.
     folder
         Where everything is written; a run that was interrupted goes on from there.
@@ -47,23 +44,36 @@ def simulate(
     -------
     Mapping
         The content of ``results.json``.
+
+    Raises
+    ------
+    RunError
+        If the run cannot go on, or another process leads it.
     """
     if folder.is_finished():
         return folder.results()
-    bench = open_workbench(experiment)
 
     def body(federation: Federation) -> Mapping[str, Any]:
         return conduct(bench, federation, folder, observer, command)
 
     try:
-        if experiment.run.engine == "serial":
-            return body(SerialFederation(runtime_of(bench, folder.path)))
-        # Ray takes seconds to import, which the serial engine need not wait for.
-        from simulation.flower_engine import run_on_flower
-
-        return run_on_flower(bench, folder.path, body)
+        with folder.locked():
+            return _play(bench, folder, body)
     finally:
         observer.finished()
+
+
+def _play(
+    bench: Workbench,
+    folder: RunFolder,
+    body: Callable[[Federation], Mapping[str, Any]],
+) -> Mapping[str, Any]:
+    if bench.experiment.run.engine == "serial":
+        return body(SerialFederation(runtime_of(bench, folder.path)))
+    # Ray takes seconds to import, which the serial engine need not wait for.
+    from simulation.flower_engine import run_on_flower
+
+    return run_on_flower(bench, folder.path, body)
 
 
 def conduct(
@@ -79,13 +89,13 @@ def conduct(
     interrupted: rounds after the last checkpoint are repeated, clients that were
     personalised already are not.
     """
-    manifest = build_manifest(
+    conditions = build_manifest(
         results_identity=results_identity(bench.experiment),
         partition_hash=partition_fingerprint(bench.partition),
         command=command,
         started=datetime.now(UTC),
     )
-    folder.write_manifest(manifest)
+    manifest = folder.write_manifest(conditions)
     trained = _train(bench, federation, folder, observer)
     personalised, seconds = _personalize(bench, federation, folder, observer, trained)
     results = {
@@ -100,13 +110,17 @@ def conduct(
     }
     folder.write_clients_csv(personalised)
     folder.write_results(results)
-    return results
+    return folder.results()
 
 
 def _untrained(bench: Workbench) -> Checkpoint:
-    state = canonical(
-        bench.method.init(bench.clients.trainable(), bench.key.child("init"))
-    )
+    clients = bench.clients.trainable()
+    if not clients:
+        raise RunError(
+            "no seen client has training data; expected at least one. Take a larger "
+            "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
+        )
+    state = canonical(bench.method.init(clients, bench.key.child("init")))
     return Checkpoint(0, state, fingerprint(state))
 
 

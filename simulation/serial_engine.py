@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.runtime import ClientRuntime
+from knnper.config.errors import KnnPerError
 from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.federation import Reply, Request
@@ -14,7 +15,8 @@ from server.federation import Reply, Request
 class SerialFederation:
     """A `Federation` that calls the clients as functions.
 
-    Errors are not turned into failed clients: a debugger stops where they happen.
+    An error that the project raises on purpose makes a failed client, as in any other
+    engine; all others end the run, so that a debugger stops where they happen.
 
     Attributes
     ----------
@@ -33,8 +35,12 @@ class SerialFederation:
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
         for request in requests:
-            record = self._answer(purpose, server_round, keep_round, request)
-            yield Reply(request.client, canonical(record))
+            try:
+                record = self._answer(purpose, server_round, keep_round, request)
+            except KnnPerError as error:
+                yield Reply(request.client, None, str(error))
+            else:
+                yield Reply(request.client, canonical(record))
 
     def _answer(
         self, purpose: Purpose, server_round: int, keep_round: int, request: Request

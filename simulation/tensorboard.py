@@ -1,10 +1,10 @@
 """Per-round figures as curves for TensorBoard."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-RoundRecord = Mapping[str, float | int]
+from server.observer import RoundRecord
 
 
 @contextlib.contextmanager

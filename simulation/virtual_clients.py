@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from knnper.data.dataset import Dataset
-from knnper.data.examples import ClientSplits
+from knnper.data.examples import ClientData, Examples
 from simulation.partition.split import ClientPart, Partition
 
 
@@ -27,14 +27,17 @@ class VirtualClients:
         """Return the virtual clients of ``partition``."""
         return cls(dataset, {part.name: part for part in partition.clients})
 
-    def splits(self, client: str) -> ClientSplits:
-        """Return the data of ``client``, copied out of the memory map."""
+    def data(self, client: str) -> ClientData:
+        """Return what ``client`` learns from, copied out of the memory map."""
         part = self.parts[client]
-        return ClientSplits(
+        return ClientData(
             train=self.dataset.train.examples_at(part.train),
             validation=self.dataset.train.examples_at(part.validation),
-            test=self.dataset.test.examples_at(part.test),
         )
+
+    def test(self, client: str) -> Examples:
+        """Return the test split of ``client``, copied out of the memory map."""
+        return self.dataset.test.examples_at(self.parts[client].test)
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""

@@ -68,4 +68,5 @@ SPEC = MethodSpec(
     download="1",
     client_state="0",
     unseen="the global model",
+    reference_title="FedAvg",
 )

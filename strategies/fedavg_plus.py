@@ -70,5 +70,6 @@ SPEC = MethodSpec(
     download="1",
     client_state="0",
     unseen="the global model, fine-tuned on the client's data",
+    reference_title="FedAvg",
     personalization_type=FineTuningSettings,
 )

@@ -244,5 +244,6 @@ SPEC = MethodSpec(
     download="M (num_components)",
     client_state="0 (M numbers)",
     unseen="the shared models, mixed by one pass over its own data",
+    reference_title="FedEM (uniform mixture)",
     settings_type=FedEMSettings,
 )

@@ -38,7 +38,7 @@ class KnnSettings(Settings):
         ``paper``: exp(-d/σ), Eq. 6. ``squared``: exp(-d²/(p σ)), as in the public
         reference implementation.
     kernel_scale
-        σ; anything from 1 to 100 makes little difference (Figure 7).
+        σ; anything from 0.1 to 1000 makes little difference (Appendix B).
     knn_weights
         The values of λ that a client chooses from on its validation data, [0, 1];
         the default is the paper's grid (section 5). 0 is the global model alone, 1
@@ -131,5 +131,6 @@ SPEC = MethodSpec(
     download="1",
     client_state="0",
     unseen="the global model and the client's own store",
+    reference_title="FedAvg",
     personalization_type=KnnSettings,
 )

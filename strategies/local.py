@@ -94,5 +94,6 @@ SPEC = MethodSpec(
     download="0",
     client_state="0",
     unseen="trains a model of its own, like any other client",
+    reference_title=None,
     settings_type=LocalSettings,
 )

@@ -225,5 +225,6 @@ SPEC = MethodSpec(
     download="1 (a newcomer: hidden_dim + 2)",
     client_state="0",
     unseen="the generated model of an embedding that it finds with its own data",
+    reference_title="pFedHN (mean embedding)",
     settings_type=PFedHNSettings,
 )

@@ -198,8 +198,11 @@ def _aggregate(
         models.add(update.weights, update.num_examples)
         changes.add(update.control_change, 1)
         num_replies += 1
-    kept = (1 - global_learning_rate) * state.weights.double()
-    weights = kept + global_learning_rate * models.result_float64()
+    weights = models.result_float64()
+    # Buffers follow the parameters: a running variance must not be extrapolated.
+    parameters = slice(0, len(state.control))
+    kept = (1 - global_learning_rate) * state.weights[parameters].double()
+    weights[parameters] = kept + global_learning_rate * weights[parameters]
     fraction = num_replies / state.num_clients
     control = state.control.double() + fraction * changes.result_float64()
     return ScaffoldState(weights.float(), control.float(), state.num_clients)
@@ -228,6 +231,7 @@ SPEC = MethodSpec(
     download="2",
     client_state="1",
     unseen="the global model",
+    reference_title="SCAFFOLD",
     settings_type=ScaffoldSettings,
     check=_check,
 )

@@ -12,11 +12,11 @@ import typer
 from knnper.cli.errors import INTERRUPTED
 from knnper.cli.options import AsJson, Overrides
 from knnper.cli.output import print_json, print_table, say
-from knnper.config.errors import CheckpointError, ConfigError, DataError, RunError
+from knnper.config.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
-    from knnper.config.sections import Experiment
     from simulation.run_folder import RunFolder
+    from simulation.workbench import Workbench
 
 
 class Engine(StrEnum):
@@ -65,11 +65,11 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     if resume is not None:
         if output is not None or overwrite:
             raise typer.BadParameter("--resume goes with neither --output, --overwrite")
-        settings, folder = _take_up(resume, changes)
+        bench, folder = _take_up(resume, changes)
     elif experiment is not None:
-        settings, folder = _start(experiment, changes, output, overwrite)
-    with _telling_what_next(folder, is_new=resume is None):
-        results = _run(settings, folder)
+        bench, folder = _start(experiment, changes, output, overwrite)
+    with _telling_what_next(folder):
+        results = _run(bench, folder)
     _show(results, folder, as_json)
 
 
@@ -82,32 +82,38 @@ def _shorthands(engine: Engine | None, workers: int | None) -> Iterator[str]:
 
 def _start(
     path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
-) -> "tuple[Experiment, RunFolder]":
+) -> "tuple[Workbench, RunFolder]":
     # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.config.loading import read_experiment
     from simulation.catalogue import experiment_catalogue
     from simulation.run_folder import RunFolder
+    from simulation.workbench import open_workbench
 
     settings = read_experiment(path, experiment_catalogue(), changes)
     place = output or Path("runs") / settings.name
-    return settings, RunFolder.create(place, settings, overwrite=overwrite)
+    RunFolder.require_free(place, overwrite=overwrite)
+    # Whatever is wrong with data or model shows before an earlier run is deleted.
+    bench = open_workbench(settings)
+    return bench, RunFolder.create(place, settings, overwrite=overwrite)
 
 
-def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Experiment, RunFolder]":
+def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
     from simulation.catalogue import experiment_catalogue
     from simulation.run_folder import RunFolder
+    from simulation.workbench import open_workbench
 
     folder = RunFolder.open(path)
-    return folder.experiment(experiment_catalogue(), changes), folder
+    settings = folder.experiment(experiment_catalogue(), changes)
+    return open_workbench(settings), folder
 
 
-def _run(settings: "Experiment", folder: "RunFolder") -> Mapping[str, Any]:
+def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
     from knnper.cli.progress import progress_observer
     from simulation.runner import simulate as run_simulation
 
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     with progress_observer() as observer:
-        return run_simulation(settings, folder, observer, command)
+        return run_simulation(bench, folder, observer, command)
 
 
 def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> None:
@@ -122,16 +128,14 @@ def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> Non
 
 
 @contextlib.contextmanager
-def _telling_what_next(folder: "RunFolder", *, is_new: bool) -> Iterator[None]:
-    """Add to an error how the run can go on; forget a run that could not start."""
+def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
+    """Add to an error how the run can go on."""
     advice = (
         f"To go on from the last checkpoint: knnper simulate --resume {folder.path}"
     )
     try:
         yield
-    except (ConfigError, DataError, CheckpointError):
-        if is_new:
-            folder.remove_if_unused()
+    except CheckpointError:
         raise
     except RunError as error:
         raise RunError(f"{error}\n{advice}") from error

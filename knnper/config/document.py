@@ -12,6 +12,8 @@ from knnper.config.loading import load_experiment
 from knnper.config.sections import Choice, Experiment, Settings
 from knnper.config.yaml_text import dump_yaml
 
+_NUMERIC = ("seed", "threads_per_worker", "evaluation_batch_size")
+
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values.
@@ -61,12 +63,14 @@ def from_json(
 def results_identity(experiment: Experiment) -> str:
     """Return a SHA-256, in hexadecimal, of all that the results depend on.
 
-    Of the section ``run`` that is the seed alone. Two experiments with the same
-    identity end with the same numbers, whatever they are called and wherever they run.
+    Of the section ``run`` that is the seed, and the threads and batches in which sums
+    are made. Two experiments with the same identity end with the same numbers, whatever
+    they are called and wherever they run.
     """
     document = to_document(experiment)
+    run = {name: document["run"][name] for name in _NUMERIC}
     relevant = {key: document[key] for key in document if key not in ("name", "run")}
-    text = json.dumps([experiment.run.seed, relevant], sort_keys=True)
+    text = json.dumps([run, relevant], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

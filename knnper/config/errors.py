@@ -46,5 +46,9 @@ class RunError(KnnPerError):
     """A run cannot start or cannot go on."""
 
 
+class TrainingDivergedError(KnnPerError):
+    """A client's training ended with numbers that are not finite."""
+
+
 class CheckpointError(RunError):
     """A checkpoint is missing, damaged or belongs to another experiment."""

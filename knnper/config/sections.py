@@ -105,9 +105,10 @@ class TrainingSettings(Settings):
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """How the experiment is carried out; none of these changes its results.
+    """How the experiment is carried out.
 
-    ``seed`` is the exception: it fixes every random choice.
+    Results depend on ``seed``; on ``threads_per_worker`` and ``evaluation_batch_size``
+    in their last bits; on nothing else here.
 
     Attributes
     ----------
@@ -118,7 +119,7 @@ class RunSettings(Settings):
     num_workers
         Worker processes of the ``flower`` engine; null is one a CPU core.
     threads_per_worker
-        Threads torch may use in one worker. Other values may change the last bits.
+        Threads torch may use in one worker.
     cpus_per_client, gpus_per_client
         What Ray reserves for a client while it works.
     checkpoint_every

@@ -1,6 +1,5 @@
 """Labelled images as every method sees them, and a client's share of a data set."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,22 +57,6 @@ class ClientData:
 
 
 @dataclass(frozen=True)
-class ClientSplits:
-    """All of a client's data.
-
-    Only the evaluation reads ``test``, and only once.
-    """
-
-    train: Examples
-    validation: Examples
-    test: Examples
-
-    def without_test(self) -> ClientData:
-        """Return what a method may see."""
-        return ClientData(self.train, self.validation)
-
-
-@dataclass(frozen=True)
 class InputSpec:
     """What a model must know about the data.
 
@@ -99,9 +82,3 @@ def no_examples(spec: InputSpec) -> Examples:
         torch.empty((0, *spec.image_shape), dtype=torch.uint8),
         torch.empty((0,), dtype=torch.int64),
     )
-
-
-def class_counts(labels: Tensor) -> Mapping[int, int]:
-    """Return how many examples there are of each label that occurs."""
-    values, counts = torch.unique(labels, return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))

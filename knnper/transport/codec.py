@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import typing
@@ -76,7 +77,7 @@ def put_together(record_type: type[R], parts: Parts) -> R:
         If the parts are of another record or incomplete.
     """
     known = {found.__name__: found for found in _record_types(record_type)}
-    record = _rebuild(json.loads(parts.structure), parts.tensors, known)
+    record = _rebuild(_parse(parts.structure), parts.tensors, known)
     if not isinstance(record, record_type):
         raise CodecError(
             f"expected a {record_type.__name__}, found a {type(record).__name__}; "
@@ -103,17 +104,21 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
     CodecError
         If the vector is not as long as the layout says, or of another record.
     """
-    layout = json.loads(flat.layout)
-    tensors, start = {}, 0
-    for path, shape in layout["shapes"].items():
-        stop = start + math.prod(shape)
-        tensors[path] = _copied(flat.vector[start:stop].view(shape))
-        start = stop
-    if start != flat.vector.numel():
+    layout = _parse(flat.layout)
+    shapes: dict[str, list[int]] = layout["shapes"]
+    lengths = [math.prod(shape) for shape in shapes.values()]
+    if sum(lengths) != flat.vector.numel():
         raise CodecError(
-            f"expected an array of {start} numbers, found {flat.vector.numel()}; the "
-            "message is incomplete or belongs to another layout"
+            f"expected an array of {sum(lengths)} numbers, found "
+            f"{flat.vector.numel()}; the message is incomplete or of another layout"
         )
+    stops = itertools.accumulate(lengths)
+    tensors = {
+        path: _copied(flat.vector[stop - length : stop].view(shape))
+        for (path, shape), length, stop in zip(
+            shapes.items(), lengths, stops, strict=True
+        )
+    }
     return put_together(record_type, Parts(tensors, json.dumps(layout["structure"])))
 
 
@@ -137,6 +142,12 @@ def fingerprint(record: object) -> str:
         digest.update(f"{path}{tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether no number in ``tensor`` is NaN or infinite."""
+    # The sum is far cheaper; where it overflows, every number is looked at.
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -191,7 +202,17 @@ def _rebuild(
             "sides run different methods or versions"
         )
     fields = described["fields"].items()
-    return known[name](**{key: _rebuild(v, tensors, known) for key, v in fields})
+    try:
+        return known[name](**{key: _rebuild(v, tensors, known) for key, v in fields})
+    except TypeError as error:
+        raise CodecError(f"{error}; the two sides run different versions") from error
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CodecError(f"expected JSON, found something else: {error}") from error
 
 
 def _record_types(record_type: type) -> Iterator[type]:

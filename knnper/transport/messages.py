@@ -78,13 +78,16 @@ def pack(record: object, shared_folder: str) -> Packed:
     record
         A frozen dataclass that the codec takes.
     shared_folder
-        If not empty, the numbers go into a file there and the message only names it.
+        If not empty, the numbers go into a file there and the message only names it;
+        where there is no room left they stay in the message.
     """
     flat = flatten(record)
     entry = ConfigRecord({_LAYOUT: flat.layout})
     if shared_folder and flat.vector.numel():
-        entry[_FILE] = str(write_vector(Path(shared_folder), flat.vector))
-        return Packed(ArrayRecord(), entry)
+        path = write_vector(Path(shared_folder), flat.vector)
+        if path is not None:
+            entry[_FILE] = str(path)
+            return Packed(ArrayRecord(), entry)
     return Packed(ArrayRecord({_VECTOR: Array(flat.vector.numpy())}), entry)
 
 

@@ -43,11 +43,18 @@ def shared_folder() -> Iterator[Path | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_vector(folder: Path, vector: Tensor) -> Path:
-    """Write a float32 vector to a new file in ``folder`` and return its path."""
+def write_vector(folder: Path, vector: Tensor) -> Path | None:
+    """Write a float32 vector to a new file in ``folder`` and return its path.
+
+    Returns None, and leaves nothing, where the file system has no room left.
+    """
     path = folder / f"{uuid.uuid4().hex}.f32"
-    with path.open("wb") as file:
-        file.write(vector.detach().contiguous().numpy().data)
+    try:
+        with path.open("wb") as file:
+            file.write(vector.detach().contiguous().numpy().data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return None
     return path
 
 

@@ -78,9 +78,12 @@ def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
     if len(examples) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
+    # What is not finite predicts nothing: it counts as wrong, with no confidence.
     probabilities = predictor(examples.images).double()
+    defined = torch.isfinite(probabilities).all(dim=1)
+    probabilities = probabilities.where(defined[:, None], 0.0)
     confidence, predicted = probabilities.max(dim=1)
-    correct = predicted == examples.labels
+    correct = (predicted == examples.labels) & defined
     of_label = probabilities.gather(1, examples.labels[:, None]).squeeze(1)
     bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
     return Evaluation(

@@ -101,6 +101,9 @@ class MethodSpec:
         Paper and equation or algorithm.
     build
         ``(task, settings, personalization) -> Method``.
+    reference_title
+        What its unpersonalised model is called in tables; None if it has none worth
+        a row.
     settings_type, personalization_type
         What the sections ``method`` and ``personalization`` of an experiment take.
     upload, download
@@ -121,6 +124,7 @@ class MethodSpec:
     download: str
     client_state: str
     unseen: str
+    reference_title: str | None
     settings_type: type[Settings] = NoSettings
     personalization_type: type[Settings] = NoSettings
     check: Callable[[Experiment], Sequence[Problem]] = no_problems

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 import knnper
 import simulation.runner
 from knnper.cli.app import app
-from knnper.config.errors import DataError, RunError
+from knnper.config.errors import RunError
 from knnper.config.loading import read_experiment
 from simulation.catalogue import experiment_catalogue
 from simulation.run_folder import RunFolder
+from simulation.workbench import Workbench
 from strategies.catalogue import METHODS
 
 DOCUMENT: dict[str, Any] = {
@@ -70,8 +71,8 @@ def pretend(
     """Replace the run itself by its outcome; return what it was called with."""
     calls: list[Any] = []
 
-    def simulate(experiment: Any, folder: RunFolder, *_: Any) -> dict[str, Any]:
-        calls.append((experiment, folder))
+    def simulate(bench: Workbench, folder: RunFolder, *_: Any) -> dict[str, Any]:
+        calls.append((bench.experiment, folder))
         if outcome is not None:
             raise outcome
         folder.write_results(RESULTS)
@@ -217,10 +218,22 @@ def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_that_could_not_start_leaves_no_folder(
     experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(monkeypatch, DataError("no images"))
-    result = run("simulate", experiment)
-    assert (result.exit_code, result.stderr) == (1, "Error: no images\n")
+    pretend(monkeypatch, None)
+    data = "data={name: image_folder, root: missing}"
+    result = run("simulate", experiment, "--set", data)
+    assert result.exit_code == 1
+    assert "missing" in result.stderr
     assert not Path("runs/tiny").exists()
+
+
+def test_a_run_that_could_not_start_deletes_no_other(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, None)
+    assert run("simulate", experiment).exit_code == 0
+    data = "data={name: image_folder, root: missing}"
+    assert run("simulate", experiment, "--overwrite", "--set", data).exit_code == 1
+    assert Path("runs/tiny/results.json").exists()
 
 
 def test_report(finished: Path) -> None:

@@ -14,8 +14,10 @@ from knnper.transport.codec import fingerprint
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Reply, Request
-from server.rounds import RoundLoop, RoundRecord
+from server.observer import RoundRecord
+from server.rounds import RoundLoop
 from strategies.core.averaging import average_weights
+from strategies.core.evaluation import Evaluation
 from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 
@@ -37,17 +39,29 @@ class Functions:
         keep_round: int,
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
-        assert purpose is Purpose.TRAIN
+        if purpose is Purpose.VALIDATE:
+            yield from self.validate(requests)
+            return
         self.keep_rounds.append(keep_round)
         for request in requests:
             assert isinstance(request.payload, ModelPayload)
             yield self.answer(request.client, request.payload, server_round)
 
+    def validate(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        """Client a has nothing, b fails, c is right once of twice, d twice of twice."""
+        for request, correct in zip(requests, (0, None, 1, 2), strict=True):
+            if correct is None:
+                yield Reply(request.client, None, "asleep")
+                continue
+            total = 2 if correct else 0
+            yield Reply(request.client, Evaluation(total, correct, 0.0, (), (), ()))
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("the loop does not call the client's half")
+
 
 def method(num_rounds: int) -> Method:
-    def never(*_: Any) -> Any:
-        raise AssertionError("the loop does not call the client's half")
-
     return Method(
         init=lambda clients, rng: ModelState(torch.zeros(2)),
         broadcast=lambda state, client, rng: ModelPayload(state.weights),
@@ -171,6 +185,28 @@ def test_an_interrupted_run_ends_with_the_same_state(tmp_path: Path) -> None:
     # The server may go back to the older of its two checkpoints.
     assert federation.keep_rounds[0] == 2
     assert resumed.fingerprint == whole.fingerprint
+
+
+def test_validation_pools_all_clients_that_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, records, _ = train(tmp_path, add_one, num_rounds=3, validate_every=2)
+    found = [record.get("validation_accuracy") for record in records]
+    assert found == [None, 3 / 4, None]
+    assert "round 2: client b failed: asleep" in caplog.text
+
+
+def test_an_update_of_another_shape_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client == "c":
+            return Reply(client, ModelUpdate(torch.ones(3), 1, 0.0))
+        return add_one(client, payload, server_round)
+
+    _, records, _ = train(tmp_path, answer, num_rounds=1)
+    assert records[0]["num_failed"] == 1
+    assert "client c failed: expected tensors of shapes" in caplog.text
 
 
 def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> N
     kill_half_way(tmp_path / "killed", path, *longer)
     simulate("--resume", tmp_path / "killed")
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    rounds = (tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 41)]
 
 
 @pytest.mark.slow

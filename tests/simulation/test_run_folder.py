@@ -8,7 +8,7 @@ from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
-from simulation.durable_files import JsonLines
+from knnper.transport.durable_files import JsonLines
 from simulation.run_folder import RunFolder
 from strategies.core.evaluation import ClientResult, Evaluation
 
@@ -97,21 +97,37 @@ def test_a_resumed_run_stays_the_same_experiment(folder: RunFolder) -> None:
         folder.experiment(CATALOGUE, ["run.seed=1"])
 
 
-def test_only_an_unused_folder_is_removed(folder: RunFolder) -> None:
-    folder.append_round({"server_round": 1})
-    folder.remove_if_unused()
-    assert len(list(folder.path.iterdir())) == 2
-    (folder.path / "rounds.jsonl").unlink()
-    folder.remove_if_unused()
-    assert not folder.path.exists()
+CONDITIONS = {"partition_hash": "abc", "command": ["knnper"], "started": "today"}
 
 
-def test_manifest_and_results(folder: RunFolder) -> None:
-    folder.write_manifest({"command": ["knnper"]})
+def test_the_first_manifest_stays(folder: RunFolder) -> None:
+    folder.write_manifest(CONDITIONS)
+    later = {**CONDITIONS, "command": ["knnper", "--resume"], "started": "tomorrow"}
+    found = folder.write_manifest(later)
+    assert found["command"] == ["knnper"]
+    again = {"command": ["knnper", "--resume"], "started": "tomorrow"}
+    assert found["resumed"] == [again]
+
+
+def test_changed_data_is_refused(folder: RunFolder) -> None:
+    folder.write_manifest(CONDITIONS)
+    with pytest.raises(RunError, match="expected the split abc, found xyz"):
+        folder.write_manifest({**CONDITIONS, "partition_hash": "xyz"})
+
+
+def test_results(folder: RunFolder) -> None:
     folder.write_results({"loss": float("nan"), "third": 1 / 3, "missing": None})
-    assert folder.manifest() == {"command": ["knnper"]}
     assert folder.results() == {"loss": None, "third": 1 / 3, "missing": None}
     assert not list(folder.path.glob(".*"))
+
+
+def test_one_process_leads_a_run(folder: RunFolder) -> None:
+    another = RunFolder.open(folder.path)
+    busy = pytest.raises(RunError, match="another process")
+    with folder.locked(), busy, another.locked():
+        pass
+    with another.locked():
+        pass
 
 
 def test_unfinished_and_damaged_runs(folder: RunFolder) -> None:

@@ -99,10 +99,24 @@ def test_another_record_is_refused() -> None:
         unflatten(ModelUpdate, flat)
 
 
-def test_a_cut_off_vector_is_refused() -> None:
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_a_vector_of_another_length_is_refused(length: int) -> None:
     flat = flatten(ModelPayload(torch.ones(3)))
-    with pytest.raises(CodecError, match="expected an array of 3 numbers, found 4"):
-        unflatten(ModelPayload, Flat(torch.ones(4), flat.layout))
+    expected = f"expected an array of 3 numbers, found {length}"
+    with pytest.raises(CodecError, match=expected):
+        unflatten(ModelPayload, Flat(torch.ones(length), flat.layout))
+
+
+def test_another_version_of_a_record_is_refused() -> None:
+    flat = flatten(ModelPayload(torch.ones(3)))
+    layout = flat.layout.replace('"weights":{', '"biases":{')
+    with pytest.raises(CodecError, match="different versions"):
+        unflatten(ModelPayload, Flat(flat.vector, layout))
+
+
+def test_a_layout_that_is_no_json_is_refused() -> None:
+    with pytest.raises(CodecError, match="expected JSON"):
+        unflatten(ModelPayload, Flat(torch.ones(3), "{"))
 
 
 def test_a_missing_tensor_is_named() -> None:

@@ -34,6 +34,11 @@ def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_arrays_stay_in_the_message_where_memory_is_full(tmp_path: Path) -> None:
+    packed = pack(PAYLOAD, str(tmp_path / "no-such-folder"))
+    assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
+
+
 def test_a_file_of_another_machine_is_named(tmp_path: Path) -> None:
     packed = pack(PAYLOAD, str(tmp_path))
     discard(packed)

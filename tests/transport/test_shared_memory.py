@@ -18,6 +18,7 @@ def test_the_folder_goes_with_the_run(memory: Path) -> None:
     with shared_memory.shared_folder() as folder:
         assert folder is not None
         path = shared_memory.write_vector(folder, torch.tensor([1.0, -2.5]))
+        assert path is not None
         assert shared_memory.read_vector(path).tolist() == [1.0, -2.5]
     assert list(memory.iterdir()) == []
 

@@ -42,6 +42,14 @@ def test_hand_computed_figures() -> None:
     assert sum(found.bin_correct) == 1
 
 
+def test_what_is_not_finite_is_wrong() -> None:
+    nan = float("nan")
+    found = evaluate(Fixed([[nan, nan], [0.9, 0.1], [nan, 1.0]]), examples([0, 0, 1]))
+    assert found.num_correct == 1
+    assert found.bin_counts[0] == 2
+    assert math.isfinite(found.log_loss_sum)
+
+
 def test_no_examples_have_no_accuracy() -> None:
     found = evaluate(Fixed([]), examples([]))
     assert found.accuracy is None

@@ -10,21 +10,21 @@ from typing import Any
 from knnper.config.errors import RunError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Make ``text`` the content of ``path``: readers see the old or the new content.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Make ``content`` that of ``path``: readers see the old or the new content.
 
-    The folder must exist. On return the content is on disk.
+    The folder must exist. Text is written as UTF-8. On return it is on disk.
     """
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    with draft.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the folder's list of names to disk; renaming alone does not."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -49,12 +49,14 @@ class JsonLines:
     path: Path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one more line, and hand it to the operating system."""
+        """Write one more line; on return it is on disk."""
         line = json.dumps(record).encode() + b"\n"
         with self.path.open("ab") as file:
             if self._ends_torn():
                 file.truncate(len(self._whole_lines()))
             file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
         """Return all records, oldest first; none without a file.

@@ -1,0 +1,142 @@
+"""What a client does, with a method of functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from client.runtime import ClientRuntime
+from client.state_store import ClientStateStore
+from knnper.config.errors import TrainingDivergedError
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples, InputSpec
+from strategies.core.method import Method
+from strategies.core.records import ModelPayload, ModelState, ModelUpdate
+
+SPEC = InputSpec((2, 2, 1), 2, (0.5,), (0.5,))
+
+
+def examples(labels: list[int]) -> Examples:
+    images = torch.zeros((len(labels), 2, 2, 1), dtype=torch.uint8)
+    return Examples(images, torch.tensor(labels))
+
+
+class Source:
+    """One client: two zeros to train, a one to validate, two ones to test."""
+
+    def __init__(self) -> None:
+        self.num_test_reads = 0
+
+    def data(self, client: str) -> ClientData:
+        return ClientData(examples([0, 0]), examples([1]))
+
+    def test(self, client: str) -> Examples:
+        self.num_test_reads += 1
+        return examples([1, 1])
+
+    def is_seen(self, client: str) -> bool:
+        return client == "seen"
+
+
+@dataclass(frozen=True)
+class Always:
+    """Predicts one class."""
+
+    label: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.eye(2)[[self.label] * len(images)]
+
+    def describe(self) -> Mapping[str, float]:
+        return {"label": float(self.label)}
+
+
+def counting_method() -> Method:
+    """Each visit adds one to what the client remembers and to what it is sent."""
+
+    def client_update(
+        payload: ModelPayload,
+        state: ModelState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[ModelState, ModelUpdate]:
+        before = torch.zeros(1) if state is None else state.weights
+        update = ModelUpdate(payload.weights + 1, len(data.train), 0.0)
+        return ModelState(before + 1), update
+
+    def personalize(
+        payload: ModelPayload,
+        state: ModelState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Always:
+        return Always(1 if len(data.train) else 0)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the client does not call the server's half")
+
+    return Method(
+        init=never,
+        broadcast=never,
+        client_update=client_update,
+        aggregate=never,
+        personalize=personalize,
+        state_type=ModelState,
+        payload_type=ModelPayload,
+        update_type=ModelUpdate,
+        client_state_type=ModelState,
+        num_rounds=2,
+    )
+
+
+def runtime(folder: Path) -> tuple[ClientRuntime, Source, ClientStateStore]:
+    source, states = Source(), ClientStateStore(folder)
+    made = ClientRuntime(counting_method(), SPEC, source, states, RandomKey(0))
+    return made, source, states
+
+
+def remembered(states: ClientStateStore, before_round: int) -> float | None:
+    state = states.load(ModelState, "seen", before_round)
+    return None if state is None else float(state.weights)
+
+
+def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
+    client, source, states = runtime(tmp_path)
+    for server_round in (1, 2):
+        update = client.train("seen", ModelPayload(torch.ones(1)), server_round, 0)
+        assert update.weights.tolist() == [2.0]
+    assert [remembered(states, r) for r in (1, 2, 3)] == [None, 1.0, 2.0]
+    assert source.num_test_reads == 0
+
+
+def test_a_diverged_round_is_not_remembered(tmp_path: Path) -> None:
+    client, _, states = runtime(tmp_path)
+    client.train("seen", ModelPayload(torch.ones(1)), 1, 0)
+    with pytest.raises(TrainingDivergedError, match="weights of the client's update"):
+        client.train("seen", ModelPayload(torch.tensor([torch.inf])), 2, 0)
+    assert remembered(states, before_round=3) == 1.0
+
+
+def test_the_test_split_is_read_once(tmp_path: Path) -> None:
+    client, source, _ = runtime(tmp_path)
+    payload = ModelPayload(torch.ones(1))
+    result = client.personalize("seen", payload, payload, last_round=2)
+    assert source.num_test_reads == 1
+    assert result.personal.accuracy == 1.0
+    assert result.reference.accuracy == 0.0
+    assert result.validation.accuracy == 0.0
+    assert result.seen
+    assert (result.num_train, result.num_validation) == (2, 1)
+    assert result.chosen == {"label": 1.0}
+
+
+def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
+    client, source, _ = runtime(tmp_path)
+    found = client.validate("unseen", ModelPayload(torch.ones(1)))
+    assert (found.num_examples, found.num_correct) == (1, 0)
+    assert source.num_test_reads == 0

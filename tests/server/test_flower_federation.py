@@ -1,0 +1,171 @@
+"""The federation against a grid of functions."""
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from knnper.config.errors import RunError
+from knnper.transport.codec import fingerprint
+from knnper.transport.messages import (
+    Purpose,
+    job_of,
+    pack,
+    packed_of,
+    to_content,
+    unpack,
+)
+from knnper.transport.polling import Interrupted
+from server.federation import Reply, Request
+from server.flower_federation import FlowerFederation
+from strategies.core.records import ModelPayload, ModelUpdate
+
+Answer = Callable[[Message], Message]
+WEIGHTS = torch.linspace(0, 1, 50)
+
+
+@pytest.fixture(autouse=True)
+def inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages can only be made by a process that takes part in a run."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class FakeGrid:
+    """Answers each message when it is looked for the second time."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.messages: dict[str, Message] = {}
+        self.looked_for: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"message-{len(self.messages)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self.messages[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = list(message_ids)
+        ready = [one for one in wanted if one in self.looked_for]
+        self.looked_for.update(wanted)
+        return [self.answer(self.messages[one]) for one in ready]
+
+
+def add_client_number(message: Message) -> Message:
+    """Return the payload's weights plus the client's number."""
+    job = job_of(message.content)
+    packed = packed_of(message.content, "payload")
+    assert packed is not None
+    payload = unpack(ModelPayload, packed)
+    update = ModelUpdate(payload.weights + int(job.client), 1, 0.5)
+    content = to_content(None, {"reply": pack(update, job.shared_folder)})
+    return Message(content, reply_to=message)
+
+
+def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
+    grid = FakeGrid(answer)
+    made = FlowerFederation(
+        grid=grid,  # type: ignore[arg-type]
+        node_of={"1": 11, "2": 12, "3": 11},
+        update_type=ModelUpdate,
+        experiment="{}",
+        run_folder="runs/x",
+        shared_folder=shared_folder,
+        **other,
+    )
+    return SimpleNamespace(grid=grid, made=made)
+
+
+def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
+    requests = (Request(client, ModelPayload(WEIGHTS)) for client in clients)
+    return list(made.exchange(Purpose.TRAIN, 4, 2, requests))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_replies_come_in_the_order_of_the_requests(
+    tmp_path: Path, in_memory: bool
+) -> None:
+    clients = federation(add_client_number, str(tmp_path) if in_memory else "")
+    replies = ask(clients.made)
+    assert [reply.client for reply in replies] == ["1", "2", "3"]
+    for number, reply in enumerate(replies, start=1):
+        assert torch.equal(reply.record.weights, WEIGHTS + number)
+    nodes = [message.metadata.dst_node_id for message in clients.grid.messages.values()]
+    assert nodes == [11, 12, 11]
+    assert list(tmp_path.iterdir()) == [], "files in memory must not outlive a round"
+
+
+def test_the_same_model_is_written_once(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def answer(message: Message) -> Message:
+        seen.update(str(path) for path in tmp_path.glob("*.f32"))
+        return Message(Error(code=2, reason="not today"), reply_to=message)
+
+    ask(federation(answer, str(tmp_path)).made)
+    assert len(seen) == 1
+
+
+def test_a_client_that_raises_is_a_failure() -> None:
+    def answer(message: Message) -> Message:
+        if job_of(message.content).client == "2":
+            return Message(Error(code=2, reason="boom"), reply_to=message)
+        return add_client_number(message)
+
+    replies = ask(federation(answer).made)
+    assert [reply.failure for reply in replies] == [None, "boom", None]
+
+
+def test_a_reply_of_another_kind_is_a_failure() -> None:
+    def answer(message: Message) -> Message:
+        content = to_content(None, {"reply": pack(ModelPayload(WEIGHTS), "")})
+        return Message(content, reply_to=message)
+
+    (reply,) = ask(federation(answer).made, "1")
+    assert reply.record is None
+    assert "expected" in str(reply.failure)
+    assert "ModelPayload" in str(reply.failure)
+
+
+def test_an_empty_reply_is_a_failure() -> None:
+    def answer(message: Message) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    (reply,) = ask(federation(answer).made, "1")
+    assert reply.failure == "the reply is empty"
+
+
+@pytest.mark.parametrize(
+    "error", [Error(code=0, reason="?"), Error(code=2, reason="ActorDiedError")]
+)
+def test_a_dead_worker_ends_the_run(error: Error) -> None:
+    clients = federation(lambda message: Message(error, reply_to=message))
+    with pytest.raises(RunError, match="a worker process died"):
+        ask(clients.made)
+
+
+def test_waiting_can_be_stopped() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        ask(federation(add_client_number, stop=stop).made)
+
+
+def test_the_payload_arrives_bit_for_bit() -> None:
+    clients = federation(add_client_number)
+    ask(clients.made, "1")
+    (message,) = clients.grid.messages.values()
+    job, packed = job_of(message.content), packed_of(message.content, "payload")
+    assert (job.client, job.server_round, job.keep_round) == ("1", 4, 2)
+    assert packed is not None
+    payload = unpack(ModelPayload, packed)
+    assert fingerprint(payload) == fingerprint(ModelPayload(WEIGHTS))
