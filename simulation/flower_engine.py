@@ -60,35 +60,44 @@ def run_on_flower(
         If Flower ended without an answer from ``body``.
     """
     outcome: list[T] = []
+    failures: list[Exception] = []
     stop = threading.Event()
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        outcome.append(body(flower_federation(grid, bench, run_folder, shared, stop)))
+        try:
+            clients = flower_federation(grid, bench, run_folder, shared, stop)
+            outcome.append(body(clients))
+        except Exception as error:
+            failures.append(error)
+            raise
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with shared_memory.shared_folder() as shared, _stopping_on_interrupt(stop):
-        _start_flower(bench, server_app)
+        try:
+            _start_flower(bench, server_app)
+        except RuntimeError as error:
+            if failures:  # the server's own; Flower raises it as it is
+                raise
+            raise RunError(
+                f"Flower's simulation failed: {error.__cause__ or error}. Check that "
+                "the machine has what run.cpus_per_client and run.gpus_per_client ask "
+                "for"
+            ) from error
     if not outcome:
         raise RunError("Flower's simulation ended before the run did")
     return outcome[0]
 
 
 def _start_flower(bench: Workbench, server_app: ServerApp) -> None:
-    try:
-        _run_simulation(
-            num_supernodes=len(bench.clients.parts),
-            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-            client_app=client_app,
-            server_app=server_app,
-            backend_config=_backend_config(bench.experiment.run),
-        )
-    except RuntimeError as error:
-        raise RunError(
-            f"Flower's simulation failed: {error.__cause__ or error}. Check that the "
-            "machine has what run.cpus_per_client and run.gpus_per_client ask for"
-        ) from error
+    _run_simulation(
+        num_supernodes=len(bench.clients.parts),
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+        client_app=client_app,
+        server_app=server_app,
+        backend_config=_backend_config(bench.experiment.run),
+    )
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ class RunSettings(Settings):
     threads_per_worker
         Threads torch may use in one worker.
     cpus_per_client, gpus_per_client
-        What Ray reserves for a client while it works.
+        What Ray reserves for a client while it works. Training itself runs on the CPU.
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every
