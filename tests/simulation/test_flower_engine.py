@@ -35,10 +35,9 @@ def test_one_worker_a_core_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_is_too_small_is_an_error_with_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(EXPERIMENT)
-    folder = tmp_path / "run"
+    folder, asks = tmp_path / "run", "run.gpus_per_client=100"
     done = subprocess.run(
-        [KNNPER, "simulate", path, "--set", "run.gpus_per_client=100"]
-        + ["--output", folder],
+        [KNNPER, "simulate", path, "--set", asks, "--output", folder],
         capture_output=True,
         text=True,
         check=False,
