@@ -80,9 +80,15 @@ def _translate(
     place: str,
     hint: str,
 ) -> Iterable[Problem]:
-    """Yield one problem a place: each member of a union has its own complaint."""
+    """Yield one problem a place: each member of a union has its own complaint.
+
+    A list is not called too short as well when only its items are wrong.
+    """
     messages: dict[str, list[str]] = {}
+    inner = {detail["loc"][:-1] for detail in details}
     for detail in details:
+        if detail["type"] == "too_short" and detail["loc"] in inner:
+            continue
         parts, parent = _resolve(settings_type, detail["loc"])
         message = _message(detail, parent, hint)
         messages.setdefault(".".join((place, *parts)), []).append(message)
