@@ -45,7 +45,10 @@ def main(grid: Grid, context: Context) -> None:
     observer = LoggingObserver(log)
     with folder.locked(), shared_memory.shared_folder() as shared:
         federation = flower_federation(grid, bench, path, shared, threading.Event())
-        conduct(bench, federation, folder, observer, ["flwr", "run"])
+        try:
+            conduct(bench, federation, folder, observer, ["flwr", "run"])
+        finally:
+            observer.finished()
     log.info("\n%s", as_markdown(comparison_table([load_run(path)])))
     log.info("everything about this run is in %s", path)
 

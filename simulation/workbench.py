@@ -5,7 +5,6 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 from dataclasses import dataclass
 
-import faiss
 import torch
 from torch import Tensor
 
@@ -52,11 +51,10 @@ class Workbench:
 def open_workbench(experiment: Experiment) -> Workbench:
     """Load the data, split it, build model and method.
 
-    The number of threads is set for the whole process: results are the same bits only
-    for the same number.
+    The number of torch's threads is set for the whole process: results are the same
+    bits only for the same number.
     """
     torch.set_num_threads(experiment.run.threads_per_worker)
-    faiss.omp_set_num_threads(experiment.run.threads_per_worker)
     key = RandomKey(experiment.run.seed)
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
     partition = make_partition(dataset, experiment.partition, key.child("partition"))
