@@ -37,21 +37,22 @@ def make_client_app(open_runtime: OpenRuntime, introduce: Roster) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         job, runtime = _open(message, context)
         payload = _record(message, "payload", runtime.method.payload_type)
-        update = runtime.train(job.client, payload, job.server_round, job.keep_round)
+        (client,) = job.clients
+        update = runtime.train(client, payload, job.server_round, job.keep_round)
         return _reply(message, job, update)
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
         job, runtime = _open(message, context)
         reference = _record(message, "payload", runtime.method.payload_type)
-        return _reply(message, job, runtime.validate(job.client, reference))
+        return _reply(message, job, runtime.validate(job.clients, reference))
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
         job, runtime = _open(message, context)
         payload_type = runtime.method.payload_type
         result = runtime.personalize(
-            job.client,
+            job.clients,
             _record(message, "payload", payload_type),
             _record(message, "reference", payload_type),
             job.server_round,

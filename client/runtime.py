@@ -1,15 +1,25 @@
 """What a client does when it is asked: the same code in every engine."""
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 from client.state_store import ClientStateStore
 from knnper.config.errors import TrainingDivergedError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.transport.codec import is_finite, take_apart
-from strategies.core.evaluation import ClientResult, Evaluation, evaluate
-from strategies.core.method import Method
+from strategies.core.embedding_pool import EmbeddingPool
+from strategies.core.evaluation import (
+    ClientResult,
+    ClientResults,
+    Evaluation,
+    evaluate,
+)
+from strategies.core.method import Method, Predictor
 from strategies.core.records import NoState
 
 
@@ -24,6 +34,23 @@ class DataSource(Protocol):
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of several clients that are served together.
+
+    Attributes
+    ----------
+    client
+        Its name.
+    data, test
+        Its splits, each read once.
+    """
+
+    client: str
+    data: ClientData
+    test: Examples
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,8 @@ class ClientRuntime:
         The clients' memory.
     key
         The experiment's root key.
+    pool
+        Where the method's task looks for embeddings first.
     """
 
     method: Method
@@ -49,6 +78,7 @@ class ClientRuntime:
     source: DataSource
     states: ClientStateStore
     key: RandomKey
+    pool: EmbeddingPool
 
     def train(
         self, client: str, payload: object, server_round: int, keep_round: int
@@ -74,23 +104,52 @@ class ClientRuntime:
             self.states.save(client, server_round, state, keep_round)
         return update
 
-    def validate(self, client: str, reference: object) -> Evaluation:
-        """Evaluate the unpersonalised model on the client's validation split."""
-        predictor = self._unpersonalised(client, reference)
-        return evaluate(predictor, self.source.data(client).validation)
+    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+        """Evaluate the unpersonalised model on all the clients' validation splits."""
+        held_out = [self.source.data(client).validation for client in clients]
+        images = torch.cat([examples.images for examples in held_out])
+        labels = torch.cat([examples.labels for examples in held_out])
+        return evaluate(self._unpersonalised(reference), Examples(images, labels))
 
     def personalize(
-        self, client: str, payload: object, reference: object, last_round: int
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object,
+        last_round: int,
+    ) -> ClientResults:
+        """Personalise, then read the test splits: once, and only here.
+
+        Several clients are served together where the method only runs the payload's
+        models; the outcome is what each would have alone, but for the last bits.
+        """
+        members = [
+            _Member(client, self.source.data(client), self.source.test(client))
+            for client in clients
+        ]
+        unpersonalised = self._unpersonalised(reference)
+        with self._embedding_together(members, payload, reference):
+            return ClientResults(
+                tuple(
+                    self._result(member, payload, unpersonalised, last_round)
+                    for member in members
+                )
+            )
+
+    def _result(
+        self,
+        member: _Member,
+        payload: object,
+        unpersonalised: Predictor,
+        last_round: int,
     ) -> ClientResult:
-        """Personalise, then read the test split: once, and only here."""
-        data, test = self.source.data(client), self.source.test(client)
+        client, data, test = member.client, member.data, member.test
         predictor = self.method.personalize(
             payload,
             self._state(client, last_round + 1),
             data,
             self.key.child("personalize", client),
         )
-        unpersonalised = self._unpersonalised(client, reference)
         return ClientResult(
             client=client,
             seen=self.source.is_seen(client),
@@ -102,17 +161,36 @@ class ClientRuntime:
             chosen=dict(predictor.describe()),
         )
 
+    def _embedding_together(
+        self, members: Sequence[_Member], *records: object
+    ) -> contextlib.AbstractContextManager[None]:
+        """Hold what the members' predictors will ask for, where it is the same."""
+        if not self.method.personalizes_by_inference:
+            return contextlib.nullcontext()
+        models = [
+            tensor
+            for record in records
+            for tensor in take_apart(record).tensors.values()
+        ]
+        parts = [
+            [member.data.train.images for member in members],
+            [member.data.validation.images for member in members],
+            [member.test.images for member in members],
+        ]
+        return self.pool.holding(models, parts)
+
     def _state(self, client: str, before_round: int) -> Any:
         state_type = self.method.client_state_type
         if state_type is NoState:
             return None
         return self.states.load(state_type, client, before_round)
 
-    def _unpersonalised(self, client: str, reference: object) -> Any:
+    def _unpersonalised(self, reference: object) -> Predictor:
         """Return what the method gives to a client without data: its global model."""
         nothing = ClientData(no_examples(self.spec), no_examples(self.spec))
-        key = self.key.child("reference", client)
-        return self.method.personalize(reference, None, nothing, key)
+        return self.method.personalize(
+            reference, None, nothing, self.key.child("reference")
+        )
 
 
 def _require_finite(what: str, record: object) -> None:

@@ -9,21 +9,28 @@ from knnper.transport.messages import Purpose
 
 @dataclass(frozen=True)
 class Request:
-    """Something one client is asked to do.
+    """Something that clients are asked to do.
 
     Attributes
     ----------
-    client
-        The client's name.
+    clients
+        Their names. More than one only where they are sent the same: they are served
+        together, in one task.
     payload
-        What the method broadcasts to it.
+        What the method broadcasts to them.
     reference
         What the method broadcasts to nobody in particular; for `Purpose.PERSONALIZE`.
     """
 
-    client: str
+    clients: tuple[str, ...]
     payload: object
     reference: object | None = None
+
+    @property
+    def client(self) -> str:
+        """The name of the only client."""
+        (name,) = self.clients
+        return name
 
 
 @dataclass(frozen=True)
@@ -32,17 +39,23 @@ class Reply:
 
     Attributes
     ----------
-    client
-        The client's name.
+    clients
+        Of the request.
     record
-        What it answered; None if it failed.
+        What they answered; None if one of them failed.
     failure
-        Why it failed; None if it did not.
+        Why it failed; None if none did.
     """
 
-    client: str
+    clients: tuple[str, ...]
     record: Any
     failure: str | None = None
+
+    @property
+    def client(self) -> str:
+        """The name of the only client."""
+        (name,) = self.clients
+        return name
 
 
 class Federation(Protocol):
@@ -68,5 +81,5 @@ class Federation(Protocol):
         keep_round
             The oldest round to which the server may still go back.
         requests
-            One per client.
+            Taken one after the other, when there is room for one more.
         """

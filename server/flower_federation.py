@@ -1,30 +1,29 @@
 """Clients reached through a Flower grid: simulated on Ray, or real ones."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from knnper.config.errors import RunError
-from knnper.transport.codec import CodecError, take_apart
+from knnper.transport.codec import CodecError
 from knnper.transport.messages import (
     Job,
     Packed,
     Purpose,
     discard,
-    pack,
     packed_of,
     to_content,
     unpack,
 )
-from knnper.transport.polling import replies_in_order
+from knnper.transport.polling import MESSAGES_AT_ONCE, replies_in_order
 from server.federation import Reply, Request
-from strategies.core.evaluation import ClientResult, Evaluation
+from server.packing import Packer
+from strategies.core.evaluation import ClientResults, Evaluation
 
 
 @dataclass
@@ -35,24 +34,27 @@ class FlowerFederation:
     ----------
     grid
         Flower's grid.
-    node_of
-        The node that plays each client, by the client's name.
+    choose_node
+        Returns the node that plays a client, given the client's name.
     update_type
         What a client answers to `Purpose.TRAIN`.
     experiment
         The experiment as JSON, sent with every request.
     run_folder, shared_folder
         See `Job`.
+    at_once
+        Requests that are under way at any time.
     stop
         Ends waiting for replies when it is set.
     """
 
     grid: Grid
-    node_of: Mapping[str, int]
+    choose_node: Callable[[str], int]
     update_type: type
     experiment: str
     run_folder: str
     shared_folder: str
+    at_once: int = MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
 
     def exchange(
@@ -63,25 +65,29 @@ class FlowerFederation:
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
-        names: list[str] = []
-        packer = _Packer(self.shared_folder)
+        packer = Packer(self.shared_folder)
+        under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
 
         def messages() -> Iterator[Message]:
             for request in requests:
-                names.append(request.client)
-                job = self._job(request.client, server_round, keep_round)
-                yield self._message(purpose, job, packer.pack_request(request))
+                records = packer.pack_request(request)
+                under_way.append((request, records))
+                job = self._job(request, server_round, keep_round)
+                yield self._message(purpose, job, records)
 
         try:
-            replies = replies_in_order(self.grid, messages(), self.stop)
-            for position, message in enumerate(replies):
-                yield self._reply(names[position], purpose, message)
+            for message in replies_in_order(
+                self.grid, messages(), self.stop, self.at_once
+            ):
+                request, records = under_way.popleft()
+                packer.answered(records)
+                yield self._reply(request, purpose, message)
         finally:
             packer.discard_all()
 
-    def _job(self, client: str, server_round: int, keep_round: int) -> Job:
+    def _job(self, request: Request, server_round: int, keep_round: int) -> Job:
         return Job(
-            client=client,
+            clients=list(request.clients),
             server_round=server_round,
             keep_round=keep_round,
             experiment=self.experiment,
@@ -94,22 +100,23 @@ class FlowerFederation:
     ) -> Message:
         return Message(
             content=to_content(job, records),
-            dst_node_id=self.node_of[job.client],
+            dst_node_id=self.choose_node(job.clients[0]),
             message_type=purpose.value,
             group_id=str(job.server_round),
         )
 
-    def _reply(self, client: str, purpose: Purpose, message: Message) -> Reply:
+    def _reply(self, request: Request, purpose: Purpose, message: Message) -> Reply:
+        clients = request.clients
         if message.has_error():
             _stop_if_worker_died(message)
-            return Reply(client, None, message.error.reason or "no reason was given")
+            return Reply(clients, None, message.error.reason or "no reason was given")
         packed = packed_of(message.content, "reply")
         if packed is None:
-            return Reply(client, None, "the reply is empty")
+            return Reply(clients, None, "the reply is empty")
         try:
-            return Reply(client, unpack(self._record_type(purpose), packed))
+            return Reply(clients, unpack(self._record_type(purpose), packed))
         except CodecError as error:
-            return Reply(client, None, str(error))
+            return Reply(clients, None, str(error))
         finally:
             discard(packed)
 
@@ -117,52 +124,9 @@ class FlowerFederation:
         answers: dict[Purpose, type] = {
             Purpose.TRAIN: self.update_type,
             Purpose.VALIDATE: Evaluation,
-            Purpose.PERSONALIZE: ClientResult,
+            Purpose.PERSONALIZE: ClientResults,
         }
         return answers[purpose]
-
-
-class _Packer:
-    """Packs records for sending, the same one only once."""
-
-    def __init__(self, shared_folder: str) -> None:
-        self._shared_folder = shared_folder
-        self._packed: list[Packed] = []
-        self._latest: dict[str, tuple[Any, Packed]] = {}
-
-    def pack_request(self, request: Request) -> dict[str, Packed]:
-        records = {"payload": request.payload}
-        if request.reference is not None:
-            records["reference"] = request.reference
-        return {name: self._pack(name, record) for name, record in records.items()}
-
-    def discard_all(self) -> None:
-        for packed in self._packed:
-            discard(packed)
-
-    def _pack(self, name: str, record: object) -> Packed:
-        for latest, packed in self._latest.values():
-            if _same(latest, record):
-                return packed
-        packed = pack(record, self._shared_folder)
-        self._packed.append(packed)
-        self._latest[name] = (record, packed)
-        return packed
-
-
-def _same(one: object, other: object) -> bool:
-    """Return whether two records hold the very same tensors and equal values."""
-    if one is other:
-        return True
-    first, second = take_apart(one), take_apart(other)
-    return first.structure == second.structure and all(
-        _same_memory(tensor, second.tensors[name])
-        for name, tensor in first.tensors.items()
-    )
-
-
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 def _stop_if_worker_died(message: Message) -> None:

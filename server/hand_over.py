@@ -1,6 +1,6 @@
 """After the last round: every client pulls the model, personalises and reports."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from knnper.config.errors import RunError
@@ -8,7 +8,8 @@ from knnper.config.seeding import RandomKey
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
 from server.federation import Federation, Request
-from strategies.core.evaluation import ClientResult
+from server.grouping import in_groups
+from strategies.core.evaluation import ClientResult, ClientResults
 from strategies.core.method import NEWCOMER, Method
 
 
@@ -31,36 +32,75 @@ class HandOver:
     key: RandomKey
 
     def personalize(
-        self, trained: Checkpoint, clients: Sequence[str], seen: Collection[str]
+        self,
+        trained: Checkpoint,
+        sizes: Mapping[str, int],
+        seen: Collection[str],
+        done: Collection[str] = (),
     ) -> Iterator[ClientResult]:
-        """Yield each client's result, in the order of ``clients``.
+        """Yield the result of each client that is not ``done``.
+
+        Parameters
+        ----------
+        trained
+            What training ended with.
+        sizes
+            All clients, and how many images each has; who is served together depends
+            on it alone, whatever is done already.
+        seen
+            The clients that may have taken part in training.
+        done
+            The clients whose results are known.
 
         Raises
         ------
         RunError
             If a client cannot personalise.
         """
-        key = self.key.child("broadcast", "hand-over")
-        state = trained.state
-        reference = self.method.broadcast(state, NEWCOMER, key.child(NEWCOMER))
-
-        def requests() -> Iterator[Request]:
-            for client in clients:
-                if client not in seen:
-                    yield Request(client, reference, reference)
-                    continue
-                payload = self.method.broadcast(state, client, key.child(client))
-                yield Request(client, payload, reference)
-
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
             trained.server_round,
             trained.server_round,
-            requests(),
+            self._requests(trained, self._groups(sizes, seen), seen, set(done)),
         )
         for reply in replies:
-            if not isinstance(reply.record, ClientResult):
-                raise RunError(
-                    f"client {reply.client} could not personalise: {reply.failure}"
-                )
-            yield reply.record
+            if not isinstance(reply.record, ClientResults):
+                raise RunError(_failure(reply.clients, reply.failure))
+            for result in reply.record.results:
+                if result.client not in done:
+                    yield result
+
+    def _groups(
+        self, sizes: Mapping[str, int], seen: Collection[str]
+    ) -> list[tuple[str, ...]]:
+        if not self.method.personalizes_by_inference:
+            return [(client,) for client in sizes]
+        kinds = (
+            {name: size for name, size in sizes.items() if (name in seen) == is_seen}
+            for is_seen in (True, False)
+        )
+        return [group for kind in kinds for group in in_groups(kind)]
+
+    def _requests(
+        self,
+        trained: Checkpoint,
+        groups: list[tuple[str, ...]],
+        seen: Collection[str],
+        done: set[str],
+    ) -> Iterator[Request]:
+        key = self.key.child("broadcast", "hand-over")
+        state = trained.state
+        reference = self.method.broadcast(state, NEWCOMER, key.child(NEWCOMER))
+        for group in groups:
+            if done.issuperset(group):
+                continue
+            payload = reference
+            if group[0] in seen:
+                payload = self.method.broadcast(state, group[0], key.child(group[0]))
+            yield Request(group, payload, reference)
+
+
+def _failure(clients: tuple[str, ...], reason: str | None) -> str:
+    if len(clients) == 1:
+        return f"client {clients[0]} could not personalise: {reason}"
+    return f"one of the clients {', '.join(clients)} could not personalise: {reason}"

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation, Request
+from server.grouping import in_groups
 from server.observer import RoundRecord
 from server.sampling import sample_participants
 from server.validation import Tally, num_bytes, usable_updates
@@ -34,7 +35,8 @@ class RoundLoop:
     federation
         The clients.
     clients
-        The names of those that may take part, sorted: seen, with training data.
+        Those that may take part, seen and with training data: the number of training
+        examples by name.
     training, run
         The experiment's sections.
     key
@@ -47,7 +49,7 @@ class RoundLoop:
 
     method: Method
     federation: Federation
-    clients: Sequence[str]
+    clients: Mapping[str, int]
     training: TrainingSettings
     run: RunSettings
     key: RandomKey
@@ -88,9 +90,7 @@ class RoundLoop:
         return latest
 
     def _one_round(self, state: Any, server_round: int) -> tuple[Any, Tally]:
-        participants = sample_participants(
-            self.clients, self.training.participation, server_round, self.key
-        )
+        participants = self._participants(server_round)
         tally = Tally()
         replies = self.federation.exchange(
             Purpose.TRAIN,
@@ -109,6 +109,17 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally)
         return canonical(new_state), tally
 
+    def _participants(self, server_round: int) -> list[str]:
+        """Return the round's clients, the one with most to do first.
+
+        With a short task last, workers end at nearly the same time. It is also the
+        order in which replies are aggregated: sums end in bits that depend on it.
+        """
+        names = sample_participants(
+            sorted(self.clients), self.training.participation, server_round, self.key
+        )
+        return sorted(names, key=lambda name: self.clients[name], reverse=True)
+
     def _requests(
         self, state: Any, server_round: int, clients: Sequence[str], tally: Tally
     ) -> Iterator[Request]:
@@ -116,7 +127,7 @@ class RoundLoop:
             key = self.key.child("broadcast", server_round, client)
             payload = self.method.broadcast(state, client, key)
             tally.bytes_down += num_bytes(payload)
-            yield Request(client, payload)
+            yield Request((client,), payload)
 
     def _validate(self, state: Any, server_round: int) -> RoundRecord:
         """Return the unpersonalised model's accuracy on all validation splits."""
@@ -126,12 +137,13 @@ class RoundLoop:
             Purpose.VALIDATE,
             server_round,
             self.checkpoints.oldest_round(),
-            (Request(client, reference) for client in self.clients),
+            (Request(group, reference) for group in in_groups(self.clients)),
         )
         correct = total = 0
         for reply in replies:
             if not isinstance(reply.record, Evaluation):
-                _warn_of_failure(server_round, reply.client, reply.failure)
+                names = ", ".join(reply.clients)
+                _warn_of_failure(server_round, names, reply.failure)
                 continue
             correct += reply.record.num_correct
             total += reply.record.num_examples

@@ -9,11 +9,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from knnper.transport import shared_memory
 from server.observer import LoggingObserver
 from simulation.catalogue import experiment_catalogue
 from simulation.client_runtime import client_app
-from simulation.flower_engine import flower_federation
+from simulation.flower_engine import carrier_folder, flower_federation
 from simulation.report import as_markdown, comparison_table, load_run
 from simulation.run_folder import RunFolder
 from simulation.runner import conduct
@@ -43,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     bench = open_workbench(experiment)
     folder = RunFolder.create(path, experiment, overwrite=overwrite)
     observer = LoggingObserver(log)
-    with folder.locked(), shared_memory.shared_folder() as shared:
+    with folder.locked(), carrier_folder(experiment.run) as shared:
         federation = flower_federation(grid, bench, path, shared, threading.Event())
         try:
             conduct(bench, federation, folder, observer, ["flwr", "run"])

@@ -1,35 +1,22 @@
-"""Flower's simulation runtime, driven in this process.
+"""An experiment's clients, played by nodes of Flower's simulation."""
 
-The only place that knows a private entry point of Flower: the public one takes no
-settings of the run and logs that it is deprecated. The version of Flower is pinned for
-it, and a test runs it.
-"""
-
-import contextlib
-import logging
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
-from flwr.app import Context
-from flwr.common import EventType
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
-from flwr.serverapp import Grid, ServerApp
-from flwr.simulation.run_simulation import _run_simulation
+from flwr.serverapp import Grid
 
 from knnper.config.document import to_json
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
 from knnper.transport import shared_memory
-from knnper.transport.polling import Interrupted
 from server.federation import Federation
 from server.flower_federation import FlowerFederation
-from server.nodes import assign_nodes, wait_for_nodes
 from simulation.client_runtime import client_app
+from simulation.flower_runtime import play, requests_at_once
+from simulation.nodes import in_turn, wait_for_nodes
 from simulation.workbench import Workbench
 
 T = TypeVar("T")
@@ -39,6 +26,9 @@ def run_on_flower(
     bench: Workbench, run_folder: Path, body: Callable[[Federation], T]
 ) -> T:
     """Start the virtual clients on Ray, lead them with ``body``, shut them down.
+
+    No more nodes are started than have something to do at a time: clients that wait
+    for their turn cost nothing.
 
     Parameters
     ----------
@@ -59,71 +49,34 @@ def run_on_flower(
     RunError
         If Flower ended without an answer from ``body``.
     """
-    outcome: list[T] = []
-    failures: list[Exception] = []
-    stop = threading.Event()
-    server_app = ServerApp()
+    run = bench.experiment.run
+    num_nodes = min(len(bench.clients.parts), requests_at_once(run))
+    with carrier_folder(run) as folder:
 
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        try:
-            clients = flower_federation(grid, bench, run_folder, shared, stop)
-            outcome.append(body(clients))
-        except Exception as error:
-            failures.append(error)
-            raise
+        def lead(grid: Grid, stop: threading.Event) -> T:
+            return body(flower_federation(grid, bench, run_folder, folder, stop))
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    with shared_memory.shared_folder() as shared, _stopping_on_interrupt(stop):
-        try:
-            _start_flower(bench, server_app)
-        except RuntimeError as error:
-            if failures:  # the server's own; Flower raises it as it is
-                raise
-            raise RunError(
-                f"Flower's simulation failed: {error.__cause__ or error}. Check that "
-                "the machine has what run.cpus_per_client and run.gpus_per_client ask "
-                "for"
-            ) from error
-    if not outcome:
-        raise RunError("Flower's simulation ended before the run did")
-    return outcome[0]
+        return play(client_app, num_nodes, run, lead)
 
 
-def _start_flower(bench: Workbench, server_app: ServerApp) -> None:
-    _run_simulation(
-        num_supernodes=len(bench.clients.parts),
-        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-        client_app=client_app,
-        server_app=server_app,
-        backend_config=_backend_config(bench.experiment.run),
-    )
+def carrier_folder(run: RunSettings) -> AbstractContextManager[Path | None]:
+    """Return the folder in memory in which models travel; None if in messages.
 
-
-@contextlib.contextmanager
-def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
-    """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
-
-    An interrupt in the middle of Flower's engine leaves its threads waiting for Ray for
-    ever. So the server is told to stop, and Flower ends as after any other error; a
-    second Ctrl-C interrupts at once. Only a main thread can be interrupted at all.
+    Raises
+    ------
+    RunError
+        If shared memory is asked for and there is none, or too little.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupted(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        stop.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield
-    except Interrupted as error:
-        raise KeyboardInterrupt from error
-    finally:
-        stop.set()
-        signal.signal(signal.SIGINT, before)
+    if run.carrier == "message" or (run.carrier == "auto" and run.ray_address):
+        return nullcontext()
+    if run.carrier == "shared_memory" and not shared_memory.is_available():
+        raise RunError(
+            "run.carrier is shared_memory, and "
+            f"{shared_memory.MEMORY_FILE_SYSTEM} is missing or has less than "
+            f"{shared_memory.LEAST_FREE_BYTES >> 20} MiB free. Make it larger "
+            "(--shm-size in a container), or set run.carrier to auto"
+        )
+    return shared_memory.shared_folder()
 
 
 def flower_federation(
@@ -148,36 +101,13 @@ def flower_federation(
     stop
         Ends waiting for clients when it is set.
     """
-    nodes = wait_for_nodes(grid, stop)
     return FlowerFederation(
         grid=grid,
-        node_of=assign_nodes(bench.clients.names(), nodes),
+        choose_node=in_turn(wait_for_nodes(grid, stop)),
         update_type=bench.method.update_type,
         experiment=to_json(bench.experiment),
         run_folder=str(run_folder.resolve()),
         shared_folder=str(shared_folder or ""),
+        at_once=requests_at_once(bench.experiment.run),
         stop=stop,
     )
-
-
-def num_workers(run: RunSettings) -> int:
-    """Return the number of worker processes: as set, or one a usable CPU core."""
-    if run.num_workers:
-        return run.num_workers
-    if hasattr(os, "sched_getaffinity"):  # not everywhere, as on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _backend_config(run: RunSettings) -> BackendConfig:
-    return {
-        "client_resources": {
-            "num_cpus": run.cpus_per_client,
-            "num_gpus": run.gpus_per_client,
-        },
-        "init_args": {
-            "num_cpus": num_workers(run) * run.cpus_per_client,
-            "logging_level": logging.ERROR,
-            "log_to_driver": False,
-        },
-    }

@@ -14,13 +14,14 @@ from server.hand_over import HandOver
 from server.observer import Observer, RoundRecord
 from server.rounds import RoundLoop
 from simulation.client_runtime import runtime_of
+from simulation.machine import compute_device
 from simulation.manifest import build_manifest
 from simulation.partition.split import fingerprint as partition_fingerprint
 from simulation.results import summarise_groups, training_summary
 from simulation.run_folder import RunFolder
 from simulation.serial_engine import SerialFederation
 from simulation.tensorboard import scalar_writer
-from simulation.workbench import Workbench
+from simulation.workbench import Workbench, open_workbench
 from strategies.core.evaluation import ClientResult
 
 
@@ -69,7 +70,11 @@ def _play(
     body: Callable[[Federation], Mapping[str, Any]],
 ) -> Mapping[str, Any]:
     if bench.experiment.run.engine == "serial":
-        return body(SerialFederation(runtime_of(bench, folder.path)))
+        device = compute_device(bench.experiment.run)
+        players = bench
+        if device.type != "cpu":
+            players = open_workbench(bench.experiment, device)
+        return body(SerialFederation(runtime_of(players, folder.path)))
     # Ray takes seconds to import, which the serial engine need not wait for.
     from simulation.flower_engine import run_on_flower
 
@@ -120,7 +125,7 @@ def _untrained(bench: Workbench) -> Checkpoint:
             "no seen client has training data; expected at least one. Take a larger "
             "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
         )
-    state = canonical(bench.method.init(clients, bench.key.child("init")))
+    state = canonical(bench.method.init(list(clients), bench.key.child("init")))
     return Checkpoint(0, state, fingerprint(state))
 
 
@@ -166,12 +171,13 @@ def _personalize(
     """Return every client's result, sorted by name, and the seconds this took."""
     began = time.monotonic()
     done = folder.load_client_results(trained.fingerprint)
-    missing = [name for name in bench.clients.names() if name not in done]
-    observer.personalization_started(len(missing))
+    names = bench.clients.names()
+    observer.personalization_started(len(names) - len(done))
     hand_over = HandOver(bench.method, federation, bench.key)
-    for result in hand_over.personalize(trained, missing, bench.clients.seen()):
+    sizes, seen = bench.clients.sizes(), bench.clients.seen()
+    for result in hand_over.personalize(trained, sizes, seen, set(done)):
         folder.append_client_result(trained.fingerprint, result)
         done[result.client] = result
         observer.client_personalized()
     seconds = time.monotonic() - began
-    return [done[name] for name in bench.clients.names()], seconds
+    return [done[name] for name in names], seconds

@@ -38,17 +38,17 @@ class SerialFederation:
             try:
                 record = self._answer(purpose, server_round, keep_round, request)
             except KnnPerError as error:
-                yield Reply(request.client, None, str(error))
+                yield Reply(request.clients, None, str(error))
             else:
-                yield Reply(request.client, canonical(record))
+                yield Reply(request.clients, canonical(record))
 
     def _answer(
         self, purpose: Purpose, server_round: int, keep_round: int, request: Request
     ) -> Any:
-        client, payload = request.client, canonical(request.payload)
+        clients, payload = request.clients, canonical(request.payload)
         if purpose is Purpose.TRAIN:
-            return self.runtime.train(client, payload, server_round, keep_round)
+            return self.runtime.train(request.client, payload, server_round, keep_round)
         if purpose is Purpose.VALIDATE:
-            return self.runtime.validate(client, payload)
+            return self.runtime.validate(clients, payload)
         reference = canonical(request.reference)
-        return self.runtime.personalize(client, payload, reference, server_round)
+        return self.runtime.personalize(clients, payload, reference, server_round)

@@ -47,13 +47,21 @@ class VirtualClients:
         """Return all clients, sorted."""
         return sorted(self.parts)
 
-    def trainable(self) -> list[str]:
-        """Return the clients that may take part in a round: seen, with data; sorted."""
-        return [
-            name
-            for name in self.names()
-            if self.parts[name].seen and len(self.parts[name].train) > 0
-        ]
+    def trainable(self) -> dict[str, int]:
+        """Return the number of training examples of each client that may take part.
+
+        These are the seen ones with data, sorted by name.
+        """
+        sizes = {name: len(self.parts[name].train) for name in self.names()}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if self.parts[name].seen and size > 0
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of images of each client, in all splits; sorted by name."""
+        return {name: self.parts[name].num_examples for name in self.names()}
 
     def seen(self) -> frozenset[str]:
         """Return the clients that are not held out."""

@@ -11,8 +11,10 @@ from torch import Tensor
 from knnper.config.sections import Experiment
 from knnper.config.seeding import RandomKey
 from knnper.data.catalogue import DATA_SETS
+from knnper.data.dataset import Dataset
 from knnper.data.preprocess import Normalizer
 from knnper.models.catalogue import build_model
+from simulation.machine import prepare_process
 from simulation.partition.split import Partition, make_partition
 from simulation.virtual_clients import VirtualClients
 from strategies.catalogue import METHODS
@@ -48,26 +50,43 @@ class Workbench:
     method: Method
 
 
-def open_workbench(experiment: Experiment) -> Workbench:
+def open_workbench(
+    experiment: Experiment, device: torch.device = torch.device("cpu")
+) -> Workbench:
     """Load the data, split it, build model and method.
 
-    The number of torch's threads is set for the whole process: results are the same
-    bits only for the same number.
+    What torch takes from the whole process is set too, see `prepare_process`.
+
+    Parameters
+    ----------
+    experiment
+        Its settings.
+    device
+        Where the model computes; `compute_device` says it of a process that plays
+        clients. Data, records and whatever the method returns stay on the CPU.
     """
-    torch.set_num_threads(experiment.run.threads_per_worker)
-    key = RandomKey(experiment.run.seed)
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
-    partition = make_partition(dataset, experiment.partition, key.child("partition"))
+    key = RandomKey(experiment.run.seed).child("partition")
+    partition = make_partition(dataset, experiment.partition, key)
+    return build_workbench(experiment, dataset, partition, device)
+
+
+def build_workbench(
+    experiment: Experiment, dataset: Dataset, partition: Partition, device: torch.device
+) -> Workbench:
+    """Build model and method on data that is split; see `open_workbench`."""
+    prepare_process(experiment.run, device)
+    key = RandomKey(experiment.run.seed)
 
     def fresh_weights(rng: RandomKey) -> Tensor:
         return build_model(experiment.model, dataset.spec, rng).read()
 
-    model = build_model(experiment.model, dataset.spec, key.child("model"))
+    model = build_model(experiment.model, dataset.spec, key.child("model"), device)
     task = Task(
         model=model,
         initial_weights=model.read(),
         fresh_weights=fresh_weights,
-        normalize=Normalizer(dataset.spec),
+        normalize=Normalizer(dataset.spec, device),
         spec=dataset.spec,
         training=experiment.training,
         evaluation_batch_size=experiment.run.evaluation_batch_size,

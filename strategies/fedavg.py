@@ -56,6 +56,7 @@ def fedavg(task: Task, settings: NoSettings, personalization: NoSettings) -> Met
         payload_type=ModelPayload,
         update_type=ModelUpdate,
         num_rounds=task.training.num_rounds,
+        personalizes_by_inference=True,
     )
 
 

@@ -58,7 +58,11 @@ def fedavg_plus(
         )
         return ModelPredictor(task, tuned.weights)
 
-    return replace(fedavg(task, settings, NoSettings()), personalize=personalize)
+    return replace(
+        fedavg(task, settings, NoSettings()),
+        personalize=personalize,
+        personalizes_by_inference=False,
+    )
 
 
 SPEC = MethodSpec(

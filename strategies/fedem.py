@@ -159,9 +159,13 @@ def fedem(task: Task, settings: FedEMSettings, personalization: NoSettings) -> M
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        examples = data.train_and_validation()
         prior = _mixture_weights(client_state, num_components)
-        shares = responsibilities(task, payload.components, prior, examples)
+        shares = torch.cat(
+            [
+                responsibilities(task, payload.components, prior, examples)
+                for examples in (data.train, data.validation)
+            ]
+        )
         uniform = _mixture_weights(None, num_components)
         mixture_weights = _mean_or(shares, uniform)
         return MixturePredictor(task, payload.components, mixture_weights)
@@ -177,6 +181,7 @@ def fedem(task: Task, settings: FedEMSettings, personalization: NoSettings) -> M
         update_type=ComponentsUpdate,
         num_rounds=task.training.num_rounds,
         client_state_type=MixtureState,
+        personalizes_by_inference=True,
     )
 
 

@@ -144,7 +144,7 @@ def scaffold(
         rate = task.training.learning_rate_at(server_round)
         zero = torch.zeros(num_parameters)
         old = zero if client_state is None else client_state.control
-        correction = payload.control - old
+        correction = (payload.control - old).to(task.model.device)
 
         def correct(gradient: Tensor, parameters: Tensor) -> None:
             gradient.add_(correction)
@@ -185,6 +185,7 @@ def scaffold(
         update_type=ScaffoldUpdate,
         num_rounds=task.training.num_rounds,
         client_state_type=ScaffoldClientState,
+        personalizes_by_inference=True,
     )
 
 

@@ -1,6 +1,7 @@
 """``knnper simulate``: an experiment with virtual clients on this machine."""
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -36,6 +37,13 @@ ChosenEngine = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
+    ),
+]
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
@@ -53,6 +61,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     overrides: Overrides = None,
     engine: ChosenEngine = None,
     workers: Workers = None,
+    ray_address: RayAddress = None,
     output: Output = None,
     resume: Resume = None,
     overwrite: Overwrite = False,
@@ -61,7 +70,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     """Train, personalise and evaluate virtual clients; write results to a folder."""
     if (experiment is None) == (resume is None):
         raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
-    changes = [*(overrides or ()), *_shorthands(engine, workers)]
+    changes = [*(overrides or ()), *_shorthands(engine, workers, ray_address)]
     if resume is not None:
         if output is not None or overwrite:
             raise typer.BadParameter("--resume goes with neither --output, --overwrite")
@@ -73,11 +82,15 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     _show(results, folder, as_json)
 
 
-def _shorthands(engine: Engine | None, workers: int | None) -> Iterator[str]:
+def _shorthands(
+    engine: Engine | None, workers: int | None, ray_address: str | None
+) -> Iterator[str]:
     if engine is not None:
         yield f"run.engine={engine}"
     if workers is not None:
         yield f"run.num_workers={workers}"
+    if ray_address is not None:
+        yield f"run.ray_address={json.dumps(ray_address)}"
 
 
 def _start(

@@ -63,12 +63,13 @@ def from_json(
 def results_identity(experiment: Experiment) -> str:
     """Return a SHA-256, in hexadecimal, of all that the results depend on.
 
-    Of the section ``run`` that is the seed, and the threads and batches in which sums
-    are made. Two experiments with the same identity end with the same numbers, whatever
-    they are called and wherever they run.
+    Of the section ``run`` that is the seed, and the threads, batches and kind of device
+    by which sums are made. Two experiments with the same identity end with the same
+    numbers, whatever they are called and wherever they run.
     """
     document = to_document(experiment)
     run = {name: document["run"][name] for name in _NUMERIC}
+    run["gpu"] = experiment.run.gpus_per_client > 0
     relevant = {key: document[key] for key in document if key not in ("name", "run")}
     text = json.dumps([run, relevant], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -61,6 +61,9 @@ class MultiStepSchedule(Settings):
         return float(self.factor**passed)
 
 
+Augmentation = Literal["none", "flip", "crop_flip"]
+Precision = Literal["float32", "bfloat16"]
+
 Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="name")]
 
 
@@ -84,6 +87,12 @@ class TrainingSettings(Settings):
         Local SGD's rate, η; the paper's grid is 10^-0.5 ... 10^-2.5.
     momentum, weight_decay
         Of local SGD; the momentum buffer starts from zero in every round.
+    augmentation
+        What happens to the images of a mini-batch at random: nothing, a horizontal
+        flip, or a crop of the image in a black frame of 4 pixels and a flip.
+    precision
+        Of forward and backward passes, in training and in evaluation. With
+        ``bfloat16`` weights and sums stay float32.
     schedule
         Factor on the learning rate as a function of the round.
     """
@@ -96,6 +105,8 @@ class TrainingSettings(Settings):
     learning_rate: PositiveFloat = 0.03
     momentum: ProperFraction = 0.0
     weight_decay: NonNegativeFloat = 0.0
+    augmentation: Augmentation = "none"
+    precision: Precision = "float32"
     schedule: Schedule = field(default_factory=ConstantSchedule)
 
     def learning_rate_at(self, server_round: int) -> float:
@@ -107,8 +118,9 @@ class TrainingSettings(Settings):
 class RunSettings(Settings):
     """How the experiment is carried out.
 
-    Results depend on ``seed``; on ``threads_per_worker`` and ``evaluation_batch_size``
-    in their last bits; on nothing else here.
+    Results depend on ``seed``; in their last bits on ``threads_per_worker``, on
+    ``evaluation_batch_size`` and on whether ``gpus_per_client`` is 0; on nothing else
+    here.
 
     Attributes
     ----------
@@ -119,9 +131,17 @@ class RunSettings(Settings):
     num_workers
         Worker processes of the ``flower`` engine; null is one a CPU core.
     threads_per_worker
-        Threads torch may use in one worker.
+        Threads torch may use in one worker; ``auto`` shares the usable CPU cores out
+        between the workers, so that the last bits depend on both numbers.
     cpus_per_client, gpus_per_client
-        What Ray reserves for a client while it works. Training itself runs on the CPU.
+        What Ray reserves for a client while it works. With any part of a GPU, clients
+        compute on it; else on the CPU.
+    ray_address
+        A Ray cluster to join, as in ``192.168.0.1:6379`` or ``auto``; null starts Ray
+        on this machine. A cluster plays as many clients at a time as it has room for.
+    carrier
+        How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine)
+        or ``message``. ``auto`` is the former where there is room and no cluster.
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every
@@ -136,9 +156,11 @@ class RunSettings(Settings):
     seed: NonNegativeInt = 0
     engine: Literal["flower", "serial"] = "flower"
     num_workers: PositiveInt | None = None
-    threads_per_worker: PositiveInt = 1
+    threads_per_worker: PositiveInt | Literal["auto"] = 1
     cpus_per_client: PositiveFloat = 1.0
     gpus_per_client: NonNegativeFloat = 0.0
+    ray_address: str | None = None
+    carrier: Literal["auto", "shared_memory", "message"] = "auto"
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
     evaluation_batch_size: PositiveInt = 256

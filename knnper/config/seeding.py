@@ -49,13 +49,16 @@ class RandomKey:
 
     @contextlib.contextmanager
     def torch(self) -> Iterator[None]:
-        """Seed torch's global CPU generator inside the block; restore it afterwards.
+        """Seed torch's global generators inside the block; restore them afterwards.
 
-        Layers such as dropout and the default initialisers draw from that generator
-        and take no other.
+        Layers such as dropout and the default initialisers draw from the generator of
+        the device they compute on and take no other.
         """
         import torch
 
-        with torch.random.fork_rng(devices=[]):
+        # Asking for the state of a GPU that is not in use would take it into use.
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count() if in_use else 0)
+        with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.entropy(num_bytes=7))
             yield

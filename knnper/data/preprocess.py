@@ -13,11 +13,15 @@ class Normalizer:
     ----------
     spec
         Gives mean and standard deviation per channel.
+    device
+        Where the images are when they are normalised.
     """
 
-    def __init__(self, spec: InputSpec) -> None:
-        mean = torch.tensor(spec.mean, dtype=torch.float32)
-        std = torch.tensor(spec.std, dtype=torch.float32)
+    def __init__(
+        self, spec: InputSpec, device: torch.device = torch.device("cpu")
+    ) -> None:
+        mean = torch.tensor(spec.mean, dtype=torch.float32, device=device)
+        std = torch.tensor(spec.std, dtype=torch.float32, device=device)
         self._scale = 1.0 / (255.0 * std)
         self._shift = -mean / std
 
@@ -32,6 +36,7 @@ class Normalizer:
         Notes
         -----
         The result keeps the channels innermost in memory (``channels_last``), which
-        is how convolutions on a CPU are fastest, at no cost of a copy.
+        is how convolutions are fastest, at no cost of a copy.
         """
-        return (images.float() * self._scale + self._shift).permute(0, 3, 1, 2)
+        scaled = images.to(torch.float32, copy=True).mul_(self._scale)
+        return scaled.add_(self._shift).permute(0, 3, 1, 2)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
@@ -61,7 +63,12 @@ MODELS: Mapping[str, ModelSpec] = {
 }
 
 
-def build_model(choice: Choice[Settings], spec: InputSpec, rng: RandomKey) -> FlatModel:
+def build_model(
+    choice: Choice[Settings],
+    spec: InputSpec,
+    rng: RandomKey,
+    device: torch.device = torch.device("cpu"),
+) -> FlatModel:
     """Return the chosen model, initialised.
 
     Parameters
@@ -71,7 +78,9 @@ def build_model(choice: Choice[Settings], spec: InputSpec, rng: RandomKey) -> Fl
     spec
         Shape of the images and number of classes.
     rng
-        Fixes the random initial weights.
+        Fixes the random initial weights, which are the same on every device.
+    device
+        Where the model computes.
 
     Raises
     ------
@@ -90,4 +99,4 @@ def build_model(choice: Choice[Settings], spec: InputSpec, rng: RandomKey) -> Fl
         module = entry.build(settings, spec)
     if settings.weights is not None:
         load_weights(module, Path(settings.weights))
-    return FlatModel(module)
+    return FlatModel(module, device)

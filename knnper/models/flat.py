@@ -41,23 +41,28 @@ class FlatModel:
     Parameters come first, in their order in the model, then the floating-point
     buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
     averaged between clients. Four-dimensional tensors lie channels-last inside the
-    vector, the layout in which convolutions on a CPU train fastest.
+    vector, the layout in which convolutions train fastest.
 
     Parameters
     ----------
     module
         The model; from here on it is driven through this object only.
+    device
+        Where the model computes. What is loaded and read stays on the CPU.
     """
 
-    def __init__(self, module: EmbeddingModel) -> None:
-        self.module = module
+    def __init__(
+        self, module: EmbeddingModel, device: torch.device = torch.device("cpu")
+    ) -> None:
+        self.module = module.to(device)
+        self.device = device
         self.entries = _layout(module)
         self.num_parameters = sum(
             entry.stop - entry.start for entry in self.entries if entry.is_parameter
         )
-        self._vector = torch.empty(self.entries[-1].stop, dtype=torch.float32)
+        self._vector = torch.empty(self.entries[-1].stop, device=device)
         self._parameters = nn.Parameter(self._vector[: self.num_parameters])
-        self._parameters.grad = torch.zeros(self.num_parameters)
+        self._parameters.grad = torch.zeros(self.num_parameters, device=device)
         self._tie()
 
     @property
@@ -76,13 +81,16 @@ class FlatModel:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient of `parameters`, shape (num_parameters,), filled in place."""
+        """The gradient of `parameters`, shape (num_parameters,), filled in place.
+
+        It lies on `device`, as `parameters` do.
+        """
         gradient = self._parameters.grad
         assert gradient is not None, "set in the constructor and never removed"
         return gradient
 
     def load(self, weights: Tensor) -> None:
-        """Copy ``weights``, shape (num_weights,), into the model."""
+        """Copy ``weights``, shape (num_weights,), into the model, to its device."""
         if weights.shape != self._vector.shape:
             raise ValueError(
                 f"expected {self.num_weights} weights for this model, found a tensor "
@@ -91,8 +99,8 @@ class FlatModel:
         self._vector.copy_(weights)
 
     def read(self) -> Tensor:
-        """Return a copy of the weights, shape (num_weights,)."""
-        return self._vector.clone()
+        """Return a copy of the weights on the CPU, shape (num_weights,)."""
+        return self._vector.to("cpu", copy=True)
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""

@@ -12,3 +12,6 @@ os.environ.update(
     # Workers that reserve no GPU: what a later Ray does anyway, without its warning.
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
 )
+# With Ray's default of 15, anything else on the machine takes the workers' time, and a
+# simulation is many times slower beside it. Who wants that starts it with `nice`.
+os.environ.setdefault("RAY_worker_niceness", "0")

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from knnper.transport.codec import CodecError, Flat, flatten, unflatten
-from knnper.transport.shared_memory import read_vector, write_vector
+from knnper.transport.shared_memory import read_vector, recycle, write_vector
 
 R = TypeVar("R")
 
@@ -38,8 +38,8 @@ class Job:
 
     Attributes
     ----------
-    client
-        The client's name.
+    clients
+        Their names; one for `Purpose.TRAIN`.
     server_round
         From 1; for a request outside of training, the rounds that were made.
     keep_round
@@ -54,7 +54,7 @@ class Job:
         message.
     """
 
-    client: str
+    clients: list[str]
     server_round: int
     keep_round: int
     experiment: str
@@ -113,9 +113,9 @@ def unpack(record_type: type[R], packed: Packed) -> R:
 
 
 def discard(packed: Packed) -> None:
-    """Remove the file that ``packed`` names, if it names one."""
+    """Give back the file that ``packed`` names, if it names one."""
     if _FILE in packed.entry:
-        Path(str(packed.entry[_FILE])).unlink(missing_ok=True)
+        recycle(Path(str(packed.entry[_FILE])))
 
 
 def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from flwr.app import Message
@@ -9,7 +10,14 @@ from flwr.serverapp import Grid
 
 from knnper.config.errors import RunError
 
-POLL_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.005
+
+MESSAGES_AT_ONCE = 64
+"""Requests without a reply at any time, unless there are many workers.
+
+Enough to keep workers busy while Flower looks for new messages, which it does ten
+times a second; few enough that its look through all of them takes no time.
+"""
 
 
 class Interrupted(RunError):
@@ -17,25 +25,38 @@ class Interrupted(RunError):
 
 
 def replies_in_order(
-    grid: Grid, messages: Iterable[Message], stop: threading.Event
+    grid: Grid,
+    messages: Iterable[Message],
+    stop: threading.Event,
+    at_once: int = MESSAGES_AT_ONCE,
 ) -> Iterator[Message]:
     """Send ``messages`` and yield their replies in the order of the messages.
 
-    Messages are made and pushed one at a time. Only the next reply is asked for, since
-    a look for all that are missing would take longer the more clients there are; one
-    that overtook another stays with the grid.
+    A message is made and pushed when fewer than ``at_once`` have no reply that was
+    yielded; so neither side holds more than that, however many there are. Only the next
+    reply is asked for, since a look for all that are missing would take longer the more
+    there are; one that overtook another stays with the grid.
 
     Raises
     ------
     Interrupted
         If ``stop`` is set while replies are missing.
     """
-    for message_id in [_push(grid, message) for message in messages]:
-        while not (replies := list(grid.pull_messages([message_id]))):
-            if stop.is_set():
-                raise Interrupted("stopped while clients were working")
-            time.sleep(POLL_INTERVAL_S)
-        yield replies[0]
+    waiting: deque[str] = deque()
+    for message in messages:
+        waiting.append(_push(grid, message))
+        if len(waiting) >= at_once:
+            yield _reply(grid, waiting.popleft(), stop)
+    while waiting:
+        yield _reply(grid, waiting.popleft(), stop)
+
+
+def _reply(grid: Grid, message_id: str, stop: threading.Event) -> Message:
+    while not (replies := list(grid.pull_messages([message_id]))):
+        if stop.is_set():
+            raise Interrupted("stopped while clients were working")
+        time.sleep(POLL_INTERVAL_S)
+    return replies[0]
 
 
 def _push(grid: Grid, message: Message) -> str:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
 _PREFIX = "knnper-"
+_IN_USE, _FREE = ".f32", ".free"
 # A container's default of 64 MB would fill up in the middle of a round.
-_LEAST_FREE_BYTES = 256 * 1024**2
+LEAST_FREE_BYTES = 256 * 1024**2
 
 
 def is_available() -> bool:
@@ -22,7 +23,7 @@ def is_available() -> bool:
     if not os.access(MEMORY_FILE_SYSTEM, os.W_OK):
         return False
     _remove_left_behind()
-    return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= _LEAST_FREE_BYTES
+    return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= LEAST_FREE_BYTES
 
 
 @contextlib.contextmanager
@@ -44,13 +45,17 @@ def shared_folder() -> Iterator[Path | None]:
 
 
 def write_vector(folder: Path, vector: Tensor) -> Path | None:
-    """Write a float32 vector to a new file in ``folder`` and return its path.
+    """Write a float32 vector to a file in ``folder`` and return its path.
 
+    Takes a file of this size that was given back with `recycle`, where there is one:
+    its memory is there already, and finding new memory takes longer than the copy.
     Returns None, and leaves nothing, where the file system has no room left.
     """
-    path = folder / f"{uuid.uuid4().hex}.f32"
+    path = _claim(folder, vector.nbytes) or _new_path(folder, vector.nbytes)
     try:
-        with path.open("wb") as file:
+        # Not truncated: that would give the memory back.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(vector.detach().contiguous().numpy().data)
     except OSError:
         path.unlink(missing_ok=True)
@@ -61,6 +66,29 @@ def write_vector(folder: Path, vector: Tensor) -> Path | None:
 def read_vector(path: Path) -> Tensor:
     """Return the float32 vector in ``path``; a copy, so the file may go at once."""
     return torch.from_numpy(np.fromfile(path, dtype=np.float32))
+
+
+def recycle(path: Path) -> None:
+    """Let the next vector of this size be written to ``path``: it is no longer read.
+
+    Of several calls all but the first do nothing.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_suffix(_FREE))
+
+
+def _claim(folder: Path, num_bytes: int) -> Path | None:
+    """Return a free file of this size, which from now on belongs to the caller."""
+    for free in folder.glob(f"{num_bytes}-*{_FREE}"):
+        path = free.with_suffix(_IN_USE)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            free.rename(path)
+            return path
+    return None
+
+
+def _new_path(folder: Path, num_bytes: int) -> Path:
+    return folder / f"{num_bytes}-{uuid.uuid4().hex}{_IN_USE}"
 
 
 def _remove_left_behind() -> None:

@@ -38,6 +38,11 @@ class ClientPart:
     validation: Integers
     test: Integers
 
+    @property
+    def num_examples(self) -> int:
+        """The number of its samples, in all splits."""
+        return len(self.train) + len(self.validation) + len(self.test)
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:

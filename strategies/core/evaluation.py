@@ -73,6 +73,19 @@ class ClientResult:
     chosen: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ClientResults:
+    """What several clients that were served together report.
+
+    Attributes
+    ----------
+    results
+        One a client, in the order in which they were asked.
+    """
+
+    results: tuple[ClientResult, ...]
+
+
 def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
     """Return how ``predictor`` does on ``examples``."""
     if len(examples) == 0:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
+from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import Examples
 from strategies.core.task import Task
 
@@ -52,7 +53,8 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     Parameters
     ----------
     task
-        Model, batch size, momentum, weight decay and length of the training.
+        Model and training section: batch size, momentum, weight decay, augmentation,
+        precision and length of the training.
     weights
         Where to start, shape (num_weights,).
     examples
@@ -60,18 +62,19 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     learning_rate
         η of this call; see `TrainingSettings.learning_rate_at`.
     rng
-        Fixes the order of the examples and the model's own randomness (dropout).
+        Fixes the order of the examples, their augmentation and the model's own
+        randomness (dropout).
     num_epochs
         Overrides the length that the training settings give; 0 leaves the weights.
     gradient_hook
         ``(gradient, parameters) -> None``, called after each backward pass with the
         flat gradient, to be changed in place, and the current flat parameters; both
-        of shape (num_parameters,).
+        of shape (num_parameters,), on ``task.model.device``.
     example_weights
         Factor on the loss of each example, shape (n,). Each mini-batch's loss is the
         sum of the weighted losses divided by the number of its examples.
     """
-    model, training = task.model, task.training
+    model, training, device = task.model, task.training, task.model.device
     model.load(weights)
     model.module.train()
     optimizer = torch.optim.SGD(
@@ -79,24 +82,34 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
         lr=learning_rate,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
+        fused=True,
     )
+    here = Examples(examples.images.to(device), examples.labels.to(device))
+    factors = None if example_weights is None else example_weights.to(device)
+    augment = AUGMENTATIONS[training.augmentation]
+    generator = rng.child("augmentation").numpy()
     losses: list[Tensor] = []
     with rng.child("model").torch():
         for positions in _mini_batches(len(examples), training, num_epochs, rng):
-            batch = examples.take(positions)
-            logits = model.module(task.normalize(batch.images))
-            loss = functional.cross_entropy(logits, batch.labels, reduction="none")
-            if example_weights is not None:
-                loss = loss * example_weights[positions]
-            mean_loss = loss.mean()
+            chosen = positions.to(device)
+            batch = here.take(chosen)
+            batch = Examples(augment(batch.images, generator), batch.labels)
+            loss = _mean_loss(task, batch, None if factors is None else factors[chosen])
             model.gradient.zero_()
-            mean_loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
             if gradient_hook is not None:
                 gradient_hook(model.gradient, model.parameters.detach())
             optimizer.step()
-            losses.append(mean_loss.detach())
+            losses.append(loss.detach())
     train_loss = float(torch.stack(losses).mean()) if losses else math.nan
     return LocalResult(model.read(), len(losses), train_loss)
+
+
+def _mean_loss(task: Task, batch: Examples, factors: Tensor | None) -> Tensor:
+    with task.autocast():
+        logits = task.model.module(task.normalize(batch.images)).float()
+    losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+    return (losses if factors is None else losses * factors).mean()
 
 
 def _mini_batches(

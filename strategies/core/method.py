@@ -59,6 +59,10 @@ class Method:
         The records that the functions exchange.
     num_rounds
         Rounds of training that the method asks for.
+    personalizes_by_inference
+        Whether `personalize` and what it returns only run the models of the payload
+        forward and train none, and all clients are sent the same payload. They are
+        then served several at a time, their images embedded in large batches.
     """
 
     init: Callable[[Sequence[str], RandomKey], Any]
@@ -71,6 +75,7 @@ class Method:
     update_type: type[Record]
     num_rounds: int
     client_state_type: type[Record] = NoState
+    personalizes_by_inference: bool = False
 
 
 NEWCOMER = ""

@@ -1,7 +1,7 @@
 """What a method is given to learn: a model, its input and how to train locally."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
+from strategies.core.embedding_pool import EmbeddingPool
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,16 @@ class Task:
         ``rng -> weights``: draws initial weights anew, shape (num_weights,), for
         methods that train more than one model.
     normalize
-        From uint8 images (n, height, width, channels) to the model's input.
+        From uint8 images (n, height, width, channels) on the model's device to its
+        input.
     spec
         Shape of the input and number of classes.
     training
         The experiment's training section.
     evaluation_batch_size
         Images in one forward pass where nothing is trained.
+    pool
+        Where embeddings that clients have in common are looked for first.
     """
 
     model: FlatModel
@@ -44,6 +48,7 @@ class Task:
     spec: InputSpec
     training: TrainingSettings
     evaluation_batch_size: int = 256
+    pool: EmbeddingPool = field(default_factory=EmbeddingPool)
 
     def embed(self, weights: Tensor, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p).
@@ -55,6 +60,32 @@ class Task:
         images
             uint8, shape (n, height, width, channels).
         """
+        return self.pool.embed(weights, images, self._embed)
+
+    def head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
+        """Return the model's probabilities (n, c) from its embeddings (n, p)."""
+        return torch.softmax(self._head(weights, embeddings), dim=1)
+
+    def logits(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Return the logits of h_w(x), float32 of shape (n, c).
+
+        The head on top of `embed`, so that the two agree in every bit.
+        """
+        return self._head(weights, self.embed(weights, images))
+
+    def probabilities(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Return h_w(x), float32 of shape (n, c), rows summing to 1."""
+        return torch.softmax(self.logits(weights, images), dim=1)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the model runs in the precision that is set."""
+        return torch.autocast(
+            self.model.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.training.precision == "bfloat16",
+        )
+
+    def _embed(self, weights: Tensor, images: Tensor) -> Tensor:
         module = self._evaluating(weights)
         return self._in_batches(
             images,
@@ -62,28 +93,9 @@ class Task:
             module.embedding_dim,
         )
 
-    def head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
-        """Return the model's probabilities (n, c) from its embeddings (n, p).
-
-        Batched as `probabilities` is, so that both give the same bits: a matrix
-        product's last bits depend on its size.
-        """
+    def _head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
         module = self._evaluating(weights)
-        logits = self._in_batches(embeddings, module.head, self.spec.num_classes)
-        return torch.softmax(logits, dim=1)
-
-    def logits(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Return the logits of h_w(x), float32 of shape (n, c)."""
-        module = self._evaluating(weights)
-        return self._in_batches(
-            images,
-            lambda part: module(self.normalize(part)),
-            self.spec.num_classes,
-        )
-
-    def probabilities(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Return h_w(x), float32 of shape (n, c), rows summing to 1."""
-        return torch.softmax(self.logits(weights, images), dim=1)
+        return self._in_batches(embeddings, module.head, self.spec.num_classes)
 
     def _evaluating(self, weights: Tensor) -> EmbeddingModel:
         self.model.load(weights)
@@ -94,6 +106,7 @@ class Task:
     ) -> Tensor:
         if len(inputs) == 0:
             return torch.empty((0, width))
-        with torch.no_grad():
-            parts = torch.split(inputs, self.evaluation_batch_size)
-            return torch.cat([function(part) for part in parts])
+        parts = torch.split(inputs, self.evaluation_batch_size)
+        with torch.no_grad(), self.autocast():
+            outputs = [function(part.to(self.model.device)) for part in parts]
+            return torch.cat(outputs).float().cpu()

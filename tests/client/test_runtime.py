@@ -14,6 +14,7 @@ from client.state_store import ClientStateStore
 from knnper.config.errors import TrainingDivergedError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec
+from strategies.core.embedding_pool import EmbeddingPool
 from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 
@@ -96,7 +97,9 @@ def counting_method() -> Method:
 
 def runtime(folder: Path) -> tuple[ClientRuntime, Source, ClientStateStore]:
     source, states = Source(), ClientStateStore(folder)
-    made = ClientRuntime(counting_method(), SPEC, source, states, RandomKey(0))
+    made = ClientRuntime(
+        counting_method(), SPEC, source, states, RandomKey(0), EmbeddingPool()
+    )
     return made, source, states
 
 
@@ -125,7 +128,7 @@ def test_a_diverged_round_is_not_remembered(tmp_path: Path) -> None:
 def test_the_test_split_is_read_once(tmp_path: Path) -> None:
     client, source, _ = runtime(tmp_path)
     payload = ModelPayload(torch.ones(1))
-    result = client.personalize("seen", payload, payload, last_round=2)
+    (result,) = client.personalize(["seen"], payload, payload, last_round=2).results
     assert source.num_test_reads == 1
     assert result.personal.accuracy == 1.0
     assert result.reference.accuracy == 0.0
@@ -137,6 +140,6 @@ def test_the_test_split_is_read_once(tmp_path: Path) -> None:
 
 def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
     client, source, _ = runtime(tmp_path)
-    found = client.validate("unseen", ModelPayload(torch.ones(1)))
-    assert (found.num_examples, found.num_correct) == (1, 0)
+    found = client.validate(["unseen", "seen"], ModelPayload(torch.ones(1)))
+    assert (found.num_examples, found.num_correct) == (2, 0)
     assert source.num_test_reads == 0

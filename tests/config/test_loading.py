@@ -47,6 +47,19 @@ def test_numbers_lists_and_schedules(
     assert (memory["knn_weights"], memory["capacity"]) == ((0.0, 0.5, 1.0), 7)
 
 
+def test_threads_are_a_number_or_auto(
+    document: dict[str, Any], catalogue: Catalogue
+) -> None:
+    place = "run.threads_per_worker"
+    for value, expected in (("3", 3), ("auto", "auto")):
+        experiment = load_experiment(document, catalogue, [f"{place}={value}"])
+        assert experiment.run.threads_per_worker == expected
+    for wrong in ("0", "all", "null"):
+        message = problems_of(document, catalogue, f"{place}={wrong}")[place]
+        assert "a whole number" in message or "of at least 1" in message
+        assert "expected 'auto'" in message
+
+
 def test_all_problems_are_reported_at_once(
     document: dict[str, Any], catalogue: Catalogue
 ) -> None:

@@ -64,8 +64,8 @@ def described(annotation: Any) -> str:
 def unions(members: tuple[Any, ...]) -> str:
     if all(dataclasses.is_dataclass(member) for member in members):
         return "mapping"
-    (value,) = (member for member in members if member is not NoneType)
-    return f"{described(value)}, or null"
+    value, other = members
+    return f"{described(value)}, or {'null' if other is NoneType else described(other)}"
 
 
 def with_range(bare: Any, rules: list[Any]) -> str:

@@ -44,6 +44,7 @@ class FakeGrid:
         self.answer = answer
         self.messages: dict[str, Message] = {}
         self.looked_for: set[str] = set()
+        self.num_answered = 0
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -57,6 +58,7 @@ class FakeGrid:
         wanted = list(message_ids)
         ready = [one for one in wanted if one in self.looked_for]
         self.looked_for.update(wanted)
+        self.num_answered += len(ready)
         return [self.answer(self.messages[one]) for one in ready]
 
 
@@ -66,7 +68,7 @@ def add_client_number(message: Message) -> Message:
     packed = packed_of(message.content, "payload")
     assert packed is not None
     payload = unpack(ModelPayload, packed)
-    update = ModelUpdate(payload.weights + int(job.client), 1, 0.5)
+    update = ModelUpdate(payload.weights + int(job.clients[0]), 1, 0.5)
     content = to_content(None, {"reply": pack(update, job.shared_folder)})
     return Message(content, reply_to=message)
 
@@ -75,7 +77,7 @@ def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
     grid = FakeGrid(answer)
     made = FlowerFederation(
         grid=grid,  # type: ignore[arg-type]
-        node_of={"1": 11, "2": 12, "3": 11},
+        choose_node={"1": 11, "2": 12, "3": 11}.__getitem__,
         update_type=ModelUpdate,
         experiment="{}",
         run_folder="runs/x",
@@ -85,8 +87,12 @@ def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
     return SimpleNamespace(grid=grid, made=made)
 
 
+def under_way(grid: FakeGrid) -> int:
+    return len(grid.messages) - grid.num_answered
+
+
 def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
-    requests = (Request(client, ModelPayload(WEIGHTS)) for client in clients)
+    requests = (Request((client,), ModelPayload(WEIGHTS)) for client in clients)
     return list(made.exchange(Purpose.TRAIN, 4, 2, requests))
 
 
@@ -101,7 +107,8 @@ def test_replies_come_in_the_order_of_the_requests(
         assert torch.equal(reply.record.weights, WEIGHTS + number)
     nodes = [message.metadata.dst_node_id for message in clients.grid.messages.values()]
     assert nodes == [11, 12, 11]
-    assert list(tmp_path.iterdir()) == [], "files in memory must not outlive a round"
+    in_use = [path for path in tmp_path.iterdir() if path.suffix != ".free"]
+    assert in_use == [], "files in memory must not outlive a round"
 
 
 def test_the_same_model_is_written_once(tmp_path: Path) -> None:
@@ -115,9 +122,43 @@ def test_the_same_model_is_written_once(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (64, 3)])
+def test_no_more_requests_are_under_way_than_allowed(at_once: int, most: int) -> None:
+    seen: list[int] = []
+
+    def answer(message: Message) -> Message:
+        # The one that is being answered is not under way any more.
+        seen.append(under_way(clients.grid) + 1)
+        return add_client_number(message)
+
+    clients = federation(answer, at_once=at_once)
+    assert len(ask(clients.made)) == 3
+    assert max(seen) == most
+
+
+def test_payloads_that_differ_are_given_back_when_they_are_answered(
+    tmp_path: Path,
+) -> None:
+    """Only as many files are ever made as requests are under way."""
+    in_use: list[int] = []
+
+    def answer(message: Message) -> Message:
+        in_use.append(len(list(tmp_path.glob("*.f32"))))
+        return Message(Error(code=2, reason="not today"), reply_to=message)
+
+    made = federation(answer, str(tmp_path), at_once=2).made
+    requests = (
+        Request((client,), ModelPayload(torch.full((50,), float(number))))
+        for number, client in enumerate("123123123123")
+    )
+    assert len(list(made.exchange(Purpose.TRAIN, 4, 2, requests))) == 12
+    assert max(in_use) == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_client_that_raises_is_a_failure() -> None:
     def answer(message: Message) -> Message:
-        if job_of(message.content).client == "2":
+        if job_of(message.content).clients == ["2"]:
             return Message(Error(code=2, reason="boom"), reply_to=message)
         return add_client_number(message)
 
@@ -165,7 +206,7 @@ def test_the_payload_arrives_bit_for_bit() -> None:
     ask(clients.made, "1")
     (message,) = clients.grid.messages.values()
     job, packed = job_of(message.content), packed_of(message.content, "payload")
-    assert (job.client, job.server_round, job.keep_round) == ("1", 4, 2)
+    assert (job.clients, job.server_round, job.keep_round) == (["1"], 4, 2)
     assert packed is not None
     payload = unpack(ModelPayload, packed)
     assert fingerprint(payload) == fingerprint(ModelPayload(WEIGHTS))

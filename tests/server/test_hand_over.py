@@ -10,14 +10,14 @@ from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
 from server.federation import Reply, Request
 from server.hand_over import HandOver
-from strategies.core.evaluation import ClientResult, Evaluation
+from strategies.core.evaluation import ClientResult, ClientResults, Evaluation
 from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())
 
 
-def method() -> Method:
+def method(together: bool) -> Method:
     def never(*_: Any) -> Any:
         raise AssertionError("the server does not call this")
 
@@ -35,6 +35,7 @@ def method() -> Method:
         payload_type=ModelPayload,
         update_type=ModelUpdate,
         num_rounds=1,
+        personalizes_by_inference=together,
     )
 
 
@@ -55,17 +56,31 @@ class Recorder:
         assert (purpose, server_round) == (Purpose.PERSONALIZE, 7)
         for request in requests:
             self.requests.append(request)
-            if request.client == self.failing:
-                yield Reply(request.client, None, "no disk")
+            if self.failing in request.clients:
+                yield Reply(request.clients, None, "no disk")
                 continue
-            result = ClientResult(request.client, True, 0, 0, NOTHING, NOTHING, NOTHING)
-            yield Reply(request.client, result)
+            results = (
+                ClientResult(client, True, 0, 0, NOTHING, NOTHING, NOTHING)
+                for client in request.clients
+            )
+            yield Reply(request.clients, ClientResults(tuple(results)))
 
 
 def hand_over(recorder: Recorder) -> list[ClientResult]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = HandOver(method(), recorder, RandomKey(0))
-    return list(made.personalize(trained, ["aa", "bbb"], seen={"aa"}))
+    made = HandOver(method(together=False), recorder, RandomKey(0))
+    return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
+
+
+def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return who is served together, and whose results come of it."""
+    sizes = {"a": 600, "b": 10, "c": 400, "d": 500, "e": 2000, "f": 1}
+    recorder = Recorder()
+    made = HandOver(method(together=True), recorder, RandomKey(0))
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    results = list(made.personalize(trained, sizes, set("acdef"), done))
+    asked = [request.clients for request in recorder.requests]
+    return asked, [result.client for result in results]
 
 
 def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
@@ -83,3 +98,23 @@ def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
 def test_a_client_that_cannot_personalise_is_named() -> None:
     with pytest.raises(RunError, match="client bbb could not personalise: no disk"):
         hand_over(Recorder(failing="bbb"))
+
+
+def test_clients_are_served_together_up_to_a_number_of_images() -> None:
+    asked, clients = groups(done=set())
+    # 600 + 400 fit into 1024; b is unseen, so it is not sent the same.
+    assert asked == [("a", "c"), ("d",), ("e",), ("f",), ("b",)]
+    assert clients == ["a", "c", "d", "e", "f", "b"]
+
+
+def test_the_groups_are_the_same_when_some_are_done() -> None:
+    asked, clients = groups(done={"a", "d"})
+    assert asked == [("a", "c"), ("e",), ("f",), ("b",)]
+    assert clients == ["c", "e", "f", "b"]
+
+
+def test_a_group_that_fails_names_its_clients() -> None:
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    made = HandOver(method(together=True), Recorder(failing="b"), RandomKey(0))
+    with pytest.raises(RunError, match="one of the clients a, b could not personalise"):
+        list(made.personalize(trained, {"a": 1, "b": 1}, seen={"a", "b"}))

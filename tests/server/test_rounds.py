@@ -22,6 +22,8 @@ from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 
 CLIENTS = ("a", "b", "c", "d")
+# Too large for two to be served together.
+SIZES = {"a": 1000, "b": 3000, "c": 1000, "d": 2000}
 Answer = Callable[[str, ModelPayload, int], Reply]
 
 
@@ -51,10 +53,10 @@ class Functions:
         """Client a has nothing, b fails, c is right once of twice, d twice of twice."""
         for request, correct in zip(requests, (0, None, 1, 2), strict=True):
             if correct is None:
-                yield Reply(request.client, None, "asleep")
+                yield Reply(request.clients, None, "asleep")
                 continue
             total = 2 if correct else 0
-            yield Reply(request.client, Evaluation(total, correct, 0.0, (), (), ()))
+            yield Reply(request.clients, Evaluation(total, correct, 0.0, (), (), ()))
 
 
 def never(*_: Any) -> Any:
@@ -78,7 +80,7 @@ def method(num_rounds: int) -> Method:
 def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:
     """Client a, b, c, d has 1, 2, 3, 4 examples and moves by as much."""
     n = CLIENTS.index(client) + 1
-    return Reply(client, ModelUpdate(payload.weights + n, n, float(n)))
+    return Reply((client,), ModelUpdate(payload.weights + n, n, float(n)))
 
 
 def train(
@@ -94,7 +96,7 @@ def train(
     loop = RoundLoop(
         method=method(num_rounds),
         federation=federation,
-        clients=CLIENTS,
+        clients=SIZES,
         training=TrainingSettings(num_rounds=num_rounds, participation=participation),
         run=RunSettings(**run),
         key=RandomKey(0),
@@ -123,7 +125,7 @@ def test_a_client_that_fails_is_left_out_and_named(
 ) -> None:
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
         if client == "d":
-            return Reply(client, None, "out of paper")
+            return Reply((client,), None, "out of paper")
         return add_one(client, payload, server_round)
 
     trained, records, _ = train(tmp_path, answer, num_rounds=1)
@@ -140,7 +142,7 @@ def test_an_update_that_is_not_finite_is_a_failure(
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
         if client == "a":
             weights = torch.tensor([1.0, bad])
-            return Reply(client, ModelUpdate(weights, 1, 0.0))
+            return Reply((client,), ModelUpdate(weights, 1, 0.0))
         return add_one(client, payload, server_round)
 
     trained, records, _ = train(tmp_path, answer, num_rounds=1)
@@ -157,7 +159,7 @@ def test_too_many_failures_end_the_run_at_the_last_checkpoint(
 ) -> None:
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
         if server_round == 2 and client in failing:
-            return Reply(client, None, "gone")
+            return Reply((client,), None, "gone")
         return add_one(client, payload, server_round)
 
     with pytest.raises(RunError, match=r"round 2: .* of 4 clients failed"):
@@ -196,12 +198,23 @@ def test_validation_pools_all_clients_that_answer(
     assert "round 2: client b failed: asleep" in caplog.text
 
 
+def test_the_client_with_most_to_do_comes_first(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        asked.append(client)
+        return add_one(client, payload, server_round)
+
+    train(tmp_path, answer, num_rounds=1)
+    assert asked == ["b", "d", "a", "c"]
+
+
 def test_an_update_of_another_shape_is_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
         if client == "c":
-            return Reply(client, ModelUpdate(torch.ones(3), 1, 0.0))
+            return Reply((client,), ModelUpdate(torch.ones(3), 1, 0.0))
         return add_one(client, payload, server_round)
 
     _, records, _ = train(tmp_path, answer, num_rounds=1)
@@ -211,7 +224,7 @@ def test_an_update_of_another_shape_is_a_failure(
 
 def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:
     def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        return Reply(client, payload)
+        return Reply((client,), payload)
 
     with pytest.raises(RunError, match="expected a ModelUpdate, found a ModelPayload"):
         train(tmp_path, answer)

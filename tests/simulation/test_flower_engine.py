@@ -1,13 +1,10 @@
 """The adapter to Flower's engine; its agreement with others is `test_parity`'s."""
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from knnper.config.sections import RunSettings
-from simulation.flower_engine import num_workers
 from tests.simulation.knnper_process import KNNPER
 
 EXPERIMENT = """
@@ -18,16 +15,6 @@ model: {name: tiny_cnn}
 training: {num_rounds: 1}
 method: {name: fedavg}
 """
-
-
-def test_one_worker_a_core_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert num_workers(RunSettings(num_workers=7)) == 7
-    if hasattr(os, "sched_getaffinity"):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5})
-        assert num_workers(RunSettings()) == 3
-        monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert num_workers(RunSettings()) == 5
 
 
 @pytest.mark.slow

@@ -231,3 +231,47 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(
     if hasattr(run.state, "weights"):
         expected = run.task.probabilities(run.state.weights, queries)
         assert torch.equal(served[0], expected)
+
+
+TOGETHER = ("fedavg", "fedem", "knn_per", "scaffold")
+
+
+def test_who_is_personalised_together(train: Callable[[str], Trained]) -> None:
+    found = [name for name in METHODS if train(name).method.personalizes_by_inference]
+    assert sorted(found) == sorted(TOGETHER)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_clients_that_are_personalised_together_are_sent_the_same(
+    name: str, train: Callable[[str], Trained]
+) -> None:
+    run = train(name)
+    payloads = {
+        fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
+        for client in (*CLIENTS, NEWCOMER)
+    }
+    assert len(payloads) == 1
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_together_clients_are_served_what_they_would_be_alone(
+    name: str, train: Callable[[str], Trained], noisy: MakeClient
+) -> None:
+    run = train(name)
+    payload = run.method.broadcast(run.state, "a", RandomKey(2))
+    tests = {client: noisy(5, 0, seed=20).train.images for client in CLIENTS}
+
+    def served(client: str) -> torch.Tensor:
+        data, memory = run.data[client], run.memory.get(client)
+        return run.method.personalize(payload, memory, data, RandomKey(3))(
+            tests[client]
+        )
+
+    alone = [served(client) for client in CLIENTS]
+    models = list(take_apart(payload).tensors.values())
+    train_images = [run.data[client].train.images for client in CLIENTS]
+    validation_images = [run.data[client].validation.images for client in CLIENTS]
+    parts = [train_images, validation_images, list(tests.values())]
+    with run.task.pool.holding(models, parts):
+        together = [served(client) for client in CLIENTS]
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)

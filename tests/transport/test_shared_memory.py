@@ -49,6 +49,6 @@ def test_no_memory_file_system_is_no_error(
 
 
 def test_too_little_room_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_LEAST_FREE_BYTES", 2**62)
+    monkeypatch.setattr(shared_memory, "LEAST_FREE_BYTES", 2**62)
     with shared_memory.shared_folder() as folder:
         assert folder is None

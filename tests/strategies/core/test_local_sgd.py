@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -227,6 +228,49 @@ def test_the_key_alone_decides_and_the_global_generator_is_left_alone(
     torch.rand(3)
     assert same(first, local_sgd(task, start, train, 0.1, key))
     assert not same(first, local_sgd(task, start, train, 0.1, key.child("other")))
+
+
+def test_batches_are_augmented_with_the_keys_numbers(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    """One image, its left pixel white: the gradient shows which pixel was seen."""
+    training = TrainingSettings(local_steps=40, augmentation="flip")
+    task = linear_task(training, num_pixels=2)
+    images = torch.tensor([255, 0], dtype=torch.uint8).reshape(1, 1, 2, 1)
+    seen: list[bool] = []
+
+    def record(gradient: Tensor, parameters: Tensor) -> None:
+        left, right = gradient.reshape(2, 2)[0].tolist()
+        assert (left == 0) != (right == 0)
+        seen.append(right != 0)
+        gradient.zero_()
+
+    examples = Examples(images, torch.zeros(1, dtype=torch.int64))
+    start = torch.zeros(4)
+    local_sgd(task, start, examples, 0.1, key, gradient_hook=record)
+    draws = key.child("augmentation").numpy()
+    assert seen == [bool(draws.integers(0, 2, 1)) for _ in range(40)]
+    assert 0 < sum(seen) < 40
+
+
+def test_training_in_bfloat16_is_close_to_float32(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    training = TrainingSettings(local_epochs=3, batch_size=4, momentum=0.9)
+    task, train = normed_task(training), noisy(16, 0, seed=6).train
+    halved = dataclasses.replace(training, precision="bfloat16")
+    mixed_task = dataclasses.replace(task, training=halved)
+    start = task.initial_weights
+    exact = local_sgd(task, start, train, 0.05, key)
+    mixed = local_sgd(mixed_task, start, train, 0.05, key)
+    assert mixed.weights.dtype == torch.float32
+    assert not torch.equal(mixed.weights, exact.weights)
+    # bfloat16 has 8 bits of mantissa: relative errors of 2^-8 in each product.
+    moved = torch.linalg.vector_norm(exact.weights - start)
+    gap = torch.linalg.vector_norm(mixed.weights - exact.weights)
+    assert float(gap / moved) < 0.05
+    assert mixed.train_loss == pytest.approx(exact.train_loss, rel=0.02)
+    assert same(mixed, local_sgd(mixed_task, start, train, 0.05, key))
 
 
 def test_the_given_weights_stay_as_they_are(

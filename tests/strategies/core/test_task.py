@@ -42,3 +42,23 @@ def test_no_images(normed_task: MakeTask, noisy: MakeClient) -> None:
     task, images = normed_task(TrainingSettings()), noisy(0, 0, seed=1).train.images
     assert task.embed(task.initial_weights, images).shape == (0, 4)
     assert task.probabilities(task.initial_weights, images).shape == (0, 3)
+
+
+def test_what_leaves_in_bfloat16_is_float32_and_close(
+    normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    exact = normed_task(TrainingSettings())
+    mixed = normed_task(TrainingSettings(precision="bfloat16"))
+    images, weights = noisy(8, 0, seed=1).train.images, exact.initial_weights
+    for name in ("embed", "logits", "probabilities"):
+        expected = getattr(exact, name)(weights, images)
+        found = getattr(mixed, name)(weights, images)
+        assert found.dtype == torch.float32
+        assert not torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
+    assert torch.equal(
+        mixed.head(weights, mixed.embed(weights, images)),
+        mixed.probabilities(weights, images),
+    )
+    sums = mixed.probabilities(weights, images).sum(dim=1)
+    torch.testing.assert_close(sums, torch.ones(8))

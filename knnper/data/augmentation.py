@@ -1,0 +1,89 @@
+"""Random changes to the images of a mini-batch that leave their labels true.
+
+He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, section
+4.2: a frame of 4 pixels around the image, a random crop of its size, a random
+horizontal flip. Everything is done on uint8 images, before they are normalised, so the
+frame is black.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from knnper.config.sections import Augmentation
+
+FRAME = 4
+"""Pixels by which a crop is moved at most; never so far that it holds no image."""
+
+
+def flip(images: Tensor, mirrored: Tensor) -> Tensor:
+    """Return the images, those that are ``mirrored`` with left and right exchanged.
+
+    Parameters
+    ----------
+    images
+        uint8, shape (n, height, width, channels).
+    mirrored
+        bool, shape (n,), on the device of the images.
+    """
+    return torch.where(mirrored[:, None, None, None], images.flip(2), images)
+
+
+def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
+    """Return a crop of each image's own size from the image in a black frame.
+
+    Parameters
+    ----------
+    images
+        uint8, shape (n, height, width, channels).
+    tops, lefts
+        Where in the framed image each crop begins, int64 of shape (n,), on the device
+        of the images: from 0 to twice the frame's width, see `frame_of`.
+    """
+    num_images, height, width, _ = images.shape
+    rows, columns = frame_of(height), frame_of(width)
+    framed = functional.pad(images, (0, 0, columns, columns, rows, rows))
+    # A view of every crop there is; only the chosen ones are copied.
+    crops = framed.unfold(1, height, 1).unfold(2, width, 1)
+    which = torch.arange(num_images, device=images.device)
+    return crops[which, tops, lefts].permute(0, 2, 3, 1)
+
+
+def frame_of(length: int) -> int:
+    """Return how many black pixels are added at both ends of a side of ``length``."""
+    return min(FRAME, length - 1)
+
+
+def _random_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
+    mirrored = generator.integers(0, 2, len(images)).astype(bool)
+    return flip(images, torch.from_numpy(mirrored).to(images.device))
+
+
+def _random_crop_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
+    num_images, height, width, _ = images.shape
+    tops, lefts = (
+        torch.from_numpy(generator.integers(0, 2 * frame_of(side) + 1, num_images))
+        for side in (height, width)
+    )
+    cropped = crop(images, tops.to(images.device), lefts.to(images.device))
+    return _random_flip(cropped, generator)
+
+
+AUGMENTATIONS: Mapping[
+    Augmentation, Callable[[Tensor, np.random.Generator], Tensor]
+] = MappingProxyType(
+    {
+        "none": lambda images, generator: images,  # noqa: ARG005
+        "flip": _random_flip,
+        "crop_flip": _random_crop_flip,
+    }
+)
+"""``(images, generator) -> images`` by name.
+
+Images are uint8 of shape (n, height, width, channels) on any device; the generator
+alone decides what happens to them.
+"""

@@ -1,0 +1,187 @@
+"""Flower's simulation runtime, driven in this process.
+
+The only place that knows a private entry point of Flower: the public one takes no
+settings of the run and logs that it is deprecated. The version of Flower is pinned for
+it, and a test runs it.
+"""
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TypeVar
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.common import EventType
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.run_simulation import _run_simulation
+
+from knnper.config.errors import RunError
+from knnper.config.sections import RunSettings
+from knnper.transport.polling import MESSAGES_AT_ONCE, Interrupted
+from simulation.machine import num_workers
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+
+_REQUESTS_PER_WORKER = 4
+_WORKERS_OF_A_CLUSTER = 64
+
+
+def play(
+    client_app: ClientApp,
+    num_nodes: int,
+    run: RunSettings,
+    lead: Callable[[Grid, threading.Event], T],
+) -> T:
+    """Start nodes on Ray, lead them, shut them down.
+
+    Parameters
+    ----------
+    client_app
+        What the nodes run.
+    num_nodes
+        How many there are; any of them can play any client.
+    run
+        What they may use.
+    lead
+        ``(grid, stop) -> T``: what the server does, in a thread of this process. It
+        gives up waiting when ``stop`` is set.
+
+    Returns
+    -------
+    T
+        What ``lead`` returned.
+
+    Raises
+    ------
+    RunError
+        If Flower ended without an answer from ``lead``, or there is no cluster to join.
+    """
+    require_cluster(run.ray_address)
+    outcome: list[T] = []
+    failures: list[Exception] = []
+    stop = threading.Event()
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        try:
+            outcome.append(lead(grid, stop))
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with _stopping_on_interrupt(stop):
+        try:
+            _run_simulation(
+                num_supernodes=num_nodes,
+                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+                client_app=client_app,
+                server_app=server_app,
+                backend_config=_backend_config(run),
+            )
+        except RuntimeError as error:
+            if failures:  # the server's own; Flower raises it as it is
+                raise
+            raise RunError(_why(error, run)) from error
+    if not outcome:
+        raise RunError("Flower's simulation ended before the run did")
+    return outcome[0]
+
+
+def requests_at_once(run: RunSettings) -> int:
+    """Return how many requests keep all workers busy at any time."""
+    workers = _WORKERS_OF_A_CLUSTER if run.ray_address else num_workers(run)
+    return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
+
+
+def _why(error: RuntimeError, run: RunSettings) -> str:
+    needs = "has what run.cpus_per_client and run.gpus_per_client ask for"
+    check = f"the machine {needs}"
+    if run.ray_address:
+        check = (
+            f"the Ray cluster at {run.ray_address} is of this version of Ray, and that "
+            f"one of its machines {needs}"
+        )
+    return f"Flower's simulation failed: {error.__cause__ or error}. Check that {check}"
+
+
+def require_cluster(address: str | None) -> None:
+    """Check that something listens at a cluster's address: Ray asks for ever.
+
+    Parameters
+    ----------
+    address
+        As of `RunSettings.ray_address`; only ``HOST:PORT`` can be checked.
+
+    Raises
+    ------
+    RunError
+        If nothing does.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if "/" in host or not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunError(
+            f"found nothing at {address} ({error}), expected the head of a Ray "
+            "cluster. Start one there with `ray start --head`, which says its address, "
+            "or correct run.ray_address"
+        ) from error
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
+
+    An interrupt in the middle of Flower's engine leaves its threads waiting for Ray for
+    ever. So the server is told to stop, and Flower ends as after any other error; a
+    second Ctrl-C interrupts at once. Only a main thread can be interrupted at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupted(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Interrupted as error:
+        raise KeyboardInterrupt from error
+    finally:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+
+def _backend_config(run: RunSettings) -> BackendConfig:
+    return {
+        "client_resources": {
+            "num_cpus": run.cpus_per_client,
+            "num_gpus": run.gpus_per_client,
+        },
+        "init_args": {
+            **_where(run),
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        },
+    }
+
+
+def _where(run: RunSettings) -> dict[str, str | float]:
+    """Return the arguments of `ray.init` that join a cluster, or start one here."""
+    if run.ray_address:
+        return {"address": run.ray_address}
+    return {"num_cpus": num_workers(run) * run.cpus_per_client}

@@ -1,0 +1,83 @@
+"""What a process of a run may use of this machine: cores, memory, a GPU."""
+
+import ctypes
+import os
+import platform
+
+import torch
+
+from knnper.config.errors import RunError
+from knnper.config.sections import RunSettings
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 1 << 30
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere, as on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def num_workers(run: RunSettings) -> int:
+    """Return the number of worker processes: as set, or one a usable CPU core."""
+    return run.num_workers or usable_cores()
+
+
+def num_threads(run: RunSettings) -> int:
+    """Return the number of threads that torch may use in one process.
+
+    As set, or an equal share of the usable cores for each process that plays clients.
+    """
+    if run.threads_per_worker != "auto":
+        return run.threads_per_worker
+    processes = 1 if run.engine == "serial" else num_workers(run)
+    return max(1, usable_cores() // processes)
+
+
+def compute_device(run: RunSettings) -> torch.device:
+    """Return where a process that plays clients computes.
+
+    Raises
+    ------
+    RunError
+        If clients are to use a GPU and torch finds none.
+    """
+    if run.gpus_per_client == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RunError(
+            f"found no GPU that torch {torch.__version__} can use, expected one since "
+            f"run.gpus_per_client is {run.gpus_per_client:g}; install the driver and a "
+            "build of torch for CUDA, or set run.gpus_per_client to 0"
+        )
+    return torch.device("cuda")
+
+
+def prepare_process(run: RunSettings, device: torch.device) -> None:
+    """Set what torch takes from the whole process.
+
+    The number of threads, since results are the same bits only for the same number;
+    memory, see `keep_freed_memory`; and on a GPU the algorithms that give the same
+    numbers each time, with products in full float32.
+    """
+    torch.set_num_threads(num_threads(run))
+    keep_freed_memory()
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 1 GiB that was freed, instead of returning it at once.
+
+    Each training step frees and takes large tensors. By default their pages go back to
+    the system and are zeroed anew for the next step, up to a fifth of MobileNetV2's
+    time. glibc does as it is told in the main thread only, where workers compute.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

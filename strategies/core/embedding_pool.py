@@ -1,0 +1,81 @@
+"""Embedding the images of several clients together, where they share a model."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Embed = Callable[[Tensor, Tensor], Tensor]
+"""``(weights (num_weights,), images (n, height, width, channels)) -> (n, p)``."""
+
+
+class EmbeddingPool:
+    """Images that are embedded at once when the first of them is asked for.
+
+    A client's few images make small batches, and several who serve it ask for the same
+    embeddings: to predict, to store, to compare with the global model. While images are
+    held here, each is embedded once by each model, in batches as large as any.
+
+    Images and models are recognised as the very objects that are held, so a copy is
+    simply computed. The results differ from separate ones in their last bits at most.
+    """
+
+    def __init__(self) -> None:
+        self._models: list[tuple[Tensor, int]] = []
+        self._parts: list[list[Tensor]] = []
+        self._embedded: dict[tuple[int, int], dict[int, Tensor]] = {}
+
+    @contextlib.contextmanager
+    def holding(
+        self, models: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]
+    ) -> Iterator[None]:
+        """Hold images and models inside a ``with`` block.
+
+        Parameters
+        ----------
+        models
+            Weights, each of shape (num_weights,); equal ones are one model.
+        parts
+            Images, uint8 of shape (n, height, width, channels) each. Whoever asks for
+            one of a part is likely to ask for all of it: a part is embedded together.
+        """
+        for weights in models:
+            self._models.append((weights, self._number_of_equal(weights)))
+        self._parts = [list(part) for part in parts]
+        try:
+            yield
+        finally:
+            self._models, self._parts, self._embedded = [], [], {}
+
+    def embed(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
+        """Return ``embed(weights, images)``, as computed with others where possible."""
+        model = self._model(weights)
+        part = self._part(images)
+        if model is None or part is None:
+            return embed(weights, images)
+        if (model, part) not in self._embedded:
+            held = self._parts[part]
+            rows = torch.split(
+                embed(weights, torch.cat(held)), [len(one) for one in held]
+            )
+            self._embedded[model, part] = {
+                id(one): its_rows for one, its_rows in zip(held, rows, strict=True)
+            }
+        return self._embedded[model, part][id(images)]
+
+    def _number_of_equal(self, weights: Tensor) -> int:
+        for earlier, number in self._models:
+            if torch.equal(earlier, weights):
+                return number
+        return len(self._models)
+
+    def _model(self, weights: Tensor) -> int | None:
+        numbers = (number for held, number in self._models if held is weights)
+        return next(numbers, None)
+
+    def _part(self, images: Tensor) -> int | None:
+        for number, part in enumerate(self._parts):
+            if any(held is images for held in part):
+                return number
+        return None

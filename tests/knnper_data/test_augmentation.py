@@ -1,0 +1,128 @@
+"""Every augmented image is what a loop over its pixels makes of the original."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from knnper.config.sections import Augmentation
+from knnper.config.seeding import RandomKey
+from knnper.data.augmentation import AUGMENTATIONS, FRAME, crop, flip, frame_of
+
+SIDES = st.integers(1, 7)
+
+
+def numbered(num_images: int, height: int, width: int, channels: int = 2) -> Tensor:
+    """Return images whose pixels differ from each other and from black."""
+    numbers = torch.arange(num_images * height * width * channels) % 255 + 1
+    shape = (num_images, height, width, channels)
+    return numbers.to(torch.uint8).reshape(shape)
+
+
+def brute_force_crop(image: Tensor, top: int, left: int) -> Tensor:
+    """Return the image seen through a window that is moved from its place."""
+    height, width, _ = image.shape
+    seen = torch.zeros_like(image)
+    for row in range(height):
+        for column in range(width):
+            y = row + top - min(4, height - 1)
+            x = column + left - min(4, width - 1)
+            if 0 <= y < height and 0 <= x < width:
+                seen[row, column] = image[y, x]
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), num_images=st.integers(0, 4), height=SIDES, width=SIDES)
+def test_crops_are_those_of_a_loop_over_pixels(
+    data: st.DataObject, num_images: int, height: int, width: int
+) -> None:
+    def places(side: int) -> list[int]:
+        place = st.integers(0, 2 * frame_of(side))
+        return data.draw(st.lists(place, min_size=num_images, max_size=num_images))
+
+    images, tops, lefts = (
+        numbered(num_images, height, width),
+        places(height),
+        places(width),
+    )
+    found = crop(
+        images,
+        torch.tensor(tops, dtype=torch.int64),
+        torch.tensor(lefts, dtype=torch.int64),
+    )
+    assert found.shape == images.shape
+    for image, top, left, seen in zip(images, tops, lefts, found, strict=True):
+        assert torch.equal(seen, brute_force_crop(image, top, left))
+
+
+@settings(max_examples=30, deadline=None)
+@given(mirrored=st.lists(st.booleans(), max_size=5), height=SIDES, width=SIDES)
+def test_flips_are_those_of_a_loop(
+    mirrored: list[bool], height: int, width: int
+) -> None:
+    images = numbered(len(mirrored), height, width)
+    found = flip(images, torch.tensor(mirrored, dtype=torch.bool))
+    for image, turned, seen in zip(images, mirrored, found, strict=True):
+        columns = range(width - 1, -1, -1) if turned else range(width)
+        expected = torch.stack([image[:, column] for column in columns], dim=1)
+        assert torch.equal(seen, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 100), height=SIDES, width=SIDES)
+def test_crop_flip_gives_a_crop_or_its_mirror_image(
+    seed: int, height: int, width: int
+) -> None:
+    images = numbered(3, height, width)
+    found = AUGMENTATIONS["crop_flip"](images, RandomKey(seed).numpy())
+    for image, seen in zip(images, found, strict=True):
+        possible = [
+            brute_force_crop(image, top, left)
+            for top in range(2 * frame_of(height) + 1)
+            for left in range(2 * frame_of(width) + 1)
+        ]
+        assert any(
+            torch.equal(seen, one) or torch.equal(seen, one.flip(1)) for one in possible
+        )
+        assert bool(seen.any()), "part of the image is always left"
+
+
+def test_every_place_and_both_directions_occur() -> None:
+    images = torch.zeros((2000, 9, 9, 1), dtype=torch.uint8)
+    images[:, 4, 4] = 255  # the middle, which a crop moves by up to the frame's width
+    found = AUGMENTATIONS["crop_flip"](images, RandomKey(1).numpy())
+    _, rows, columns, _ = found.nonzero(as_tuple=True)
+    assert len(rows) == len(images)
+    for places in (rows, columns):
+        counts = torch.bincount(places, minlength=2 * FRAME + 1)
+        assert len(counts) == 2 * FRAME + 1
+        # 2000 / 9 = 222 expected, with a standard deviation of 14.
+        assert int(counts.min()) > 150
+        assert int(counts.max()) < 300
+
+    edge = torch.zeros((2000, 1, 3, 1), dtype=torch.uint8)
+    edge[:, :, 0] = 255
+    flipped = AUGMENTATIONS["flip"](edge, RandomKey(1).numpy())
+    # 1000 expected, with a standard deviation of 22.
+    assert 890 < int((flipped[:, 0, 2, 0] == 255).sum()) < 1110
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_generator_alone_decides_and_the_images_stay(name: Augmentation) -> None:
+    images = numbered(6, 8, 6)
+    before = images.clone()
+    first = AUGMENTATIONS[name](images, np.random.Generator(np.random.PCG64(3)))
+    second = AUGMENTATIONS[name](images, np.random.Generator(np.random.PCG64(3)))
+    assert torch.equal(first, second)
+    assert torch.equal(images, before)
+    assert first.dtype == torch.uint8
+    # Channels stay innermost, as convolutions want them.
+    assert first.is_contiguous()
+
+
+def test_none_changes_nothing() -> None:
+    images = numbered(2, 3, 3)
+    assert torch.equal(AUGMENTATIONS["none"](images, RandomKey(0).numpy()), images)
