@@ -6,8 +6,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.runtime import ClientRuntime
+from knnper.config.errors import KnnPerError
 from knnper.transport.codec import CodecError
 from knnper.transport.messages import (
+    CannotPlayError,
+    CarrierError,
     Job,
     Purpose,
     job_of,
@@ -66,7 +69,10 @@ def make_client_app(open_runtime: OpenRuntime, introduce: Roster) -> ClientApp:
 
     def _open(message: Message, context: Context) -> tuple[Job, ClientRuntime]:
         job = job_of(message.content)
-        return job, open_runtime(context, job)
+        try:
+            return job, open_runtime(context, job)
+        except (KnnPerError, OSError) as error:
+            raise CannotPlayError(str(error)) from error
 
     return app
 
@@ -77,7 +83,10 @@ def _record(message: Message, name: str, record_type: type) -> object:
         raise CodecError(
             f"the request has no {name!r}; the server is of another version"
         )
-    return unpack(record_type, packed)
+    try:
+        return unpack(record_type, packed)
+    except CarrierError as error:
+        raise CannotPlayError(str(error)) from error
 
 
 def _reply(message: Message, job: Job, record: object) -> Message:

@@ -1,14 +1,15 @@
 """What a client does when it is asked: the same code in every engine."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from client.state_store import ClientStateStore
-from knnper.config.errors import TrainingDivergedError
+from knnper.config.errors import KnnPerError, TrainingDivergedError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.transport.codec import is_finite, take_apart
@@ -21,6 +22,8 @@ from strategies.core.evaluation import (
 )
 from strategies.core.method import Method, Predictor
 from strategies.core.records import NoState
+
+R = TypeVar("R")
 
 
 class DataSource(Protocol):
@@ -37,20 +40,22 @@ class DataSource(Protocol):
 
 
 @dataclass(frozen=True)
-class _Member:
-    """One of several clients that are served together.
+class _Prepared:
+    """A client that is personalised and not yet tested.
 
     Attributes
     ----------
     client
         Its name.
-    data, test
-        Its splits, each read once.
+    data
+        What it learnt from.
+    predictor
+        What it serves.
     """
 
     client: str
     data: ClientData
-    test: Examples
+    predictor: Predictor
 
 
 @dataclass(frozen=True)
@@ -121,38 +126,47 @@ class ClientRuntime:
         """Personalise, then read the test splits: once, and only here.
 
         Several clients are served together where the method only runs the payload's
-        models; the outcome is what each would have alone, but for the last bits.
+        models; the outcome is what each would have alone, but for the last bits. A
+        client that cannot be served leaves the others alone.
         """
-        members = [
-            _Member(client, self.source.data(client), self.source.test(client))
-            for client in clients
-        ]
+        failures: dict[str, str] = {}
+        records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
-        with self._embedding_together(members, payload, reference):
-            return ClientResults(
-                tuple(
-                    self._result(member, payload, unpersonalised, last_round)
-                    for member in members
-                )
-            )
 
-    def _result(
-        self,
-        member: _Member,
-        payload: object,
-        unpersonalised: Predictor,
-        last_round: int,
+        def prepare(client: str) -> _Prepared:
+            return self._prepare(client, data[client], payload, last_round)
+
+        def report(client: str) -> ClientResult:
+            return self._report(prepared[client], unpersonalised, tests[client])
+
+        data = {client: self.source.data(client) for client in clients}
+        train = [one.train.images for one in data.values()]
+        validation = [one.validation.images for one in data.values()]
+        with self._embedding_together(records, train, validation):
+            prepared = _for_each(clients, prepare, failures)
+        # Not before all predictors are made: no method can come across a test split.
+        tests = {client: self.source.test(client) for client in prepared}
+        test = [examples.images for examples in tests.values()]
+        validation = [one.data.validation.images for one in prepared.values()]
+        with self._embedding_together(records, test, validation):
+            results = _for_each(list(prepared), report, failures)
+        return ClientResults(tuple(results.values()), failures)
+
+    def _prepare(
+        self, client: str, data: ClientData, payload: object, last_round: int
+    ) -> _Prepared:
+        state = self._state(client, last_round + 1)
+        rng = self.key.child("personalize", client)
+        predictor = self.method.personalize(payload, state, data, rng)
+        return _Prepared(client, data, predictor)
+
+    def _report(
+        self, prepared: _Prepared, unpersonalised: Predictor, test: Examples
     ) -> ClientResult:
-        client, data, test = member.client, member.data, member.test
-        predictor = self.method.personalize(
-            payload,
-            self._state(client, last_round + 1),
-            data,
-            self.key.child("personalize", client),
-        )
+        data, predictor = prepared.data, prepared.predictor
         return ClientResult(
-            client=client,
-            seen=self.source.is_seen(client),
+            client=prepared.client,
+            seen=self.source.is_seen(prepared.client),
             num_train=len(data.train),
             num_validation=len(data.validation),
             personal=evaluate(predictor, test),
@@ -162,20 +176,15 @@ class ClientRuntime:
         )
 
     def _embedding_together(
-        self, members: Sequence[_Member], *records: object
+        self, records: Sequence[object], *parts: Sequence[Tensor]
     ) -> contextlib.AbstractContextManager[None]:
-        """Hold what the members' predictors will ask for, where it is the same."""
+        """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
             return contextlib.nullcontext()
         models = [
             tensor
             for record in records
             for tensor in take_apart(record).tensors.values()
-        ]
-        parts = [
-            [member.data.train.images for member in members],
-            [member.data.validation.images for member in members],
-            [member.test.images for member in members],
         ]
         return self.pool.holding(models, parts)
 
@@ -191,6 +200,19 @@ class ClientRuntime:
         return self.method.personalize(
             reference, None, nothing, self.key.child("reference")
         )
+
+
+def _for_each(
+    clients: Sequence[str], function: Callable[[str], R], failures: dict[str, str]
+) -> dict[str, R]:
+    """Return the function's value by client; note in ``failures`` why there is none."""
+    done = {}
+    for client in clients:
+        try:
+            done[client] = function(client)
+        except KnnPerError as error:
+            failures[client] = str(error)
+    return done
 
 
 def _require_finite(what: str, record: object) -> None:

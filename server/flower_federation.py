@@ -19,6 +19,7 @@ from knnper.transport.messages import (
     packed_of,
     to_content,
     unpack,
+    why_none_can_be_played,
 )
 from knnper.transport.polling import MESSAGES_AT_ONCE, replies_in_order
 from server.federation import Reply, Request
@@ -40,7 +41,7 @@ class FlowerFederation:
         What a client answers to `Purpose.TRAIN`.
     experiment
         The experiment as JSON, sent with every request.
-    run_folder, shared_folder
+    run_folder, shared_folder, session
         See `Job`.
     at_once
         Requests that are under way at any time.
@@ -54,6 +55,7 @@ class FlowerFederation:
     experiment: str
     run_folder: str
     shared_folder: str
+    session: str = ""
     at_once: int = MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -75,15 +77,14 @@ class FlowerFederation:
                 job = self._job(request, server_round, keep_round)
                 yield self._message(purpose, job, records)
 
-        try:
-            for message in replies_in_order(
-                self.grid, messages(), self.stop, self.at_once
-            ):
-                request, records = under_way.popleft()
-                packer.answered(records)
-                yield self._reply(request, purpose, message)
-        finally:
-            packer.discard_all()
+        replies = replies_in_order(self.grid, messages(), self.stop, self.at_once)
+        for message in replies:
+            request, records = under_way.popleft()
+            packer.answered(records)
+            yield self._reply(request, purpose, message)
+        # Not when this ends early: clients may still be reading. The folder goes as a
+        # whole at the end of the run.
+        packer.discard_all()
 
     def _job(self, request: Request, server_round: int, keep_round: int) -> Job:
         return Job(
@@ -93,6 +94,7 @@ class FlowerFederation:
             experiment=self.experiment,
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
+            session=self.session,
         )
 
     def _message(
@@ -108,7 +110,7 @@ class FlowerFederation:
     def _reply(self, request: Request, purpose: Purpose, message: Message) -> Reply:
         clients = request.clients
         if message.has_error():
-            _stop_if_worker_died(message)
+            _stop_if_no_client_is_to_blame(message)
             return Reply(clients, None, message.error.reason or "no reason was given")
         packed = packed_of(message.content, "reply")
         if packed is None:
@@ -129,12 +131,16 @@ class FlowerFederation:
         return answers[purpose]
 
 
-def _stop_if_worker_died(message: Message) -> None:
-    """Refuse to go on with a pool in which one worker process is dead.
+def _stop_if_no_client_is_to_blame(message: Message) -> None:
+    """Refuse to go on with a worker that fails whatever client it is given.
 
-    Flower puts a dead Ray actor back into its pool, where it fails every message it
-    is given at once; the few clients that still answer would make up the round.
+    The few clients that others play would make up the round. A worker may be set up
+    wrongly, and Flower puts a dead Ray actor back into its pool, where it fails every
+    message at once.
     """
     reason = message.error.reason or ""
+    set_up = why_none_can_be_played(reason)
+    if set_up is not None:
+        raise RunError(set_up)
     if message.error.code == ErrorCode.UNKNOWN or "ActorDied" in reason:
         raise RunError(f"a worker process died, perhaps for lack of memory: {reason}")

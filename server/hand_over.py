@@ -1,13 +1,15 @@
 """After the last round: every client pulls the model, personalises and reports."""
 
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
+from knnper.transport.codec import is_same
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
-from server.federation import Federation, Request
+from server.federation import Federation, Reply, Request
 from server.grouping import in_groups
 from strategies.core.evaluation import ClientResult, ClientResults
 from strategies.core.method import NEWCOMER, Method
@@ -64,22 +66,24 @@ class HandOver:
             self._requests(trained, self._groups(sizes, seen), seen, set(done)),
         )
         for reply in replies:
-            if not isinstance(reply.record, ClientResults):
-                raise RunError(_failure(reply.clients, reply.failure))
-            for result in reply.record.results:
+            found = _results(reply)
+            for result in found.results:
                 if result.client not in done:
                     yield result
+            for client, reason in found.failures.items():
+                raise RunError(f"client {client} could not personalise: {reason}")
 
     def _groups(
         self, sizes: Mapping[str, int], seen: Collection[str]
     ) -> list[tuple[str, ...]]:
         if not self.method.personalizes_by_inference:
-            return [(client,) for client in sizes]
+            return _largest_first([(client,) for client in sizes], sizes)
         kinds = (
             {name: size for name, size in sizes.items() if (name in seen) == is_seen}
             for is_seen in (True, False)
         )
-        return [group for kind in kinds for group in in_groups(kind)]
+        groups = [group for kind in kinds for group in in_groups(kind)]
+        return _largest_first(groups, sizes)
 
     def _requests(
         self,
@@ -91,16 +95,56 @@ class HandOver:
         key = self.key.child("broadcast", "hand-over")
         state = trained.state
         reference = self.method.broadcast(state, NEWCOMER, key.child(NEWCOMER))
+
+        def payload_of(client: str) -> object:
+            if client not in seen:
+                return reference
+            return self.method.broadcast(state, client, key.child(client))
+
         for group in groups:
             if done.issuperset(group):
                 continue
-            payload = reference
-            if group[0] in seen:
-                payload = self.method.broadcast(state, group[0], key.child(group[0]))
-            yield Request(group, payload, reference)
+            for clients, payload in _sent_the_same(group, payload_of):
+                if not done.issuperset(clients):
+                    yield Request(clients, payload, reference)
 
 
-def _failure(clients: tuple[str, ...], reason: str | None) -> str:
-    if len(clients) == 1:
-        return f"client {clients[0]} could not personalise: {reason}"
-    return f"one of the clients {', '.join(clients)} could not personalise: {reason}"
+def _largest_first(
+    groups: list[tuple[str, ...]], sizes: Mapping[str, int]
+) -> list[tuple[str, ...]]:
+    """Return the groups, those with most images first: workers end together."""
+    return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
+
+
+def _sent_the_same(
+    group: tuple[str, ...], payload_of: Callable[[str], object]
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the group in runs of clients that are sent one payload, and the payload."""
+    payloads = [(client, payload_of(client)) for client in group]
+    run = [payloads[0][0]]
+    for (_, before), (client, payload) in itertools.pairwise(payloads):
+        if not is_same(before, payload):
+            yield tuple(run), before
+            run = []
+        run.append(client)
+    yield tuple(run), payloads[-1][1]
+
+
+def _results(reply: Reply) -> ClientResults:
+    """Return what the clients of one request report.
+
+    Raises
+    ------
+    RunError
+        If they report nothing, or it is not about them.
+    """
+    names = ", ".join(reply.clients)
+    if not isinstance(reply.record, ClientResults):
+        raise RunError(f"client {names} could not personalise: {reply.failure}")
+    reported = [result.client for result in reply.record.results]
+    if sorted([*reported, *reply.record.failures]) != sorted(reply.clients):
+        raise RunError(
+            f"expected results of {names}, found those of {', '.join(reported)}; the "
+            "two sides run different versions"
+        )
+    return reply.record

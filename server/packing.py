@@ -1,11 +1,8 @@
 """Requests in the form in which they travel, each record written once."""
 
 from collections import Counter
-from typing import Any
 
-from torch import Tensor
-
-from knnper.transport.codec import take_apart
+from knnper.transport.codec import is_same
 from knnper.transport.messages import Packed, discard, pack
 from server.federation import Request
 
@@ -41,7 +38,7 @@ class Packer:
             self._release(packed)
 
     def discard_all(self) -> None:
-        """Give back whatever is left; no more requests follow."""
+        """Give back whatever is left: all requests are answered, no more follow."""
         for packed in self._in_use.values():
             discard(packed)
         self._in_use.clear()
@@ -59,7 +56,7 @@ class Packer:
 
     def _find(self, record: object) -> Packed | None:
         for latest, packed in self._latest.values():
-            if _same(latest, record):
+            if is_same(latest, record):
                 return packed
         return None
 
@@ -71,18 +68,3 @@ class Packer:
         self._num_users[id(packed)] -= 1
         if self._num_users[id(packed)] == 0:
             discard(self._in_use.pop(id(packed)))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two records hold the very same tensors and equal values."""
-    if one is other:
-        return True
-    first, second = take_apart(one), take_apart(other)
-    return first.structure == second.structure and all(
-        _same_memory(tensor, second.tensors[name])
-        for name, tensor in first.tensors.items()
-    )
-
-
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape

@@ -37,6 +37,8 @@ class RoundLoop:
     clients
         Those that may take part, seen and with training data: the number of training
         examples by name.
+    num_validation
+        The number of validation examples of each of them.
     training, run
         The experiment's sections.
     key
@@ -50,6 +52,7 @@ class RoundLoop:
     method: Method
     federation: Federation
     clients: Mapping[str, int]
+    num_validation: Mapping[str, int]
     training: TrainingSettings
     run: RunSettings
     key: RandomKey
@@ -137,7 +140,7 @@ class RoundLoop:
             Purpose.VALIDATE,
             server_round,
             self.checkpoints.oldest_round(),
-            (Request(group, reference) for group in in_groups(self.clients)),
+            (Request(group, reference) for group in in_groups(self.num_validation)),
         )
         correct = total = 0
         for reply in replies:

@@ -13,6 +13,7 @@ from server.observer import LoggingObserver
 from simulation.catalogue import experiment_catalogue
 from simulation.client_runtime import client_app
 from simulation.flower_engine import carrier_folder, flower_federation
+from simulation.machine import with_fixed_threads
 from simulation.report import as_markdown, comparison_table, load_run
 from simulation.run_folder import RunFolder
 from simulation.runner import conduct
@@ -56,4 +57,5 @@ def _experiment(context: Context) -> Experiment:
     """Return the experiment; a relative path is looked up in the app's folder."""
     path = APP_FOLDER / str(context.run_config["experiment"])
     overrides = [part for part in str(context.run_config["set"]).split(";") if part]
-    return read_experiment(path, experiment_catalogue(), overrides)
+    experiment = read_experiment(path, experiment_catalogue(), overrides)
+    return with_fixed_threads(experiment)

@@ -1,6 +1,7 @@
 """An experiment's clients, played by nodes of Flower's simulation."""
 
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,14 +13,17 @@ from knnper.config.document import to_json
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
 from knnper.transport import shared_memory
+from knnper.transport.durable_files import write_atomically
 from server.federation import Federation
 from server.flower_federation import FlowerFederation
-from simulation.client_runtime import client_app
+from simulation.client_runtime import SESSION_FILE, client_app
 from simulation.flower_runtime import play, requests_at_once
 from simulation.nodes import in_turn, wait_for_nodes
 from simulation.workbench import Workbench
 
 T = TypeVar("T")
+
+MOST_NODES = 256
 
 
 def run_on_flower(
@@ -27,8 +31,8 @@ def run_on_flower(
 ) -> T:
     """Start the virtual clients on Ray, lead them with ``body``, shut them down.
 
-    No more nodes are started than have something to do at a time: clients that wait
-    for their turn cost nothing.
+    No more nodes are made than have something to do at a time: clients that wait for
+    their turn cost nothing.
 
     Parameters
     ----------
@@ -50,7 +54,8 @@ def run_on_flower(
         If Flower ended without an answer from ``body``.
     """
     run = bench.experiment.run
-    num_nodes = min(len(bench.clients.parts), requests_at_once(run))
+    # A node is looked at ten times a second: these make 2,560 tasks a second.
+    num_nodes = min(len(bench.clients.parts), MOST_NODES)
     with carrier_folder(run) as folder:
 
         def lead(grid: Grid, stop: threading.Event) -> T:
@@ -101,6 +106,8 @@ def flower_federation(
     stop
         Ends waiting for clients when it is set.
     """
+    session = uuid.uuid4().hex
+    write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(
         grid=grid,
         choose_node=in_turn(wait_for_nodes(grid, stop)),
@@ -108,6 +115,7 @@ def flower_federation(
         experiment=to_json(bench.experiment),
         run_folder=str(run_folder.resolve()),
         shared_folder=str(shared_folder or ""),
+        session=session,
         at_once=requests_at_once(bench.experiment.run),
         stop=stop,
     )

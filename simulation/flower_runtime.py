@@ -1,24 +1,29 @@
 """Flower's simulation runtime, driven in this process.
 
-The only place that knows a private entry point of Flower: the public one takes no
+The only place that knows private parts of Flower: its public entry point takes no
 settings of the run and logs that it is deprecated. The version of Flower is pinned for
-it, and a test runs it.
+it, and tests run it.
 """
 
 import contextlib
+import functools
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TypeVar
+from unittest import mock
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.common import EventType
+from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
 from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 from flwr.simulation.run_simulation import _run_simulation
 
 from knnper.config.errors import RunError
@@ -31,7 +36,7 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 
 _REQUESTS_PER_WORKER = 4
-_WORKERS_OF_A_CLUSTER = 64
+_MOST_WORKERS = 1024
 
 
 def play(
@@ -79,7 +84,7 @@ def play(
             raise
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with _stopping_on_interrupt(stop):
+    with _stopping_on_interrupt(stop), _a_thread_for_each_worker():
         try:
             _run_simulation(
                 num_supernodes=num_nodes,
@@ -98,9 +103,27 @@ def play(
 
 
 def requests_at_once(run: RunSettings) -> int:
-    """Return how many requests keep all workers busy at any time."""
-    workers = _WORKERS_OF_A_CLUSTER if run.ray_address else num_workers(run)
+    """Return how many requests keep all workers busy at any time.
+
+    How many workers a cluster has room for is known once `play` has joined it.
+    """
+    workers = num_workers(run)
+    if run.ray_address:
+        places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
+        workers = pool_size_from_resources(places)
     return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
+
+
+@contextlib.contextmanager
+def _a_thread_for_each_worker() -> Iterator[None]:
+    """Let Flower keep more workers busy than this machine has cores.
+
+    It has a thread wait for each worker, in a pool of the default size: 32, or four
+    more than there are cores.
+    """
+    pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
+    with mock.patch.object(vce_api, "ThreadPoolExecutor", pool):
+        yield
 
 
 def _why(error: RuntimeError, run: RunSettings) -> str:
@@ -130,8 +153,9 @@ def require_cluster(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return
+    place = (host.strip("[]"), int(port))
     try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+        socket.create_connection(place, CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise RunError(
             f"found nothing at {address} ({error}), expected the head of a Ray "

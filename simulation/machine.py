@@ -3,11 +3,12 @@
 import ctypes
 import os
 import platform
+from dataclasses import replace
 
 import torch
 
 from knnper.config.errors import RunError
-from knnper.config.sections import RunSettings
+from knnper.config.sections import Experiment, RunSettings
 
 # Of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -37,6 +38,16 @@ def num_threads(run: RunSettings) -> int:
     return max(1, usable_cores() // processes)
 
 
+def with_fixed_threads(experiment: Experiment) -> Experiment:
+    """Return the experiment with the number of threads that ``auto`` means here.
+
+    Once, when a run begins: its last bits depend on the number, wherever and with
+    however many workers it is resumed.
+    """
+    run = experiment.run
+    return replace(experiment, run=replace(run, threads_per_worker=num_threads(run)))
+
+
 def compute_device(run: RunSettings) -> torch.device:
     """Return where a process that plays clients computes.
 
@@ -59,12 +70,11 @@ def compute_device(run: RunSettings) -> torch.device:
 def prepare_process(run: RunSettings, device: torch.device) -> None:
     """Set what torch takes from the whole process.
 
-    The number of threads, since results are the same bits only for the same number;
-    memory, see `keep_freed_memory`; and on a GPU the algorithms that give the same
-    numbers each time, with products in full float32.
+    The number of threads, since results are the same bits only for the same number,
+    and on a GPU the algorithms that give the same numbers each time, with products in
+    full float32.
     """
     torch.set_num_threads(num_threads(run))
-    keep_freed_memory()
     if device.type == "cuda":
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = False

@@ -152,6 +152,7 @@ def _train(
             method=bench.method,
             federation=federation,
             clients=bench.clients.trainable(),
+            num_validation=bench.clients.num_validation(),
             training=bench.experiment.training,
             run=bench.experiment.run,
             key=bench.key,

@@ -59,6 +59,10 @@ class VirtualClients:
             if self.parts[name].seen and size > 0
         }
 
+    def num_validation(self) -> dict[str, int]:
+        """Return the number of validation examples of each `trainable` client."""
+        return {name: len(self.parts[name].validation) for name in self.trainable()}
+
     def sizes(self) -> dict[str, int]:
         """Return the number of images of each client, in all splits; sorted by name."""
         return {name: self.parts[name].num_examples for name in self.names()}

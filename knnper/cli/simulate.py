@@ -99,10 +99,12 @@ def _start(
     # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.config.loading import read_experiment
     from simulation.catalogue import experiment_catalogue
+    from simulation.machine import with_fixed_threads
     from simulation.run_folder import RunFolder
     from simulation.workbench import open_workbench
 
     settings = read_experiment(path, experiment_catalogue(), changes)
+    settings = with_fixed_threads(settings)
     place = output or Path("runs") / settings.name
     RunFolder.require_free(place, overwrite=overwrite)
     # Whatever is wrong with data or model shows before an earlier run is deleted.

@@ -128,6 +128,8 @@ class _Sections:
         method = self._choice("method", catalogue.method)
         personalization = self._personalization(catalogue)
         run = self._settings("run", RunSettings)
+        if run is not None:
+            self._problems.extend(run_problems(run))
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
@@ -198,6 +200,24 @@ class _Sections:
 
     def _add(self, place: str, message: str) -> None:
         self._problems.append(Problem(place, message))
+
+
+def run_problems(run: RunSettings) -> Iterable[Problem]:
+    """Yield what does not go together in the section ``run``."""
+    if run.ray_address is None:
+        return
+    if run.engine == "serial":
+        message = (
+            f"found {run.ray_address!r} with engine = serial, expected null: only the "
+            "engine flower runs on Ray; set one of the two"
+        )
+        yield Problem("run.ray_address", message)
+    if run.num_workers is not None:
+        message = (
+            f"found {run.num_workers} with a ray_address, expected null: a cluster has "
+            "as many workers as it has room for; set run.cpus_per_client instead"
+        )
+        yield Problem("run.num_workers", message)
 
 
 def training_problems(training: TrainingSettings) -> Iterable[Problem]:

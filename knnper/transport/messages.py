@@ -1,6 +1,7 @@
 """What a server asks of a client and what it gets back, as Flower messages."""
 
 import dataclasses
+import platform
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TypeVar
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from knnper.config.errors import RunError
 from knnper.transport.codec import CodecError, Flat, flatten, unflatten
 from knnper.transport.shared_memory import read_vector, recycle, write_vector
 
@@ -17,6 +19,32 @@ R = TypeVar("R")
 _VECTOR = "vector"
 _FILE = "file"
 _LAYOUT = "layout"
+
+_CANNOT_PLAY = "no client can be played"
+
+
+class CarrierError(CodecError):
+    """A message names a file that this machine does not have."""
+
+
+class CannotPlayError(RunError):
+    """A process cannot play any client: its set-up is wrong, not a client's data.
+
+    Of an error that a client raises, Flower hands on only the text. So the text says
+    it, and `why_none_can_be_played` finds it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{_CANNOT_PLAY} on {platform.node()}: {reason}")
+
+
+def why_none_can_be_played(failure: str) -> str | None:
+    """Return the message of the `CannotPlayError` in a failure's text; None without."""
+    if _CANNOT_PLAY not in failure:
+        return None
+    # What stands around it is Ray's traceback and Flower's quotes.
+    reason = failure.rpartition(_CANNOT_PLAY)[2].splitlines()[0]
+    return _CANNOT_PLAY + reason.removesuffix("'>")
 
 
 class Purpose(StrEnum):
@@ -52,6 +80,9 @@ class Job:
     shared_folder
         Where replies may be left as files in memory; empty if they travel in the
         message.
+    session
+        What the server wrote to the run's folder, so that clients know that it is the
+        same one; empty if there is nothing to compare.
     """
 
     clients: list[str]
@@ -60,6 +91,7 @@ class Job:
     experiment: str
     run_folder: str = ""
     shared_folder: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,8 +128,10 @@ def unpack(record_type: type[R], packed: Packed) -> R:
 
     Raises
     ------
+    CarrierError
+        If its numbers are in a file that is not on this machine.
     CodecError
-        If the message does not hold one, or its file is not on this machine.
+        If the message does not hold one.
     """
     layout = packed.entry[_LAYOUT]
     if not isinstance(layout, str):
@@ -105,7 +139,9 @@ def unpack(record_type: type[R], packed: Packed) -> R:
     if _FILE in packed.entry:
         path = Path(str(packed.entry[_FILE]))
         if not path.exists():
-            raise CodecError(f"{path} is not on this machine; send arrays in messages")
+            raise CarrierError(
+                f"{path} is not on this machine: set run.carrier to message"
+            )
         vector = read_vector(path)
     else:
         vector = torch.from_numpy(packed.array[_VECTOR].numpy().copy())

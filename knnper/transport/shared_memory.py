@@ -69,7 +69,7 @@ def read_vector(path: Path) -> Tensor:
 
 
 def recycle(path: Path) -> None:
-    """Let the next vector of this size be written to ``path``: it is no longer read.
+    """Let the next vector of this size have the memory of ``path``, which is gone.
 
     Of several calls all but the first do nothing.
     """
@@ -78,9 +78,13 @@ def recycle(path: Path) -> None:
 
 
 def _claim(folder: Path, num_bytes: int) -> Path | None:
-    """Return a free file of this size, which from now on belongs to the caller."""
+    """Return a free file of this size, which from now on belongs to the caller.
+
+    It has a new name: whoever still knows the old one finds nothing, never the numbers
+    of somebody else.
+    """
     for free in folder.glob(f"{num_bytes}-*{_FREE}"):
-        path = free.with_suffix(_IN_USE)
+        path = _new_path(folder, num_bytes)
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             free.rename(path)
             return path

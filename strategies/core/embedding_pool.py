@@ -17,8 +17,9 @@ class EmbeddingPool:
     embeddings: to predict, to store, to compare with the global model. While images are
     held here, each is embedded once by each model, in batches as large as any.
 
-    Images and models are recognised as the very objects that are held, so a copy is
-    simply computed. The results differ from separate ones in their last bits at most.
+    Images are recognised as the very objects that are held, models by their memory, so
+    a copy is simply computed. The results differ from separate ones in their last bits
+    at most.
     """
 
     def __init__(self) -> None:
@@ -39,11 +40,18 @@ class EmbeddingPool:
         parts
             Images, uint8 of shape (n, height, width, channels) each. Whoever asks for
             one of a part is likely to ask for all of it: a part is embedded together.
+
+        Raises
+        ------
+        RuntimeError
+            If something is held already.
         """
-        for weights in models:
-            self._models.append((weights, self._number_of_equal(weights)))
-        self._parts = [list(part) for part in parts]
+        if self._parts:
+            raise RuntimeError("the pool already holds images; one group at a time")
         try:
+            for weights in models:
+                self._models.append((weights, self._number_of_equal(weights)))
+            self._parts = [list(part) for part in parts]
             yield
         finally:
             self._models, self._parts, self._embedded = [], [], {}
@@ -71,8 +79,10 @@ class EmbeddingPool:
         return len(self._models)
 
     def _model(self, weights: Tensor) -> int | None:
-        numbers = (number for held, number in self._models if held is weights)
-        return next(numbers, None)
+        for held, number in self._models:
+            if held.data_ptr() == weights.data_ptr() and held.shape == weights.shape:
+                return number
+        return None
 
     def _part(self, images: Tensor) -> int | None:
         for number, part in enumerate(self._parts):

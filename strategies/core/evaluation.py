@@ -80,10 +80,13 @@ class ClientResults:
     Attributes
     ----------
     results
-        One a client, in the order in which they were asked.
+        One a client, in the order in which they were asked, but for the failures.
+    failures
+        Why, by name, of the clients that could not be served.
     """
 
     results: tuple[ClientResult, ...]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:

@@ -61,8 +61,8 @@ class Method:
         Rounds of training that the method asks for.
     personalizes_by_inference
         Whether `personalize` and what it returns only run the models of the payload
-        forward and train none, and all clients are sent the same payload. They are
-        then served several at a time, their images embedded in large batches.
+        forward and train none. Clients that are sent the same payload are then served
+        several at a time, their images embedded in large batches.
     """
 
     init: Callable[[Sequence[str], RandomKey], Any]

@@ -192,6 +192,19 @@ def test_one_problem(
     assert message in problems[place]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [("engine", "serial", "run.ray_address"), ("num_workers", 4, "run.num_workers")],
+)
+def test_a_cluster_contradicts(
+    document: dict[str, Any], catalogue: Catalogue, key: str, value: Any, place: str
+) -> None:
+    document["run"] = {"ray_address": "10.0.0.1:6379", key: value}
+    found = problems_of(document, catalogue)
+    assert list(found) == [place]
+    assert "expected null" in found[place]
+
+
 def test_long_values_are_cut(document: dict[str, Any], catalogue: Catalogue) -> None:
     document["training"] = {"num_rounds": "9" * 1000}
     message = problems_of(document, catalogue)["training.num_rounds"]

@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from knnper.config.errors import RunError
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import (
+    CannotPlayError,
     Purpose,
     job_of,
     pack,
@@ -192,6 +193,32 @@ def test_a_dead_worker_ends_the_run(error: Error) -> None:
     clients = federation(lambda message: Message(error, reply_to=message))
     with pytest.raises(RunError, match="a worker process died"):
         ask(clients.made)
+
+
+def test_a_worker_that_is_set_up_wrongly_ends_the_run() -> None:
+    reason = f"<class 'X'>:<'{CannotPlayError('no data')}'>"
+    clients = federation(
+        lambda message: Message(Error(code=2, reason=reason), reply_to=message)
+    )
+    with pytest.raises(RunError, match=r"no client can be played on .*: no data$"):
+        ask(clients.made)
+
+
+def test_a_slow_client_does_not_hold_up_the_others() -> None:
+    """The first is answered only when all others have been, two at a time."""
+
+    class SlowFirst(FakeGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            wanted = list(message_ids)
+            if self.num_answered < 5 and "message-0" in wanted:
+                wanted.remove("message-0")
+            return super().pull_messages(wanted)
+
+    clients = federation(add_client_number, at_once=2)
+    clients.made.grid = SlowFirst(add_client_number)
+    replies = ask(clients.made, "123123")
+    assert [reply.client for reply in replies] == list("123123")
+    assert all(reply.failure is None for reply in replies)
 
 
 def test_waiting_can_be_stopped() -> None:

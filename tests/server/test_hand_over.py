@@ -17,13 +17,17 @@ from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())
 
 
+# Clients that are sent the same are sent the same object.
+PAYLOADS = [ModelPayload(torch.tensor([float(length)])) for length in range(5)]
+
+
 def method(together: bool) -> Method:
     def never(*_: Any) -> Any:
         raise AssertionError("the server does not call this")
 
     def broadcast(state: ModelState, client: str, rng: RandomKey) -> ModelPayload:
         """Send everyone the length of the name it is known by."""
-        return ModelPayload(torch.tensor([float(len(client))]))
+        return PAYLOADS[len(client)]
 
     return Method(
         init=never,
@@ -56,14 +60,16 @@ class Recorder:
         assert (purpose, server_round) == (Purpose.PERSONALIZE, 7)
         for request in requests:
             self.requests.append(request)
-            if self.failing in request.clients:
-                yield Reply(request.clients, None, "no disk")
-                continue
-            results = (
-                ClientResult(client, True, 0, 0, NOTHING, NOTHING, NOTHING)
-                for client in request.clients
-            )
-            yield Reply(request.clients, ClientResults(tuple(results)))
+            yield self.answer(request.clients)
+
+    def answer(self, clients: tuple[str, ...]) -> Reply:
+        served = [client for client in clients if client != self.failing]
+        results = tuple(
+            ClientResult(client, True, 0, 0, NOTHING, NOTHING, NOTHING)
+            for client in served
+        )
+        failures = {client: "no disk" for client in clients if client == self.failing}
+        return Reply(clients, ClientResults(results, failures))
 
 
 def hand_over(recorder: Recorder) -> list[ClientResult]:
@@ -74,7 +80,7 @@ def hand_over(recorder: Recorder) -> list[ClientResult]:
 
 def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return who is served together, and whose results come of it."""
-    sizes = {"a": 600, "b": 10, "c": 400, "d": 500, "e": 2000, "f": 1}
+    sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
     made = HandOver(method(together=True), recorder, RandomKey(0))
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
@@ -103,18 +109,48 @@ def test_a_client_that_cannot_personalise_is_named() -> None:
 def test_clients_are_served_together_up_to_a_number_of_images() -> None:
     asked, clients = groups(done=set())
     # 600 + 400 fit into 1024; b is unseen, so it is not sent the same.
-    assert asked == [("a", "c"), ("d",), ("e",), ("f",), ("b",)]
-    assert clients == ["a", "c", "d", "e", "f", "b"]
+    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
+    assert clients == ["e", "a", "c", "d", "f", "b"]
 
 
 def test_the_groups_are_the_same_when_some_are_done() -> None:
     asked, clients = groups(done={"a", "d"})
-    assert asked == [("a", "c"), ("e",), ("f",), ("b",)]
-    assert clients == ["c", "e", "f", "b"]
+    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
+    assert clients == ["e", "c", "f", "b"]
 
 
-def test_a_group_that_fails_names_its_clients() -> None:
+def served(recorder: Recorder, *clients: str) -> Iterator[ClientResult]:
+    """Serve some clients together."""
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = HandOver(method(together=True), Recorder(failing="b"), RandomKey(0))
-    with pytest.raises(RunError, match="one of the clients a, b could not personalise"):
-        list(made.personalize(trained, {"a": 1, "b": 1}, seen={"a", "b"}))
+    made = HandOver(method(together=True), recorder, RandomKey(0))
+    return made.personalize(trained, dict.fromkeys(clients, 1), seen=set(clients))
+
+
+def test_one_that_fails_leaves_the_others_of_its_group() -> None:
+    results = served(Recorder(failing="b"), "a", "b", "c")
+    assert [next(results).client, next(results).client] == ["a", "c"]
+    with pytest.raises(RunError, match="client b could not personalise: no disk"):
+        next(results)
+
+
+def test_who_is_sent_something_else_is_served_apart() -> None:
+    recorder = Recorder()
+    list(served(recorder, "a", "b", "cc", "dd", "e"))
+    asked = [request.clients for request in recorder.requests]
+    assert asked == [("a", "b"), ("cc", "dd"), ("e",)]
+    sent = [request.payload for request in recorder.requests]
+    assert sent == [PAYLOADS[1], PAYLOADS[2], PAYLOADS[1]]
+
+
+@pytest.mark.parametrize(
+    "record", [None, ClientResults(()), ClientResults((), {"x": "who?"})]
+)
+def test_an_answer_that_is_not_about_the_clients_is_an_error(
+    record: ClientResults | None,
+) -> None:
+    class Confused(Recorder):
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, record, "lost")
+
+    with pytest.raises(RunError, match=r"could not personalise: lost|results of a, b"):
+        list(served(Confused(), "a", "b"))

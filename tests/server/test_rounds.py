@@ -97,6 +97,7 @@ def train(
         method=method(num_rounds),
         federation=federation,
         clients=SIZES,
+        num_validation=SIZES,
         training=TrainingSettings(num_rounds=num_rounds, participation=participation),
         run=RunSettings(**run),
         key=RandomKey(0),

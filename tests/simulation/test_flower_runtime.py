@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+import ray
 
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
@@ -24,11 +25,12 @@ def test_an_address_that_cannot_be_is_an_error(address: str) -> None:
         require_cluster(address)
 
 
-def test_something_at_a_clusters_address_is_enough() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
+def test_something_at_a_clusters_address_is_enough(host: str) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        require_cluster(f"127.0.0.1:{server.getsockname()[1]}")
+        require_cluster(f"{host}:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("address", [None, "auto", "ray://127.0.0.1:1", "local"])
@@ -39,4 +41,12 @@ def test_what_ray_resolves_itself_is_left_to_ray(address: str | None) -> None:
 def test_many_workers_are_sent_more_requests() -> None:
     assert requests_at_once(RunSettings(num_workers=2)) == MESSAGES_AT_ONCE
     assert requests_at_once(RunSettings(num_workers=100)) == 400
-    assert requests_at_once(RunSettings(ray_address="auto")) == 256
+
+
+def test_a_cluster_is_sent_as_many_requests_as_its_machines_have_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [{"Resources": {"CPU": cores}} for cores in (64.0, 7.0)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    run = RunSettings(ray_address="auto", cpus_per_client=2.0)
+    assert requests_at_once(run) == 4 * (32 + 3)

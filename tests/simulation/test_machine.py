@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from knnper.config.errors import RunError
+from knnper.config.loading import load_experiment
 from knnper.config.sections import RunSettings
 from simulation import machine
+from simulation.catalogue import experiment_catalogue
 from simulation.machine import (
     compute_device,
     keep_freed_memory,
     num_threads,
     num_workers,
     prepare_process,
+    with_fixed_threads,
 )
 
 CPU = torch.device("cpu")
@@ -47,6 +50,20 @@ def test_threads_on_eight_cores(
 ) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: 8)
     assert num_threads(run) == threads
+
+
+def test_threads_are_fixed_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {
+        "name": "x",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+        "run": {"threads_per_worker": "auto", "num_workers": 2},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    assert with_fixed_threads(experiment).run.threads_per_worker == 4
 
 
 def test_clients_without_a_gpu_compute_on_the_cpu(

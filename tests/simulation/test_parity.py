@@ -67,11 +67,25 @@ def test_all_engines_give_the_same_bits(tmp_path: Path, method: str) -> None:
     expected = outcome(tmp_path / "serial")
     assert expected.clients_csv.count(b"\n") == 15
 
-    for workers in ("1", "2"):
+    for workers, carrier in (("1", "message"), ("2", "shared_memory")):
         folder = tmp_path / f"flower-{workers}"
-        engine = ("--engine", "flower", "--workers", workers)
+        engine = ("--workers", workers, "--set", f"run.carrier={carrier}")
         simulate(path, *engine, "--output", folder)
-        assert outcome(folder) == expected, f"flower with {workers} workers differs"
+        assert outcome(folder) == expected, f"{workers} workers, {carrier}: differs"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_more_clients_than_requests_at_once_give_the_same_bits(tmp_path: Path) -> None:
+    path = experiment(tmp_path, "knn_per")
+    many = (
+        *("--set", "partition={name: iid, num_clients: 150}"),
+        *("--set", "training.participation=1.0", "--set", "training.num_rounds=3"),
+        *("--set", "run.validate_every=1"),
+    )
+    simulate(path, *many, "--engine", "serial", "--output", tmp_path / "serial")
+    simulate(path, *many, "--workers", "2", "--output", tmp_path / "flower")
+    assert outcome(tmp_path / "flower") == outcome(tmp_path / "serial")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -233,6 +233,20 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(
         assert torch.equal(served[0], expected)
 
 
+def count_embeddings(task: Task) -> list[int]:
+    """Return a list that grows with each forward pass, by the number of images."""
+    sizes: list[int] = []
+    module = task.model.module
+    embed = module.embed
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return embed(x)
+
+    module.embed = counted  # type: ignore[method-assign]
+    return sizes
+
+
 TOGETHER = ("fedavg", "fedem", "knn_per", "scaffold")
 
 
@@ -267,11 +281,15 @@ def test_together_clients_are_served_what_they_would_be_alone(
             tests[client]
         )
 
+    calls = count_embeddings(run.task)
     alone = [served(client) for client in CLIENTS]
+    num_calls_alone = len(calls)
+    calls.clear()
     models = list(take_apart(payload).tensors.values())
     train_images = [run.data[client].train.images for client in CLIENTS]
     validation_images = [run.data[client].validation.images for client in CLIENTS]
     parts = [train_images, validation_images, list(tests.values())]
     with run.task.pool.holding(models, parts):
         together = [served(client) for client in CLIENTS]
+    assert len(CLIENTS) * len(calls) == num_calls_alone
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)

@@ -58,6 +58,25 @@ def test_what_is_not_held_is_computed_alone(weights: Tensor, asked: Tensor) -> N
     assert embed.sizes == [2]
 
 
+def test_a_model_is_recognised_by_its_memory() -> None:
+    """Taking a record apart gives new objects for the same tensors."""
+    pool, embed = EmbeddingPool(), Embedder()
+    with pool.holding([MODEL.detach()], [[FIRST, THIRD]]):
+        pool.embed(MODEL, FIRST, embed)
+        pool.embed(MODEL, THIRD, embed)
+    assert embed.sizes == [3]
+
+
+def test_one_group_at_a_time() -> None:
+    pool = EmbeddingPool()
+    with (
+        pool.holding([MODEL], [[FIRST]]),
+        pytest.raises(RuntimeError, match="one group"),
+        pool.holding([MODEL], [[THIRD]]),
+    ):
+        pass
+
+
 def test_nothing_is_held_afterwards() -> None:
     pool, embed = EmbeddingPool(), Embedder()
     with pytest.raises(RuntimeError), pool.holding([MODEL], [[FIRST, THIRD]]):

@@ -5,6 +5,7 @@ import torch
 
 from knnper.transport.codec import CodecError, fingerprint
 from knnper.transport.messages import (
+    CannotPlayError,
     Job,
     Packed,
     Purpose,
@@ -14,6 +15,7 @@ from knnper.transport.messages import (
     packed_of,
     to_content,
     unpack,
+    why_none_can_be_played,
 )
 from strategies.core.records import ModelPayload
 
@@ -55,6 +57,16 @@ def test_a_request_carries_job_and_records() -> None:
     assert isinstance(packed, Packed)
     assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
     assert packed_of(content, "reference") is None
+
+
+def test_what_is_wrong_with_a_process_is_found_in_what_flower_tells() -> None:
+    error = CannotPlayError("there is no data in /data")
+    told = f"<class 'ClientAppException'>:<'Traceback ...\n{error!r}\nKnn: {error}'>"
+    reason = why_none_can_be_played(told)
+    assert reason is not None
+    assert reason.startswith("no client can be played on ")
+    assert reason.endswith(": there is no data in /data")
+    assert why_none_can_be_played("the client's weights are not finite") is None
 
 
 def test_purposes_are_flower_message_types() -> None:
