@@ -5,8 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # -n 2: the suite is written for two cores.
 PYTEST := $(BIN)/python -m pytest
+BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
+  personalize_vs_bare server_memory_ratio dormant_startup_s
+# IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
+BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
-.PHONY: help install demo test test-slow check format clean
+.PHONY: help install demo test test-slow check format bench clean
+.PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -36,6 +41,12 @@ check: $(STAMP) ## Format, lint, types, import layers
 format: $(STAMP) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Measure speed and memory, one line of JSON each: in 10 minutes
+	@set -e; for name in $(BENCHMARKS); do $(call BENCHMARK,$$name); done
+
+$(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
+	@$(call BENCHMARK,$*) $(ARGS)
 
 clean: ## Remove the environment and caches (runs are kept)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info

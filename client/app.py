@@ -17,7 +17,7 @@ from knnper.transport.messages import (
     pack,
     packed_of,
     to_content,
-    unpack,
+    unpack_shared,
 )
 
 OpenRuntime = Callable[[Context, Job], ClientRuntime]
@@ -84,7 +84,7 @@ def _record(message: Message, name: str, record_type: type) -> object:
             f"the request has no {name!r}; the server is of another version"
         )
     try:
-        return unpack(record_type, packed)
+        return unpack_shared(record_type, packed)
     except CarrierError as error:
         raise CannotPlayError(str(error)) from error
 

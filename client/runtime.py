@@ -51,11 +51,14 @@ class _Prepared:
         What it learnt from.
     predictor
         What it serves.
+    validation
+        The unpersonalised model on its validation split.
     """
 
     client: str
     data: ClientData
     predictor: Predictor
+    validation: Evaluation
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ class ClientRuntime:
         unpersonalised = self._unpersonalised(reference)
 
         def prepare(client: str) -> _Prepared:
-            return self._prepare(client, data[client], payload, last_round)
+            predictor = self._personalized(client, data[client], payload, last_round)
+            validation = evaluate(unpersonalised, data[client].validation)
+            return _Prepared(client, data[client], predictor, validation)
 
         def report(client: str) -> ClientResult:
             return self._report(prepared[client], unpersonalised, tests[client])
@@ -147,18 +152,16 @@ class ClientRuntime:
         # Not before all predictors are made: no method can come across a test split.
         tests = {client: self.source.test(client) for client in prepared}
         test = [examples.images for examples in tests.values()]
-        validation = [one.data.validation.images for one in prepared.values()]
-        with self._embedding_together(records, test, validation):
+        with self._embedding_together(records, test):
             results = _for_each(list(prepared), report, failures)
         return ClientResults(tuple(results.values()), failures)
 
-    def _prepare(
+    def _personalized(
         self, client: str, data: ClientData, payload: object, last_round: int
-    ) -> _Prepared:
+    ) -> Predictor:
         state = self._state(client, last_round + 1)
         rng = self.key.child("personalize", client)
-        predictor = self.method.personalize(payload, state, data, rng)
-        return _Prepared(client, data, predictor)
+        return self.method.personalize(payload, state, data, rng)
 
     def _report(
         self, prepared: _Prepared, unpersonalised: Predictor, test: Examples
@@ -171,7 +174,7 @@ class ClientRuntime:
             num_validation=len(data.validation),
             personal=evaluate(predictor, test),
             reference=evaluate(unpersonalised, test),
-            validation=evaluate(unpersonalised, data.validation),
+            validation=prepared.validation,
             chosen=dict(predictor.describe()),
         )
 

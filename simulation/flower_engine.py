@@ -23,7 +23,7 @@ from simulation.workbench import Workbench
 
 T = TypeVar("T")
 
-MOST_NODES = 256
+NUM_NODES = 64
 
 
 def run_on_flower(
@@ -54,8 +54,7 @@ def run_on_flower(
         If Flower ended without an answer from ``body``.
     """
     run = bench.experiment.run
-    # A node is looked at ten times a second: these make 2,560 tasks a second.
-    num_nodes = min(len(bench.clients.parts), MOST_NODES)
+    num_nodes = min(len(bench.clients.parts), NUM_NODES)
     with carrier_folder(run) as folder:
 
         def lead(grid: Grid, stop: threading.Event) -> T:

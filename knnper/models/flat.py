@@ -63,6 +63,7 @@ class FlatModel:
         self._vector = torch.empty(self.entries[-1].stop, device=device)
         self._parameters = nn.Parameter(self._vector[: self.num_parameters])
         self._parameters.grad = torch.zeros(self.num_parameters, device=device)
+        self._shown: tuple[Tensor, int] | None = None
         self._tie()
 
     @property
@@ -96,7 +97,21 @@ class FlatModel:
                 f"expected {self.num_weights} weights for this model, found a tensor "
                 f"of shape {tuple(weights.shape)}; it belongs to another architecture"
             )
+        self._shown = None
         self._vector.copy_(weights)
+
+    def show(self, weights: Tensor) -> None:
+        """Load ``weights`` to be used as they are: not copied again if they are there.
+
+        Whoever changes the model calls `load` first.
+        """
+        # The version is torch's count of the changes that were made in place.
+        wanted = (weights, weights._version)
+        if self._shown is None or not (
+            self._shown[0] is weights and self._shown[1] == weights._version
+        ):
+            self.load(weights)
+            self._shown = wanted
 
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""

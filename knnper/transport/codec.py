@@ -87,10 +87,13 @@ def put_together(record_type: type[R], parts: Parts) -> R:
 
 
 def flatten(record: object) -> Flat:
-    """Return ``record`` as one float32 vector and a JSON layout."""
+    """Return ``record`` as one float32 vector and a JSON layout.
+
+    The vector of a record of one tensor has that tensor's memory.
+    """
     parts = take_apart(record)
     pieces = [tensor.reshape(-1) for tensor in parts.tensors.values()]
-    vector = torch.cat(pieces) if pieces else torch.empty(0)
+    vector = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
     shapes = {path: list(tensor.shape) for path, tensor in parts.tensors.items()}
     layout = {"structure": json.loads(parts.structure), "shapes": shapes}
     return Flat(vector, json.dumps(layout, separators=(",", ":")))
@@ -98,6 +101,9 @@ def flatten(record: object) -> Flat:
 
 def unflatten(record_type: type[R], flat: Flat) -> R:
     """Return the record that ``flat`` was made from, its tensors as in `canonical`.
+
+    A record of one tensor keeps the memory of ``flat.vector``, which is as torch
+    allocates it.
 
     Raises
     ------
@@ -113,11 +119,15 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
             f"{flat.vector.numel()}; the message is incomplete or of another layout"
         )
     stops = itertools.accumulate(lengths)
-    tensors = {
-        path: _copied(flat.vector[stop - length : stop].view(shape))
+    pieces = {
+        path: flat.vector[stop - length : stop].view(shape)
         for (path, shape), length, stop in zip(
             shapes.items(), lengths, stops, strict=True
         )
+    }
+    tensors = {
+        path: piece if len(pieces) == 1 else _copied(piece)
+        for path, piece in pieces.items()
     }
     return put_together(record_type, Parts(tensors, json.dumps(layout["structure"])))
 

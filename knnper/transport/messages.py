@@ -1,11 +1,13 @@
 """What a server asks of a client and what it gets back, as Flower messages."""
 
 import dataclasses
+import functools
 import platform
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -133,25 +135,35 @@ def unpack(record_type: type[R], packed: Packed) -> R:
     CodecError
         If the message does not hold one.
     """
-    layout = packed.entry[_LAYOUT]
-    if not isinstance(layout, str):
-        raise CodecError(f"expected a layout as text, found {type(layout).__name__}")
-    if _FILE in packed.entry:
-        path = Path(str(packed.entry[_FILE]))
-        if not path.exists():
-            raise CarrierError(
-                f"{path} is not on this machine: set run.carrier to message"
-            )
-        vector = read_vector(path)
-    else:
-        vector = torch.from_numpy(packed.array[_VECTOR].numpy().copy())
-    return unflatten(record_type, Flat(vector, layout))
+    file = _file(packed)
+    if file is not None:
+        return _read(record_type, file, _layout(packed))
+    vector = torch.from_numpy(packed.array[_VECTOR].numpy()).clone()
+    return unflatten(record_type, Flat(vector, _layout(packed)))
+
+
+def unpack_shared(record_type: type[R], packed: Packed) -> R:
+    """Return the record that was packed, the same object for the same file.
+
+    For what many messages in a row hold, as a round's model. Nobody may change it.
+
+    Raises
+    ------
+    CarrierError, CodecError
+        As `unpack`.
+    """
+    file = _file(packed)
+    if file is None:
+        return unpack(record_type, packed)
+    record = _read_once(cast(Hashable, record_type), file, _layout(packed))
+    return cast(R, record)
 
 
 def discard(packed: Packed) -> None:
     """Give back the file that ``packed`` names, if it names one."""
-    if _FILE in packed.entry:
-        recycle(Path(str(packed.entry[_FILE])))
+    file = _file(packed)
+    if file is not None:
+        recycle(file)
 
 
 def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
@@ -177,3 +189,27 @@ def packed_of(content: RecordDict, name: str) -> Packed | None:
     return Packed(
         content.array_records[f"{name}.array"], content.config_records[f"{name}.entry"]
     )
+
+
+def _file(packed: Packed) -> Path | None:
+    """Return the file that holds the numbers; its name is never used again."""
+    return Path(str(packed.entry[_FILE])) if _FILE in packed.entry else None
+
+
+def _layout(packed: Packed) -> str:
+    layout = packed.entry[_LAYOUT]
+    if not isinstance(layout, str):
+        raise CodecError(f"expected a layout as text, found {type(layout).__name__}")
+    return layout
+
+
+def _read(record_type: type[R], file: Path, layout: str) -> R:
+    if not file.exists():
+        raise CarrierError(f"{file} is not on this machine: set run.carrier to message")
+    return unflatten(record_type, Flat(read_vector(file), layout))
+
+
+# A payload and a reference, which may differ.
+@functools.lru_cache(maxsize=2)
+def _read_once(record_type: Any, file: Path, layout: str) -> object:
+    return _read(record_type, file, layout)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from knnper.config.errors import RunError
 
 POLL_INTERVAL_S = 0.005
+LONGEST_INTERVAL_S = 0.02
 
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
@@ -86,13 +87,14 @@ class _Window:
         Only the first is asked for, as a rule: a look for all takes longer the more
         there are. Those that overtook it are fetched now and then.
         """
-        for _ in range(LOOKS_FOR_THE_FIRST):
+        for look in range(1, LOOKS_FOR_THE_FIRST + 1):
             self._fetch([self.sent[0]])
             if self.sent[0] in self._replies:
                 break
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
-            time.sleep(POLL_INTERVAL_S)
+            # Less and less often, since a look takes time from those who work.
+            time.sleep(min(look * POLL_INTERVAL_S, LONGEST_INTERVAL_S))
         else:
             self._fetch([sent for sent in self.sent if sent not in self._replies])
         while self.sent and self.sent[0] in self._replies:

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +64,10 @@ def write_vector(folder: Path, vector: Tensor) -> Path | None:
 
 def read_vector(path: Path) -> Tensor:
     """Return the float32 vector in ``path``; a copy, so the file may go at once."""
-    return torch.from_numpy(np.fromfile(path, dtype=np.float32))
+    with path.open("rb") as file:
+        vector = torch.empty(os.fstat(file.fileno()).st_size // 4)
+        file.readinto(vector.numpy().data)
+    return vector
 
 
 def recycle(path: Path) -> None:

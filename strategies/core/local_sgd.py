@@ -76,7 +76,8 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     """
     model, training, device = task.model, task.training, task.model.device
     model.load(weights)
-    model.module.train()
+    if not model.module.training:  # it walks through all layers
+        model.module.train()
     optimizer = torch.optim.SGD(
         [model.parameters],
         lr=learning_rate,

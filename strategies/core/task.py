@@ -1,5 +1,6 @@
 """What a method is given to learn: a model, its input and how to train locally."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -98,15 +99,18 @@ class Task:
         return self._in_batches(embeddings, module.head, self.spec.num_classes)
 
     def _evaluating(self, weights: Tensor) -> EmbeddingModel:
-        self.model.load(weights)
-        return self.model.module.eval()
+        self.model.show(weights)
+        module = self.model.module
+        return module.eval() if module.training else module
 
     def _in_batches(
         self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
     ) -> Tensor:
         if len(inputs) == 0:
             return torch.empty((0, width))
-        parts = torch.split(inputs, self.evaluation_batch_size)
+        num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)
+        # Of nearly equal sizes: a small last batch takes longer than it should.
+        parts = torch.tensor_split(inputs, num_batches)
         with torch.no_grad(), self.autocast():
             outputs = [function(part.to(self.model.device)) for part in parts]
             return torch.cat(outputs).float().cpu()

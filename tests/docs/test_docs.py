@@ -131,8 +131,9 @@ def test_commands_in_the_text_exist(page: str) -> None:
 def test_make_targets_exist(page: str, listings: Listings) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets |= {f"bench-{path.stem}" for path in (ROOT / "benchmarks").glob("*.py")}
     named = {words[1] for words in commands(page, listings) if words[0] == "make"}
-    named |= set(re.findall(r"`make ([a-z-]+)`", prose(page)))
+    named |= set(re.findall(r"`make ([a-z_-]+)`", prose(page)))
     assert named <= targets
 
 

@@ -221,3 +221,17 @@ def test_mask_chooses_the_head(flat: FlatModel) -> None:
 def test_load_refuses_another_architecture(flat: FlatModel) -> None:
     with pytest.raises(ValueError, match=rf"expected {NUM_WEIGHTS} weights.*\(3,\)"):
         flat.load(torch.zeros(3))
+
+
+def test_what_is_shown_is_copied_when_it_or_the_model_changed(flat: FlatModel) -> None:
+    shown, other = torch.ones(NUM_WEIGHTS), torch.zeros(NUM_WEIGHTS)
+    flat.show(shown)
+    assert torch.equal(flat.read(), shown)
+    flat.load(other)
+    flat.show(shown)
+    assert torch.equal(flat.read(), shown), "something else was loaded meanwhile"
+    shown.mul_(3)
+    flat.show(shown)
+    assert torch.equal(flat.read(), shown), "the shown weights were changed in place"
+    flat.show(other)
+    assert torch.equal(flat.read(), other)

@@ -15,6 +15,7 @@ from knnper.transport.messages import (
     packed_of,
     to_content,
     unpack,
+    unpack_shared,
     why_none_can_be_played,
 )
 from strategies.core.records import ModelPayload
@@ -47,6 +48,19 @@ def test_a_file_of_another_machine_is_named(tmp_path: Path) -> None:
     discard(packed)
     with pytest.raises(CodecError, match="is not on this machine"):
         unpack(ModelPayload, packed)
+
+
+def test_what_is_shared_is_read_once(tmp_path: Path) -> None:
+    packed = pack(PAYLOAD, str(tmp_path))
+    first = unpack_shared(ModelPayload, packed)
+    discard(packed)
+    assert unpack_shared(ModelPayload, packed) is first
+    assert fingerprint(first) == fingerprint(PAYLOAD)
+    again = pack(PAYLOAD, str(tmp_path))
+    assert unpack_shared(ModelPayload, again) is not first
+    assert fingerprint(unpack_shared(ModelPayload, pack(PAYLOAD, ""))) == fingerprint(
+        PAYLOAD
+    )
 
 
 def test_a_request_carries_job_and_records() -> None:

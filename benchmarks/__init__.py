@@ -1,0 +1,1 @@
+"""Speed and memory against stated baselines; each module is one command."""

@@ -1,0 +1,81 @@
+"""Training as plain torch does it: a model, an optimizer, batches, nothing else."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from benchmarks.bare_model import BareImages, bare_images, mobilenet_v2
+from benchmarks.workload import LEARNING_RATE, MOMENTUM, Workload
+from simulation.machine import keep_freed_memory
+
+
+@dataclass(frozen=True)
+class TrainingShare:
+    """What one process trains on in one pass.
+
+    Attributes
+    ----------
+    workload
+        Gives the images.
+    batches
+        Positions of the images of each batch, int64 of shape (batch,).
+    keeps_memory
+        Whether the process keeps freed memory as our workers do; plain torch does not.
+    """
+
+    workload: Workload
+    batches: list[Tensor]
+    keeps_memory: bool = False
+
+
+def training_shares(workload: Workload, keeps_memory: bool) -> list[TrainingShare]:
+    """Deal all batches of one round to as many processes as there are workers."""
+    batches = [
+        torch.from_numpy(part.train[start : start + size])
+        for part in workload.partition(workload.dataset()).clients
+        for size in [min(workload.batch_size, len(part.train))]
+        for start in range(0, len(part.train) - size + 1, size)
+    ]
+    count = workload.num_workers
+    return [
+        TrainingShare(workload, batches[number::count], keeps_memory)
+        for number in range(count)
+    ]
+
+
+def train_share(share: TrainingShare) -> float:
+    """Train this process's model on its share; return the last loss."""
+    if share.keeps_memory:
+        keep_freed_memory()
+    model, optimizer, images = _resident(share.workload)
+    return train(model, optimizer, images, share.batches)
+
+
+def train(
+    model: nn.Module, optimizer: SGD, images: BareImages, batches: Sequence[Tensor]
+) -> float:
+    """Make a step on each batch; return the last loss."""
+    model.train()
+    loss = torch.zeros(())
+    for positions in batches:
+        logits = model(images.batch(positions))
+        loss = functional.cross_entropy(logits, images.labels[positions])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return loss.item()
+
+
+@functools.lru_cache(maxsize=1)
+def _resident(workload: Workload) -> tuple[nn.Module, SGD, BareImages]:
+    """Return what this process keeps between passes."""
+    data = workload.dataset()
+    model = mobilenet_v2(data.spec.num_classes)
+    optimizer = SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    images, _ = bare_images(data)
+    return model, optimizer, images

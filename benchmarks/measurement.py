@@ -1,0 +1,95 @@
+"""What a benchmark prints: one line of JSON."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A figure, measured several times.
+
+    Attributes
+    ----------
+    name
+        Of the benchmark.
+    values
+        The figure, once a repetition.
+    baselines
+        What it is compared with, measured in turn with the values in one run.
+    baseline_is
+        What that is, in words.
+    details
+        What else there is to know, as in ``{"clients": 200}``.
+    """
+
+    name: str
+    values: Sequence[float]
+    baselines: Sequence[float]
+    baseline_is: str
+    details: dict[str, object] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """Return the medians of values and baselines, and the range of the values."""
+        document = {
+            "name": self.name,
+            "value": rounded(statistics.median(self.values)),
+            "baseline": rounded(statistics.median(self.baselines)),
+            "spread": [rounded(min(self.values)), rounded(max(self.values))],
+            "repetitions": len(self.values),
+            "baseline_is": self.baseline_is,
+            **self.details,
+        }
+        return json.dumps(document)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Seconds of two things that were done in turn.
+
+    Attributes
+    ----------
+    ours, bare
+        Once a repetition; neighbours were measured one after the other.
+    """
+
+    ours: Sequence[float]
+    bare: Sequence[float]
+
+    def ratios(self) -> list[float]:
+        """Return ours / bare of each repetition."""
+        return [one / other for one, other in zip(self.ours, self.bare, strict=True)]
+
+    def differences(self) -> list[float]:
+        """Return ours - bare of each repetition."""
+        return [one - other for one, other in zip(self.ours, self.bare, strict=True)]
+
+
+def in_turn(
+    ours: Callable[[], float], bare: Callable[[], float], repetitions: int
+) -> Turns:
+    """Measure two things in turn; a first turn warms both up and is not counted.
+
+    Parameters
+    ----------
+    ours, bare
+        Do it once and return the seconds.
+    repetitions
+        Of both.
+    """
+    pairs = [(ours(), bare()) for _ in range(repetitions + 1)][1:]
+    return Turns([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long ``work`` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def rounded(number: float) -> float:
+    """Return ``number`` with four significant digits."""
+    return float(f"{number:.4g}")

@@ -1,0 +1,140 @@
+"""Seconds of the hand-over with kNN-Per, as a multiple of bare torch and FAISS.
+
+Every client embeds its images with an untrained MobileNetV2, chooses λ and is tested,
+by the server's hand-over over Flower on Ray. The baseline does the same for the same
+clients, in as many processes of one thread each. The two take turns.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from benchmarks.bare_personalization import (
+    BareResult,
+    PersonalizationShare,
+    personalization_shares,
+    personalize_share,
+)
+from benchmarks.command import make_parser, say
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    in_turn,
+    rounded,
+    seconds_of,
+)
+from benchmarks.processes import Processes
+from benchmarks.rounds import untrained
+from benchmarks.workload import Workload, on_flower
+from server.federation import Federation
+from server.hand_over import HandOver
+from simulation.workbench import Workbench
+from strategies.core.evaluation import ClientResult, Evaluation
+
+
+def measure(workload: Workload, repetitions: int) -> Measurement:
+    """Return the ratio of seconds, ours to bare."""
+    results: list[ClientResult] = []
+    bare_results: list[BareResult] = []
+    with Processes(workload.num_workers) as processes:
+
+        def bare_pass(shares: list[PersonalizationShare]) -> None:
+            bare_results.clear()
+            for part in processes.run(personalize_share, shares):
+                bare_results.extend(part)
+
+        def lead(bench: Workbench, federation: Federation) -> Turns:
+            start, clients = untrained(bench), bench.clients
+            hand_over = HandOver(bench.method, federation, bench.key)
+
+            def hand_over_all() -> None:
+                say("personalize_vs_bare: all clients personalise")
+                found = hand_over.personalize(start, clients.sizes(), clients.seen())
+                results[:] = found
+
+            with tempfile.TemporaryDirectory() as folder:
+                weights_file = str(Path(folder) / "weights.safetensors")
+                save_file(bench.task.model.named(start.state.weights), weights_file)
+                shares = personalization_shares(workload, weights_file)
+                return in_turn(
+                    lambda: seconds_of(hand_over_all),
+                    lambda: seconds_of(lambda: bare_pass(shares)),
+                    repetitions,
+                )
+
+        turns = on_flower(workload, lead)
+    details: dict[str, object] = {
+        "seconds": rounded(statistics.median(turns.ours)),
+        "clients": workload.num_clients,
+        **_agreement(results, bare_results),
+    }
+    baseline_is = "seconds of bare torch and FAISS"
+    return Measurement(
+        "personalize_vs_bare", turns.ratios(), turns.bare, baseline_is, details
+    )
+
+
+def _agreement(
+    results: list[ClientResult], bare_results: list[BareResult]
+) -> dict[str, object]:
+    """Return the mean accuracies, and the clients for which all figures are equal."""
+    bare = {result.client: result for result in bare_results}
+    ours = [
+        BareResult(
+            client=result.client,
+            knn_weight=result.chosen["knn_weight"],
+            personal=_accuracy(result.personal),
+            reference=_accuracy(result.reference),
+            validation=_accuracy(result.validation),
+        )
+        for result in results
+    ]
+    return {
+        "accuracy": rounded(statistics.fmean(one.personal for one in ours)),
+        "baseline_accuracy": rounded(
+            statistics.fmean(one.personal for one in bare_results)
+        ),
+        "clients_that_agree": sum(_agree(one, bare[one.client]) for one in ours),
+    }
+
+
+def _accuracy(evaluation: Evaluation) -> float:
+    return evaluation.num_correct / evaluation.num_examples
+
+
+def _agree(one: BareResult, other: BareResult) -> bool:
+    return all(
+        math.isclose(getattr(one, name), getattr(other, name), abs_tol=1e-6)
+        for name in ("knn_weight", "personal", "reference", "validation")
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options."""
+    parser = make_parser(__doc__, repetitions=5)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=2)
+    return parser
+
+
+def main() -> None:
+    """Measure and print."""
+    given = parser().parse_args()
+    workload = Workload(
+        given.clients,
+        num_train=80,
+        num_validation=20,
+        num_test=20,
+        method="knn_per",
+        num_workers=given.workers,
+        images=given.images,
+    )
+    print(measure(workload, given.repetitions).as_json())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Processes of one thread each, as many as there are workers, without Ray."""
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+import faiss
+import torch
+
+Share = TypeVar("Share")
+R = TypeVar("R")
+
+
+class Processes(contextlib.ExitStack):
+    """Fresh processes, each of which gets its share of every work.
+
+    They start at once, with the environment that plain torch would have: Ray's workers
+    are given another one, see `simulation.flower_runtime`.
+
+    Parameters
+    ----------
+    count
+        How many there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        # A pool of one each: it is known who does what, so that all are warm after
+        # their first share.
+        context = multiprocessing.get_context("spawn")
+        self._pools = [
+            self.enter_context(
+                ProcessPoolExecutor(1, context, initializer=_use_one_thread)
+            )
+            for _ in range(count)
+        ]
+        for pool in self._pools:
+            pool.submit(os.getpid).result()
+
+    def run(self, function: Callable[[Share], R], shares: Sequence[Share]) -> list[R]:
+        """Return what ``function`` makes of each process's share."""
+        futures = [
+            pool.submit(function, share)
+            for pool, share in zip(self._pools, shares, strict=True)
+        ]
+        return [future.result() for future in futures]
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)

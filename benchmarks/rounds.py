@@ -1,0 +1,82 @@
+"""Rounds as a run makes them, one at a time."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.measurement import seconds_of
+from benchmarks.workload import Workload, on_flower
+from knnper.transport.codec import canonical, fingerprint
+from server.checkpoint import Checkpoint, CheckpointFolder
+from server.federation import Federation
+from server.observer import RoundRecord
+from server.rounds import RoundLoop
+from simulation.workbench import Workbench
+
+
+class Rounds:
+    """Training from scratch, with the default checkpoint after each round.
+
+    Parameters
+    ----------
+    bench, federation
+        Who trains what.
+    folder
+        Where checkpoints go.
+    """
+
+    def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
+        self._latest = untrained(bench)
+        self._loop = RoundLoop(
+            method=bench.method,
+            federation=federation,
+            clients=bench.clients.trainable(),
+            num_validation=bench.clients.num_validation(),
+            training=bench.experiment.training,
+            run=bench.experiment.run,
+            key=bench.key,
+            checkpoints=CheckpointFolder(folder, "benchmark"),
+            on_round=_require_all,
+        )
+
+    def make_one(self) -> None:
+        """Make the next round."""
+        upto = self._latest.server_round + 1
+        method = replace(self._loop.method, num_rounds=upto)
+        self._latest = replace(self._loop, method=method).train(self._latest)
+
+    def seconds_of_one(self) -> float:
+        """Make the next round and return how long it takes."""
+        return seconds_of(self.make_one)
+
+
+@contextlib.contextmanager
+def rounds_of(bench: Workbench, federation: Federation) -> Iterator[Rounds]:
+    """Give rounds whose checkpoints are deleted at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Rounds(bench, federation, Path(folder))
+
+
+def untrained(bench: Workbench) -> Checkpoint:
+    """Return what the first round starts from."""
+    clients = list(bench.clients.trainable())
+    state = canonical(bench.method.init(clients, bench.key.child("init")))
+    return Checkpoint(0, state, fingerprint(state))
+
+
+def round_seconds(workload: Workload, num_rounds: int) -> list[float]:
+    """Return the seconds of each round after the first, which starts the workers."""
+
+    def lead(bench: Workbench, federation: Federation) -> list[float]:
+        with rounds_of(bench, federation) as rounds:
+            rounds.make_one()
+            return [rounds.seconds_of_one() for _ in range(num_rounds)]
+
+    return on_flower(workload, lead)
+
+
+def _require_all(record: RoundRecord) -> None:
+    if record["num_failed"]:
+        raise RuntimeError(f"{record['num_failed']} clients failed: nothing to compare")

@@ -1,0 +1,111 @@
+"""Samples a second in training, as a share of a bare torch loop's.
+
+All clients train a MobileNetV2 for one epoch in each round, by the round loop over
+Flower on Ray. The bare loop makes a step on batches of the very sizes, dealt to as
+many processes of one thread each. A round and a pass of the bare loop take turns.
+"""
+
+import argparse
+import math
+import statistics
+
+from benchmarks.bare_training import TrainingShare, train_share, training_shares
+from benchmarks.command import make_parser, say
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    in_turn,
+    rounded,
+    seconds_of,
+)
+from benchmarks.processes import Processes
+from benchmarks.rounds import rounds_of
+from benchmarks.workload import Workload, on_flower
+from server.federation import Federation
+from simulation.workbench import Workbench
+
+
+def measure(
+    workload: Workload, repetitions: int, keeps_memory: bool = False
+) -> Measurement:
+    """Return the ratio of samples a second, ours to bare.
+
+    Parameters
+    ----------
+    workload
+        Who trains on how much.
+    repetitions
+        Rounds that count, and passes of the bare loop.
+    keeps_memory
+        Whether the bare processes keep freed memory as our workers do.
+    """
+    shares = training_shares(workload, keeps_memory)
+    with Processes(workload.num_workers) as processes:
+
+        def lead(bench: Workbench, federation: Federation) -> Turns:
+            with rounds_of(bench, federation) as rounds:
+                return in_turn(
+                    rounds.seconds_of_one,
+                    lambda: seconds_of(lambda: _bare_pass(processes, shares)),
+                    repetitions,
+                )
+
+        turns = on_flower(workload, lead)
+    return _figures(workload, shares, turns)
+
+
+def _bare_pass(processes: Processes, shares: list[TrainingShare]) -> None:
+    losses = processes.run(train_share, shares)
+    say(f"training_vs_bare_torch: a bare pass ended with loss {max(losses):.2f}")
+    if not all(map(math.isfinite, losses)):
+        raise RuntimeError("the bare loop diverged: there is nothing to compare")
+
+
+def _figures(
+    workload: Workload, shares: list[TrainingShare], turns: Turns
+) -> Measurement:
+    num_samples = sum(len(batch) for share in shares for batch in share.batches)
+    ours = [num_samples / seconds for seconds in turns.ours]
+    bare = [num_samples / seconds for seconds in turns.bare]
+    details: dict[str, object] = {
+        "samples_per_s": rounded(statistics.median(ours)),
+        "clients": workload.num_clients,
+        "images_per_client": workload.num_train,
+        "batch_size": workload.batch_size,
+        "samples_per_round": num_samples,
+    }
+    ratios = [1 / ratio for ratio in turns.ratios()]
+    baseline_is = "samples/s of the bare torch loop"
+    return Measurement("training_vs_bare_torch", ratios, bare, baseline_is, details)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options."""
+    parser = make_parser(__doc__, repetitions=5)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--images-per-client", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--bare-keeps-memory",
+        action="store_true",
+        help="let the bare processes keep freed memory, as ours do",
+    )
+    return parser
+
+
+def main() -> None:
+    """Measure and print."""
+    given = parser().parse_args()
+    workload = Workload(
+        given.clients,
+        num_train=given.images_per_client,
+        batch_size=given.batch_size,
+        num_workers=given.workers,
+        images=given.images,
+    )
+    print(measure(workload, given.repetitions, given.bare_keeps_memory).as_json())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What the benchmarked clients do: made from a few numbers, the same everywhere."""
+
+import functools
+import json
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from client.app import make_client_app
+from client.runtime import ClientRuntime
+from knnper.config.errors import DataError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Experiment
+from knnper.config.seeding import RandomKey
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.examples import ClientData, InputSpec
+from knnper.data.image_folder import ImageFolderSettings
+from knnper.transport.messages import Job
+from server.federation import Federation
+from server.flower_federation import FlowerFederation
+from simulation.catalogue import experiment_catalogue
+from simulation.client_runtime import introduce, runtime_of
+from simulation.flower_engine import carrier_folder
+from simulation.flower_runtime import play, requests_at_once
+from simulation.nodes import in_turn, wait_for_nodes
+from simulation.partition.split import ClientPart, Partition, client_names
+from simulation.workbench import Workbench, build_workbench
+from strategies.core.records import ModelPayload, ModelUpdate, NoState
+
+T = TypeVar("T")
+
+NUM_IMAGES = 10_000
+NUM_CLASSES = 10
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients of one size, all alike.
+
+    Attributes
+    ----------
+    num_clients
+        How many there are.
+    num_train, num_validation, num_test
+        Images of each client.
+    batch_size
+        Of local training, one epoch a round.
+    model, method
+        Names of the catalogues.
+    embedding_dim
+        Of a model that takes one; None is its default.
+    echoes
+        Whether clients only return the model that they are sent.
+    num_workers
+        Worker processes, of one thread each.
+    images
+        A folder of real images, as data set ``image_folder`` takes; else random ones.
+    """
+
+    num_clients: int
+    num_train: int = 100
+    num_validation: int = 0
+    num_test: int = 0
+    batch_size: int = 128
+    model: str = "mobilenet_v2"
+    embedding_dim: int | None = None
+    method: str = "fedavg"
+    echoes: bool = False
+    num_workers: int = 2
+    images: str = ""
+
+    def experiment(self) -> Experiment:
+        """Return the settings that the engine needs."""
+        document = {
+            "name": "benchmark",
+            "data": {"name": "digits"},  # not read: see `dataset`
+            "partition": {"name": "iid", "num_clients": self.num_clients},
+            "model": self._model(),
+            "training": {
+                "batch_size": self.batch_size,
+                "learning_rate": LEARNING_RATE,
+                "momentum": MOMENTUM,
+            },
+            "method": {"name": self.method},
+            "run": {"num_workers": self.num_workers},
+        }
+        return load_experiment(document, experiment_catalogue(), source="benchmark")
+
+    def workbench(self) -> Workbench:
+        """Return data, clients, model and method."""
+        data, cpu = self.dataset(), torch.device("cpu")
+        bench = build_workbench(self.experiment(), data, self.partition(data), cpu)
+        if not self.echoes:
+            return bench
+        return replace(bench, method=replace(bench.method, client_update=_echo))
+
+    def dataset(self) -> Dataset:
+        """Return coloured images of 32x32 pixels in ten classes."""
+        if self.images:
+            settings = ImageFolderSettings(root=self.images)
+            return DATA_SETS["image_folder"].load(settings)
+        spec = InputSpec((32, 32, 3), NUM_CLASSES, (0.5,) * 3, (0.25,) * 3)
+        names = tuple(str(label) for label in range(NUM_CLASSES))
+        return Dataset("random", _random_images(0), _random_images(1), spec, names)
+
+    def partition(self, data: Dataset) -> Partition:
+        """Deal consecutive images of ``data``, beginning anew where they run out."""
+        return Partition(
+            tuple(
+                self._part(name, number, data)
+                for number, name in enumerate(client_names(self.num_clients))
+            )
+        )
+
+    def _model(self) -> dict[str, object]:
+        if self.embedding_dim is None:
+            return {"name": self.model}
+        return {"name": self.model, "embedding_dim": self.embedding_dim}
+
+    def _part(self, name: str, number: int, data: Dataset) -> ClientPart:
+        num_own = self.num_train + self.num_validation
+        own = _indices(number * num_own, num_own, len(data.train))
+        return ClientPart(
+            name=name,
+            seen=True,
+            train=own[: self.num_train],
+            validation=own[self.num_train :],
+            test=_indices(number * self.num_test, self.num_test, len(data.test)),
+        )
+
+
+def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) -> T:
+    """Return what ``lead`` returns, with the workload's clients behind Flower on Ray.
+
+    The way of `simulation.flower_engine`, with other data.
+    """
+    bench = workload.workbench()
+    run = bench.experiment.run
+    num_nodes = min(workload.num_clients, requests_at_once(run))
+    with tempfile.TemporaryDirectory() as folder, carrier_folder(run) as shared:
+
+        def start(grid: Grid, stop: threading.Event) -> T:
+            federation = FlowerFederation(
+                grid=grid,
+                choose_node=in_turn(wait_for_nodes(grid, stop)),
+                update_type=bench.method.update_type,
+                experiment=json.dumps(asdict(workload)),
+                run_folder=folder,
+                shared_folder=str(shared or ""),
+                at_once=requests_at_once(run),
+                stop=stop,
+            )
+            return lead(bench, federation)
+
+        return play(client_app, num_nodes, run, start)
+
+
+def _echo(
+    payload: ModelPayload,
+    client_state: NoState | None,  # noqa: ARG001 (one signature for all methods)
+    data: ClientData,
+    server_round: int,  # noqa: ARG001
+    rng: RandomKey,  # noqa: ARG001
+) -> tuple[NoState, ModelUpdate]:
+    return NoState(), ModelUpdate(payload.weights, len(data.train), 0.0)
+
+
+def _random_images(seed: int) -> LabelledArrays:
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (NUM_IMAGES, 32, 32, 3), dtype=np.uint8)
+    return LabelledArrays(pixels, rng.integers(0, NUM_CLASSES, NUM_IMAGES))
+
+
+def _indices(start: int, count: int, length: int) -> NDArray[np.int64]:
+    if count > length:
+        raise DataError(f"expected at least {count} images a split, found {length}")
+    return np.sort(np.arange(start, start + count, dtype=np.int64) % length)
+
+
+@functools.lru_cache(maxsize=1)
+def _resident_runtime(workload: str, run_folder: str) -> ClientRuntime:
+    return runtime_of(Workload(**json.loads(workload)).workbench(), Path(run_folder))
+
+
+def _open_runtime(context: Context, job: Job) -> ClientRuntime:  # noqa: ARG001
+    return _resident_runtime(job.experiment, job.run_folder)
+
+
+client_app = make_client_app(_open_runtime, introduce)
