@@ -28,10 +28,10 @@ from benchmarks.measurement import (
     seconds_of,
 )
 from benchmarks.processes import Processes
-from benchmarks.rounds import untrained
 from benchmarks.workload import Workload, on_flower
 from server.federation import Federation
 from server.hand_over import HandOver
+from simulation.runner import untrained
 from simulation.workbench import Workbench
 from strategies.core.evaluation import ClientResult, Evaluation
 

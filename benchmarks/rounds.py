@@ -8,11 +8,10 @@ from pathlib import Path
 
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
-from knnper.transport.codec import canonical, fingerprint
-from server.checkpoint import Checkpoint, CheckpointFolder
+from server.checkpoint import CheckpointFolder
 from server.federation import Federation
 from server.observer import RoundRecord
-from server.rounds import RoundLoop
+from simulation.runner import round_loop, untrained
 from simulation.workbench import Workbench
 
 
@@ -29,17 +28,8 @@ class Rounds:
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
         self._latest = untrained(bench)
-        self._loop = RoundLoop(
-            method=bench.method,
-            federation=federation,
-            clients=bench.clients.trainable(),
-            num_validation=bench.clients.num_validation(),
-            training=bench.experiment.training,
-            run=bench.experiment.run,
-            key=bench.key,
-            checkpoints=CheckpointFolder(folder, "benchmark"),
-            on_round=_require_all,
-        )
+        checkpoints = CheckpointFolder(folder, "benchmark")
+        self._loop = round_loop(bench, federation, checkpoints, _require_all)
 
     def make_one(self) -> None:
         """Make the next round."""
@@ -57,13 +47,6 @@ def rounds_of(bench: Workbench, federation: Federation) -> Iterator[Rounds]:
     """Give rounds whose checkpoints are deleted at the end."""
     with tempfile.TemporaryDirectory() as folder:
         yield Rounds(bench, federation, Path(folder))
-
-
-def untrained(bench: Workbench) -> Checkpoint:
-    """Return what the first round starts from."""
-    clients = list(bench.clients.trainable())
-    state = canonical(bench.method.init(clients, bench.key.child("init")))
-    return Checkpoint(0, state, fingerprint(state))
 
 
 def round_seconds(workload: Workload, num_rounds: int) -> list[float]:

@@ -24,6 +24,7 @@ from simulation.workbench import Workbench
 T = TypeVar("T")
 
 NUM_NODES = 64
+"""Flower's nodes at most. Which of them plays a client makes no difference."""
 
 
 def run_on_flower(
@@ -31,8 +32,7 @@ def run_on_flower(
 ) -> T:
     """Start the virtual clients on Ray, lead them with ``body``, shut them down.
 
-    No more nodes are made than have something to do at a time: clients that wait for
-    their turn cost nothing.
+    There are `NUM_NODES` nodes at most: clients that wait for their turn cost nothing.
 
     Parameters
     ----------

@@ -118,7 +118,14 @@ def conduct(
     return folder.results()
 
 
-def _untrained(bench: Workbench) -> Checkpoint:
+def untrained(bench: Workbench) -> Checkpoint:
+    """Return what the first round starts from.
+
+    Raises
+    ------
+    RunError
+        If nobody could take part in it.
+    """
     clients = bench.clients.trainable()
     if not clients:
         raise RunError(
@@ -137,7 +144,7 @@ def _train(
 ) -> Checkpoint:
     identity = results_identity(bench.experiment)
     checkpoints = CheckpointFolder(folder.checkpoints, identity)
-    start = checkpoints.load_latest(bench.method.state_type) or _untrained(bench)
+    start = checkpoints.load_latest(bench.method.state_type) or untrained(bench)
     folder.drop_rounds_after(start.server_round)
     first_round = start.server_round + 1
     observer.training_started(bench.method.num_rounds, first_round)
@@ -148,18 +155,27 @@ def _train(
             write_curves(record)
             observer.round_finished(record)
 
-        loop = RoundLoop(
-            method=bench.method,
-            federation=federation,
-            clients=bench.clients.trainable(),
-            num_validation=bench.clients.num_validation(),
-            training=bench.experiment.training,
-            run=bench.experiment.run,
-            key=bench.key,
-            checkpoints=checkpoints,
-            on_round=on_round,
-        )
-        return loop.train(start)
+        return round_loop(bench, federation, checkpoints, on_round).train(start)
+
+
+def round_loop(
+    bench: Workbench,
+    federation: Federation,
+    checkpoints: CheckpointFolder,
+    on_round: Callable[[RoundRecord], None],
+) -> RoundLoop:
+    """Return the loop that trains the experiment's method over ``federation``."""
+    return RoundLoop(
+        method=bench.method,
+        federation=federation,
+        clients=bench.clients.trainable(),
+        num_validation=bench.clients.num_validation(),
+        training=bench.experiment.training,
+        run=bench.experiment.run,
+        key=bench.key,
+        checkpoints=checkpoints,
+        on_round=on_round,
+    )
 
 
 def _personalize(

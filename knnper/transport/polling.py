@@ -19,7 +19,7 @@ LOOKS_FOR_THE_FIRST = 10
 MESSAGES_AT_ONCE = 64
 """Requests without a reply at any time, unless there are many workers.
 
-Enough to keep workers busy while Flower looks for new messages, which it does ten
+Enough to keep workers busy while Flower looks for new messages, with `flwr run` ten
 times a second; few enough that its look through all of them takes no time.
 """
 
