@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from knnper.config.errors import CheckpointError
+from knnper.durable_files import write_atomically
 from knnper.transport.codec import Parts, canonical, put_together, take_apart
-from knnper.transport.durable_files import write_atomically
 
 R = TypeVar("R")
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from knnper.config.errors import CheckpointError
+from knnper.durable_files import sync_folder, write_atomically
 from knnper.transport.codec import (
     CodecError,
     Parts,
@@ -20,7 +21,6 @@ from knnper.transport.codec import (
     put_together,
     take_apart,
 )
-from knnper.transport.durable_files import sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from knnper.config.document import to_json
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
+from knnper.durable_files import write_atomically
 from knnper.transport import shared_memory
-from knnper.transport.durable_files import write_atomically
 from server.federation import Federation
 from server.flower_federation import FlowerFederation
 from simulation.client_runtime import SESSION_FILE, client_app

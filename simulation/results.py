@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.transport.durable_files import write_atomically
+from knnper.durable_files import write_atomically
 from strategies.core.evaluation import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]

@@ -17,7 +17,7 @@ from knnper.config.document import results_identity, to_yaml
 from knnper.config.errors import ConfigError, Problem, RunError
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from knnper.transport.durable_files import JsonLines, write_atomically
+from knnper.durable_files import JsonLines, write_atomically
 from simulation.results import write_clients_csv
 from strategies.core.evaluation import ClientResult
 

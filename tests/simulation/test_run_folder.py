@@ -8,7 +8,7 @@ from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
-from knnper.transport.durable_files import JsonLines
+from knnper.durable_files import JsonLines
 from simulation.run_folder import RunFolder
 from strategies.core.evaluation import ClientResult, Evaluation
 
