@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # -n 2: the suite is written for two cores.
 PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
-  personalize_vs_bare server_memory_ratio dormant_startup_s
+  personalize_vs_bare server_memory_ratio dormant_startup_s store_opening_s \
+  store_adds_per_s store_query_vs_faiss index_kinds index_accuracy_points
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
@@ -42,7 +43,7 @@ format: $(STAMP) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## Measure speed and memory, one line of JSON each: in 10 minutes
+bench: $(STAMP) ## Measure speed and memory, lines of JSON, in 20 minutes
 	@set -e; for name in $(BENCHMARKS); do $(call BENCHMARK,$$name); done
 
 $(BENCHMARKS:%=bench-%): bench-%: $(STAMP)

@@ -1,195 +1,230 @@
-"""A client's memory: the representations of its examples, and a search among them.
+"""The one who may change a client's memory."""
 
-knn-per.txt, Eq. 3 (the datastore) and Eq. 4-5 (the nearest neighbours).
-"""
+import contextlib
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from dataclasses import dataclass
+import numpy as np
 
-import faiss
-import torch
-from torch import Tensor
-
-from datastore.validation import require_embeddings, require_labels
-
-NUM_SPARE = 8
-"""Candidates beyond k that FAISS is asked for, so that its order can be corrected."""
-
-QUERIES_AT_ONCE, NUMBERS_AT_ONCE = 16, 65536
-"""With so few queries, and numbers in them, FAISS sums squared differences. Above some
-threshold (20 queries, in later versions 128,000 numbers) it expands them into a dot
-product, whose cancellation can lose all digits of a small distance."""
-
-ROWS_AT_ONCE = 256
-"""Rows that are compared in float64 at a time: they fit in a processor's cache."""
-
-
-@dataclass(frozen=True)
-class Neighbors:
-    """The nearest stored examples of m queries, nearest first; k' = min(k, n).
-
-    Attributes
-    ----------
-    squared_distances
-        Squared Euclidean distances, float64 of shape (m, k').
-    labels
-        int64, shape (m, k').
-    ids
-        Positions in the store, int64 of shape (m, k'). Of two examples at the same
-        distance the one with the smaller id comes first.
-    """
-
-    squared_distances: Tensor
-    labels: Tensor
-    ids: Tensor
+from datastore.contents import Ids
+from datastore.core.arriving import (
+    addition,
+    arriving,
+    require_fitting,
+    require_new_names,
+)
+from datastore.core.live_view import LiveView
+from datastore.core.reembedding import Embed, OnProgress, VersionFiller
+from datastore.core.rows import Change, Rows
+from datastore.errors import StoreError
+from datastore.examples import Added, NewExamples, Selection, StoreSpec
+from datastore.policy.catalogue import POLICIES
+from datastore.policy.deletion import forget
+from datastore.settings import StoreSettings
+from datastore.store_reader import StoreReader, require_model
+from knnper.config.seeding import RandomKey
 
 
-class LocalStore:
-    """n examples' representations and labels, in memory. It never changes.
+class Store(StoreReader):
+    """A store that can be changed.
 
-    FAISS finds candidates in float32; their distances are then computed anew in
-    float64, and where rounding or ties leave a doubt, all n are compared. So a query's
-    neighbours do not depend on the other queries, and no distance overflows.
+    Made by `datastore.folder` (on disk, one folder a client) or
+    `datastore.memory.memory_store` (in memory), which differ in nothing but what is
+    left when the process ends. What `add` and `delete` have done when they return is
+    done for good. Searches, by other threads or processes, go on meanwhile.
 
     Parameters
     ----------
-    embeddings
-        float32, shape (n, p).
-    labels
-        int64, shape (n,), in [0, c).
-    num_classes
-        c.
-
-    Raises
-    ------
-    DataError
-        If an embedding is not finite, a label is out of range, or lengths differ.
+    rows, live, spec, settings, fingerprint, resources
+        See `StoreReader`.
     """
 
-    def __init__(self, embeddings: Tensor, labels: Tensor, num_classes: int) -> None:
-        require_embeddings("embeddings to store", embeddings)
-        require_labels(labels, len(embeddings), num_classes)
-        self.embeddings = embeddings.detach().clone(
-            memory_format=torch.contiguous_format
+    def __init__(
+        self,
+        rows: Rows,
+        live: LiveView,
+        spec: StoreSpec,
+        settings: StoreSettings,
+        *,
+        fingerprint: str | None = None,
+        resources: contextlib.ExitStack | None = None,
+    ) -> None:
+        super().__init__(
+            rows, live, spec, settings, fingerprint=fingerprint, resources=resources
         )
-        self.labels = labels.clone()
-        self.num_classes = num_classes
-        _use_one_thread()
-        self._index = faiss.IndexFlatL2(self.embedding_dim)
-        self._index.add(self.embeddings.numpy())
+        self._changing = threading.RLock()
+        self._background: ThreadPoolExecutor | None = None
+        self._stopping = threading.Event()
 
-    def __len__(self) -> int:
-        return int(self.labels.shape[0])
-
-    @property
-    def embedding_dim(self) -> int:
-        """p, the size of a representation."""
-        return int(self.embeddings.shape[1])
-
-    def with_added(self, embeddings: Tensor, labels: Tensor) -> "LocalStore":
-        """Return a store with these examples after the ones that are here.
+    def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
+        """Store examples as the policy says: all that it says, or nothing.
 
         Parameters
         ----------
-        embeddings
-            float32, shape (m, p).
-        labels
-            int64, shape (m,).
+        new
+            n examples, embedded by the model that the store was embedded by.
+        fingerprint
+            Of that model; None trusts the caller.
 
         Raises
         ------
         DataError
-            As the constructor, or if p differs.
+            If they do not fit the store's `StoreSpec`, an embedding is not finite or
+            an external id is taken.
+        StoreMismatchError
+            If another model embedded them.
+        StoreFullError
+            If they fit neither the capacity nor the disk.
         """
-        require_embeddings("embeddings to add", embeddings, self.embedding_dim)
-        return LocalStore(
-            torch.cat([self.embeddings, embeddings]),
-            torch.cat([self.labels, labels]),
-            self.num_classes,
-        )
+        with self._changing:
+            require_model(self.fingerprint, fingerprint)
+            require_fitting(new, self.spec, self.embedding_dim)
+            require_new_names(self._rows, new)
+            stream = self._live.head.stream
+            offered = arriving(new, stream.num_offered)
+            decision = POLICIES[self.settings.policy].decide(
+                self._live.view.contents,
+                offered,
+                stream,
+                self.capacity,
+                RandomKey(self.settings.seed, ("store",)),
+            )
+            self._live.apply(addition(new, offered, decision))
+            if self._live.view.index.is_outgrown:
+                self._live.view.rebuild()
+            self._live.save_if_outdated()
+            self._stay_within_budget()
+        return Added(np.where(decision.kept, offered.ids, -1), decision.evicted)
 
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        """Return the ``num_neighbors`` nearest examples of each query, or all n.
+    def delete(self, selection: Selection) -> Ids:
+        """Delete examples, and every trace of them; return their ids.
 
-        Parameters
-        ----------
-        queries
-            float32, shape (m, p).
-        num_neighbors
-            k, at least 1.
+        They are never found again, and when this returns their bytes are in no file of
+        the store: the database is written anew, which takes as long as copying it, so
+        delete many examples at once.
 
         Raises
         ------
-        DataError
-            If a query is not finite or p differs.
         ValueError
-            If k is not positive.
+            If the selection describes all examples.
+        StoreBusyError
+            If a reader keeps an older state of the files: the examples are deleted,
+            their bytes are erased when the store is opened, or compacted, next.
         """
-        if num_neighbors < 1:
-            raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
-        require_embeddings("queries", queries, self.embedding_dim)
-        num_found = min(num_neighbors, len(self))
-        distances = torch.empty((len(queries), num_found), dtype=torch.float64)
-        ids = torch.empty((len(queries), num_found), dtype=torch.int64)
-        if num_found > 0:
-            at_once = max(1, min(QUERIES_AT_ONCE, NUMBERS_AT_ONCE // queries.shape[1]))
-            for start in range(0, len(queries), at_once):
-                rows = slice(start, start + at_once)
-                distances[rows], ids[rows] = self._nearest(queries[rows], num_found)
-        return Neighbors(distances, self.labels[ids], ids)
+        if selection == Selection():
+            raise ValueError(
+                "expected a selection of some examples, found one of all; to forget "
+                "everything, remove the store's folder"
+            )
+        with self._changing:
+            ids = self._rows.select(selection)
+            if len(ids) == 0:
+                return ids
+            held = self._live.view.contents
+            labels = held.labels[held.positions(ids)]
+            stream = forget(self._live.head.stream, labels)
+            self._live.apply(Change(stream=stream, removed=ids, must_erase=True))
+            self._live.forget()
+        return ids
 
-    def _nearest(self, queries: Tensor, num_found: int) -> tuple[Tensor, Tensor]:
-        rough, candidates = self._candidates(queries, num_found)
-        # -1 pads where FAISS's distances overflow; such a row is done again below.
-        ids = candidates.clamp_min(0).sort(dim=1).values
-        distances = _squared_distances(queries[:, None], self.embeddings[ids])
-        distances, ids = _first(distances, ids, num_found)
-        certain = (candidates >= 0).all(dim=1)
-        if candidates.shape[1] < len(self):
-            certain &= self._certainly_below(distances[:, -1], rough[:, -1])
-        for row in (~certain).nonzero().flatten().tolist():
-            distances[row], ids[row] = self._scan(queries[row], num_found)
-        return distances, ids
+    def reembed(
+        self,
+        embed: Embed,
+        fingerprint: str,
+        on_progress: OnProgress = lambda _: None,
+    ) -> None:
+        """Embed all raw inputs by another model, then search those embeddings.
 
-    def _candidates(self, queries: Tensor, num_found: int) -> tuple[Tensor, Tensor]:
-        """Return FAISS's squared distances, ascending, and ids, both (m, k)."""
-        _use_one_thread()
-        num_candidates = min(num_found + NUM_SPARE, len(self))
-        rough, ids = self._index.search(queries.numpy(), num_candidates)
-        return torch.from_numpy(rough), torch.from_numpy(ids)
+        Until then the store is searched, and added to, as before. What is done is kept
+        when the process is killed: the next call goes on from there. The set of
+        embeddings before stays beside the new one, see `roll_back`; a set of any other
+        model is dropped.
 
-    def _certainly_below(self, exact: Tensor, rough: Tensor) -> Tensor:
-        """Return whether ``exact`` is smaller than what ``rough`` was rounded from.
+        Parameters
+        ----------
+        embed
+            From raw inputs (m, ...) to representations, float32 of shape (m, p').
+        fingerprint
+            Of that model.
+        on_progress
+            Is told how many more examples are embedded.
 
-        A float32 sum of p squares is off by at most about p 2^-23 of itself, and by
-        p times the smallest normal number where squares underflow.
+        Raises
+        ------
+        StoreError
+            If the store keeps no inputs, is empty, or is closed meanwhile.
+        DataError
+            If an embedding is not finite.
         """
-        float32 = torch.finfo(torch.float32)
-        bound = rough.double() * (1 - (self.embedding_dim + 8) * float32.eps)
-        return exact < bound - self.embedding_dim * float32.tiny
+        self._require_inputs()
+        if fingerprint == self.fingerprint:
+            return
+        filler = VersionFiller(self._rows, embed, fingerprint, self._stopping)
+        version = filler.fill(on_progress)
+        index = self._live.built(version)
+        with self._changing:
+            # What arrived since; few, so that searches are not held up for long.
+            self._live.switch(filler.fill(on_progress), index)
+            self._expected_model = fingerprint
 
-    def _scan(self, query: Tensor, num_found: int) -> tuple[Tensor, Tensor]:
-        """Return the nearest of one query (p,) among all n, by brute force."""
-        parts = torch.split(self.embeddings, ROWS_AT_ONCE)
-        distances = torch.cat([_squared_distances(query, part) for part in parts])
-        ids = torch.arange(len(self))
-        distances, ids = _first(distances[None], ids[None], num_found)
-        return distances[0], ids[0]
+    def reembed_in_background(self, embed: Embed, fingerprint: str) -> "Future[None]":
+        """Begin `reembed` in a thread of its own; its errors are in the future."""
+        with self._changing:
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, "reembed")
+            return self._background.submit(self.reembed, embed, fingerprint)
 
+    def roll_back(self) -> None:
+        """Search the embeddings from before the last `reembed` again.
 
-def _squared_distances(queries: Tensor, embeddings: Tensor) -> Tensor:
-    """Return float64 of the shape that the arguments broadcast to, less the last."""
-    return (queries.double() - embeddings).square_().sum(dim=-1)
+        Raises
+        ------
+        StoreError
+            If there are none, or examples that arrived since lack theirs.
+        """
+        with self._changing:
+            known = {version.number: version for version in self._rows.versions()}
+            version = known.get(self._live.head.previous or 0)
+            if version is None:
+                raise StoreError(
+                    "there is nothing to roll back to: the store was never embedded "
+                    "anew"
+                )
+            if len(self._rows.without_vector(version.number, 0, 1)):
+                raise StoreError(
+                    "examples arrived after the store was embedded anew; the model "
+                    f"{version.fingerprint} must embed them before the store goes back "
+                    "to it: call reembed with that model"
+                )
+            self._live.switch(version, self._live.built(version))
+            self._expected_model = version.fingerprint
 
+    def save(self) -> None:
+        """Save the index, so that the next opening need not build it."""
+        with self._changing:
+            self._live.save()
 
-def _first(distances: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the nearest ``count`` of each row, whose ids are ascending."""
-    order = torch.argsort(distances, dim=1, stable=True)[:, :count]
-    return distances.gather(1, order), ids.gather(1, order)
+    def compact(self) -> None:
+        """Give free space back to the disk, build the index anew, and save it."""
+        with self._changing:
+            self._live.view.rebuild()
+            self._live.forget()
+            self._live.save()
 
+    def close(self) -> None:
+        """Save what is worth it and let others write; the store cannot be used."""
+        self._stopping.set()
+        if self._background is not None:
+            self._background.shutdown()
+        with self._changing:
+            self._live.save_if_changed()
+            self._resources.close()
 
-def _use_one_thread() -> None:
-    """Keep FAISS from OpenMP's default, with which forks hang and workers compete.
-
-    The number is a property of the calling thread, so it is set before each use.
-    """
-    faiss.omp_set_num_threads(1)
+    def _stay_within_budget(self) -> None:
+        """Close the holes that evicted examples left, once they are too many."""
+        budget, head = self.settings.budget_mb, self._live.head
+        if budget is None or head.previous is not None:
+            return
+        index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
+        if self._rows.num_bytes() + index_bytes > budget * 1e6:
+            self._rows.erase_removed()

@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strategies import fedavg, fedavg_plus, fedem, knn_per, local, pfedhn, scaffold
+from strategies import (
+    fedavg,
+    fedavg_plus,
+    fedem,
+    knn_per,
+    knn_per_protonn,
+    local,
+    pfedhn,
+    scaffold,
+)
 from strategies.core.method import MethodSpec
 
 METHODS: Mapping[str, MethodSpec] = MappingProxyType(
@@ -12,6 +21,7 @@ METHODS: Mapping[str, MethodSpec] = MappingProxyType(
         "local": local.SPEC,
         "fedavg_plus": fedavg_plus.SPEC,
         "knn_per": knn_per.SPEC,
+        "knn_per_protonn": knn_per_protonn.SPEC,
         "scaffold": scaffold.SPEC,
         "fedem": fedem.SPEC,
         "pfedhn": pfedhn.SPEC,

@@ -7,10 +7,12 @@ import typer
 import knnper
 from knnper.cli.datasets import datasets
 from knnper.cli.errors import ErrorReportingGroup
+from knnper.cli.figure import figure
 from knnper.cli.methods import methods
 from knnper.cli.partition import partition
 from knnper.cli.report import report
 from knnper.cli.simulate import simulate
+from knnper.cli.store.app import store
 
 app = typer.Typer(
     name="knnper",
@@ -44,6 +46,8 @@ def root(
 
 for _command in (simulate, report, partition, methods, datasets):
     app.command()(_command)
+app.add_typer(figure)
+app.add_typer(store)
 
 
 def main() -> None:

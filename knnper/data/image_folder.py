@@ -19,10 +19,10 @@ from knnper.data.cache import cached_dataset
 from knnper.data.cache_entry import Contents, EntryWriter, Split
 from knnper.data.dataset import Dataset
 from knnper.data.folder_listing import FolderListing, list_folder
+from knnper.data.image_file import read_image, unreadable
 
 _FILES_PER_TASK = 256
 _MAX_THREADS = 16
-_MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,9 @@ def _decode_all(
 
 def _decode(path: str, settings: ImageFolderSettings) -> NDArray[np.uint8]:
     """Return one image, uint8 of shape (height, width, channels)."""
-    try:
-        with Image.open(path) as image:
-            converted = image.convert(_MODES[settings.channels])
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-    if settings.image_size is not None:
-        size = (settings.image_size, settings.image_size)
-        converted = converted.resize(size, Image.Resampling.BILINEAR)
-    pixels: NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
-    return pixels.reshape(converted.height, converted.width, settings.channels)
+    square = settings.image_size
+    size = None if square is None else (square, square)
+    return read_image(path, settings.channels, size)
 
 
 def _opened_size(path: str, settings: ImageFolderSettings) -> tuple[int, int]:
@@ -131,11 +124,7 @@ def _opened_size(path: str, settings: ImageFolderSettings) -> tuple[int, int]:
         with Image.open(path) as image:
             return image.size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> DataError:
-    return DataError(f"{path} cannot be read as an image: {error}; remove or mend it")
+        raise unreadable(path, error) from error
 
 
 def _unequal_sizes(

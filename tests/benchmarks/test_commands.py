@@ -18,6 +18,11 @@ NAMES = [
     "personalize_vs_bare",
     "server_memory_ratio",
     "dormant_startup_s",
+    "store_opening_s",
+    "store_adds_per_s",
+    "store_query_vs_faiss",
+    "index_kinds",
+    "index_accuracy_points",
 ]
 
 

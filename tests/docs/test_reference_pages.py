@@ -11,6 +11,10 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from datastore.index.catalogue import INDEX_KINDS
+from datastore.protonn.settings import ProtoNNSettings
+from datastore.settings import StoreSettings
+from datastore.tuning.settings import PriorPoint, TuningSettings
 from knnper.config.catalogue import SettingsTypes
 from knnper.config.sections import (
     ConstantSchedule,
@@ -36,6 +40,13 @@ TYPES: Mapping[str, SettingsTypes] = {
     },
     "method": CATALOGUE.method,
     "personalization": CATALOGUE.personalization,
+    "personalization.tuning": {"": TuningSettings},
+    "personalization.tuning.prior": {"": PriorPoint},
+    "personalization.prototypes": {"": ProtoNNSettings},
+    "personalization.store": {"": StoreSettings},
+    "personalization.store.index": {
+        name: kind.settings_type for name, kind in INDEX_KINDS.items()
+    },
     "run": {"": RunSettings},
 }
 
@@ -57,6 +68,8 @@ def described(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list: {described(get_args(annotation)[0])}"
+    if dataclasses.is_dataclass(annotation):
+        return "mapping"
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names[annotation]
 
@@ -88,13 +101,18 @@ def with_range(bare: Any, rules: list[Any]) -> str:
 def default_of(field: dataclasses.Field[Any]) -> str:
     """Return the default of a setting as the page writes it."""
     if field.default_factory is not dataclasses.MISSING:
-        plain = to_jsonable_python(field.default_factory())
+        plain = abridged(field.default_factory())
     elif field.default is not dataclasses.MISSING:
         plain = to_jsonable_python(field.default)
     else:
         return "*required*"
     text = plain if isinstance(plain, str) else json.dumps(plain)
     return f"`{text.replace(chr(34), '')}`"
+
+
+def abridged(settings: Any) -> dict[str, str]:
+    """Return what has to be written for default settings: at most their name."""
+    return {"name": settings.name} if hasattr(settings, "name") else {}
 
 
 def expected_rows(settings_type: Any) -> dict[str, tuple[str, str]]:

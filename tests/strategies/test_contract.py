@@ -74,6 +74,7 @@ def test_the_table_is_read_only() -> None:
         "local",
         "fedavg_plus",
         "knn_per",
+        "knn_per_protonn",
         "scaffold",
         "fedem",
         "pfedhn",
@@ -247,7 +248,7 @@ def count_embeddings(task: Task) -> list[int]:
     return sizes
 
 
-TOGETHER = ("fedavg", "fedem", "knn_per", "scaffold")
+TOGETHER = ("fedavg", "fedem", "knn_per", "knn_per_protonn", "scaffold")
 
 
 def test_who_is_personalised_together(train: Callable[[str], Trained]) -> None:

@@ -1,0 +1,1 @@
+"""Looking after a store on disk: checks, proofs, copies, advice."""

@@ -1,0 +1,114 @@
+"""Whether a store's files are its own, and the saved index that of its database."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datastore.care.finding import Finding
+from datastore.care.row_checks import named
+from datastore.core.cache import MANIFEST, IndexCache
+from datastore.errors import StoreDamagedError
+from datastore.folder import DATABASE, INDEX, LOCK, Identity
+from datastore.index.base import VectorIndex
+from datastore.index.catalogue import read_index
+from datastore.sqlite.rows import SqliteRows
+
+OWN = frozenset((DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", INDEX, LOCK))
+OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
+"""Some may be of a save that was cut short; whoever writes next removes them."""
+
+
+def check_files(folder: Path) -> Iterator[Finding]:
+    """Yield the files that are not the store's own."""
+    inside = folder / INDEX
+    stray = [path for path in folder.iterdir() if path.name not in OWN]
+    if inside.is_dir():
+        stray += [
+            path
+            for path in inside.iterdir()
+            if not any(path.match(pattern) for pattern in OWN_OF_INDEX)
+        ]
+    for path in sorted(stray):
+        yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
+
+
+def check_index(
+    folder: Path, identity: Identity, rows: SqliteRows
+) -> Iterator[Finding]:
+    """Yield what is wrong with the saved index.
+
+    None that is saved, or that of another model or of other settings, is no fault: it
+    is built when the store is opened.
+
+    Parameters
+    ----------
+    folder
+        Of the store.
+    identity
+        What it was made for.
+    rows
+        Its examples, all of which are sound.
+    """
+    mend = f"knnper store compact {folder} builds it anew"
+    for what in _index_faults(folder / INDEX, identity, rows):
+        yield Finding(f"the saved index {what}", mend)
+
+
+def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterator[str]:
+    manifest = _manifest(folder)
+    if manifest is None:
+        return
+    file = folder / f"{manifest.get('token')}.index"
+    if not file.is_file():
+        return
+    if _sha256(file) != manifest.get("sha256"):
+        yield "is not what was written"
+        return
+    with rows.reading():
+        active = rows.head().active
+        settings = identity.settings.index
+        if IndexCache(folder, rows).distrust(active, settings) is not None:
+            return
+        try:
+            index = read_index(settings, file, active.embedding_dim)
+        except StoreDamagedError as error:
+            yield f"cannot be read: {error}"
+            return
+        yield from _content_faults(index, rows)
+
+
+def _content_faults(index: VectorIndex, rows: SqliteRows) -> Iterator[str]:
+    """Yield how an index contradicts the rows; it may lack some, or have old ones."""
+    unknown = index.ids[index.ids > rows.head().stream.num_offered]
+    if len(unknown):
+        yield f"has examples that never were: {named(unknown.tolist())}"
+    if not index.keeps_vectors:
+        return
+    ids = np.intersect1d(index.ids, rows.contents().ids)
+    for part in np.array_split(ids, 1 + len(ids) // 1024):
+        stored = rows.vectors(part, rows.head().active.number)
+        differs = (index.vectors(part) != stored).any(axis=1)
+        if differs.any():
+            found = named(part[differs].tolist())
+            yield f"has other embeddings than the database: {found}"
+            return
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what the manifest says; nothing where there is none."""
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,119 @@
+"""Examples on their way into a store: checked, and given the ids they would get."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datastore.contents import Contents
+from datastore.core.rows import Change, Rows
+from datastore.examples import NewExamples, Selection, StoreSpec
+from datastore.policy.base import Decision
+from datastore.validation import require_embeddings, require_labels
+from knnper.config.errors import DataError
+
+
+def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
+    """Refuse examples that are not what the store is made for.
+
+    Raises
+    ------
+    DataError
+        With what was found and expected.
+    """
+    require_embeddings("embeddings to add", new.embeddings, embedding_dim)
+    require_labels(new.labels, len(new.embeddings), spec.num_classes)
+    _require_inputs(new.inputs, spec, len(new))
+    if new.arrivals is not None:
+        _require_arrivals(new.arrivals, len(new))
+    if new.external_ids is not None and len(new.external_ids) != len(new):
+        raise DataError(
+            f"external ids: expected one, or None, for each of {len(new)} examples, "
+            f"found {len(new.external_ids)}"
+        )
+
+
+def require_new_names(rows: Rows, new: NewExamples) -> None:
+    """Refuse external ids that occur twice, in the batch or with the stored ones.
+
+    Raises
+    ------
+    DataError
+        With the first of them.
+    """
+    names = [name for name in new.external_ids or () if name is not None]
+    if not names:
+        return
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"external ids: found {twice!r} twice among the examples to add, expected "
+            "each once; nothing was added"
+        )
+    taken = rows.select(Selection(external_ids=tuple(names)))
+    if len(taken):
+        name = rows.external_ids(taken[:1])[0]
+        raise DataError(
+            f"external ids: {name!r} is stored already (and {len(taken) - 1} others of "
+            "this batch), expected new ones; nothing was added. Leave them out, or "
+            "delete the stored ones first"
+        )
+
+
+def arriving(new: NewExamples, num_offered: int) -> Contents:
+    """Return ``new`` as a policy sees it; ``num_offered`` examples came before."""
+    first = num_offered + 1
+    now = torch.full((len(new),), time.time(), dtype=torch.float64)
+    arrivals = now if new.arrivals is None else new.arrivals
+    return Contents(
+        np.arange(first, first + len(new), dtype=np.int64),
+        new.labels.numpy(),
+        arrivals.numpy(),
+    )
+
+
+def addition(new: NewExamples, offered: Contents, decision: Decision) -> Change:
+    """Return the change of a store that a policy decided on."""
+    kept = decision.kept
+    names = new.external_ids or (None,) * len(new)
+    return Change(
+        stream=decision.state,
+        added=offered.take(kept),
+        embeddings=new.embeddings.detach().numpy()[kept],
+        inputs=None if new.inputs is None else new.inputs.numpy()[kept],
+        external_ids=[name for name, stays in zip(names, kept, strict=True) if stays],
+        removed=decision.evicted,
+    )
+
+
+def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> None:
+    if spec.input is None:
+        if inputs is not None:
+            raise DataError(
+                "inputs: found some, but the store was created to keep none; leave "
+                "them out, or create a store whose spec gives their layout"
+            )
+        return
+    expected = (num_rows, *spec.input.shape)
+    if inputs is None:
+        raise DataError(
+            f"inputs: found none, expected {spec.input.dtype} of shape {expected}: the "
+            "store keeps them, to embed them again by another model"
+        )
+    if tuple(inputs.shape) != expected or inputs.dtype != spec.input.torch_dtype:
+        raise DataError(
+            f"inputs: expected {spec.input.dtype} of shape {expected}, found "
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+        )
+
+
+def _require_arrivals(arrivals: Tensor, num_rows: int) -> None:
+    shape = tuple(arrivals.shape)
+    if shape != (num_rows,) or arrivals.dtype != torch.float64:
+        raise DataError(
+            f"arrivals: expected float64 of shape ({num_rows},), seconds since 1970, "
+            f"found {arrivals.dtype} of shape {shape}"
+        )
+    if not bool(torch.isfinite(arrivals).all()):
+        raise DataError("arrivals: expected finite seconds, found NaN or infinity")

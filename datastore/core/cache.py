@@ -1,0 +1,179 @@
+"""The index on disk: a cache of the database, used only when it is what was saved."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import faiss
+from pydantic_core import to_jsonable_python
+
+from datastore.core.rows import Version
+from datastore.errors import StoreDamagedError
+from datastore.index.base import VectorIndex
+from datastore.index.catalogue import IndexSettings, read_index
+from knnper.durable_files import sync_folder, write_atomically
+
+_LOG = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class Tokens(Protocol):
+    """Where the database notes which save of the index is its own."""
+
+    def index_token(self) -> str:
+        """Return the token of the last save; empty if there is none."""
+
+    def set_index_token(self, token: str) -> None:
+        """Note a save."""
+
+
+class Cache(Protocol):
+    """Keeps an index between two openings of a store."""
+
+    def load(self, version: Version, settings: IndexSettings) -> VectorIndex | None:
+        """Return the saved index of a version; None where it cannot be relied on."""
+
+    def save(
+        self, index: VectorIndex, version: Version, settings: IndexSettings
+    ) -> None:
+        """Save the index; a failure leaves none, and is no error of the store."""
+
+    def clear(self) -> None:
+        """Leave no trace of what was saved."""
+
+
+class NoCache:
+    """For stores that end with the process."""
+
+    def load(self, version: Version, settings: IndexSettings) -> VectorIndex | None:
+        """Return None."""
+
+    def save(
+        self, index: VectorIndex, version: Version, settings: IndexSettings
+    ) -> None:
+        """Do nothing."""
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class IndexCache:
+    """An index file and its manifest, in a folder.
+
+    The manifest says which save this is, of which version and kind, and the file's
+    checksum. The database notes the token of its last save, so an index from a backup
+    of another moment, or of another store, is not taken for its own. What was added or
+    removed since the save is seen by the ids.
+
+    Attributes
+    ----------
+    folder
+        Holds nothing else; created when something is saved.
+    tokens
+        The database's note.
+    """
+
+    folder: Path
+    tokens: Tokens
+
+    def load(self, version: Version, settings: IndexSettings) -> VectorIndex | None:
+        """See `Cache`."""
+        reason = self.distrust(version, settings)
+        if reason is not None:
+            _LOG.info("the index in %s is built anew: %s", self.folder, reason)
+            return None
+        try:
+            return read_index(settings, self._index_file(), version.embedding_dim)
+        except (StoreDamagedError, OSError) as error:
+            _LOG.warning("the index in %s is built anew: %s", self.folder, error)
+            return None
+
+    def save(
+        self, index: VectorIndex, version: Version, settings: IndexSettings
+    ) -> None:
+        """See `Cache`."""
+        token = uuid4().hex
+        try:
+            self.folder.mkdir(exist_ok=True)
+            file = self.folder / f"{token}.index"
+            index.write(file)
+            _sync(file)
+            manifest = {
+                **_identity(token, version, settings),
+                "num_examples": len(index),
+                "sha256": _sha256(file),
+            }
+            write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=2))
+        except (OSError, RuntimeError) as error:
+            _LOG.warning("the index is not saved in %s: %s", self.folder, error)
+            self.clear()
+            return
+        self.tokens.set_index_token(token)
+        self.remove_leftovers()
+
+    def clear(self) -> None:
+        """See `Cache`."""
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                path.unlink()
+            sync_folder(self.folder)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a save that was cut short, or an earlier one, has left."""
+        wanted = {MANIFEST, f"{self.tokens.index_token()}.index"}
+        for path in self._files():
+            if path.name not in wanted:
+                path.unlink()
+
+    def distrust(self, version: Version, settings: IndexSettings) -> str | None:
+        """Return why the saved index cannot be relied on; None if it can."""
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+            expected = _identity(self.tokens.index_token(), version, settings)
+            for key, value in expected.items():
+                if manifest.get(key) != value:
+                    return f"{key} is {manifest.get(key)!r}, expected {value!r}"
+            if _sha256(self._index_file()) != manifest["sha256"]:
+                return "its checksum is not that of its manifest"
+        except (OSError, ValueError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _files(self) -> Iterator[Path]:
+        return self.folder.iterdir() if self.folder.is_dir() else iter(())
+
+    def _index_file(self) -> Path:
+        return self.folder / f"{self.tokens.index_token()}.index"
+
+
+def _identity(
+    token: str, version: Version, settings: IndexSettings
+) -> Mapping[str, Any]:
+    return {
+        "format": FORMAT,
+        "token": token,
+        "version": version.number,
+        "fingerprint": version.fingerprint,
+        "embedding_dim": version.embedding_dim,
+        "settings": to_jsonable_python(settings),
+        "faiss": faiss.__version__,
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

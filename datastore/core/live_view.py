@@ -1,0 +1,144 @@
+"""The view of a store, kept in line with its rows."""
+
+import functools
+import threading
+
+import numpy as np
+
+from datastore.contents import Contents, Ids
+from datastore.core.cache import Cache
+from datastore.core.rows import Change, Rows, Version
+from datastore.core.view import ReadVectors, View, bring_up_to_date
+from datastore.index.base import VectorIndex
+from datastore.index.catalogue import IndexSettings, build_index
+
+SAVE_AFTER, SAVE_AFTER_SHARE = 1000, 0.25
+"""An index is saved when so many examples, and this share of all, have changed: what
+changed since is built again after a kill. A flat one is built as fast as it is read."""
+
+
+class LiveView:
+    """What is searched, and how it follows what becomes of the rows.
+
+    Parameters
+    ----------
+    rows
+        The truth.
+    cache
+        Where an index is looked for at first, and saved.
+    settings
+        Of the index.
+    """
+
+    def __init__(self, rows: Rows, cache: Cache, settings: IndexSettings) -> None:
+        self._rows, self._cache, self._settings = rows, cache, settings
+        self._refreshing = threading.Lock()
+        self._num_unsaved = 0
+        with rows.reading():
+            self._open()
+
+    def _open(self) -> None:
+        """Take up what the rows are now; called inside `Rows.reading`."""
+        self.head = self._rows.head()
+        contents = self._rows.contents()
+        active = self.head.active
+        index = self._cache.load(active, self._settings)
+        if index is not None:
+            changed = bring_up_to_date(index, contents, self._reads(active))
+        if index is None or index.is_outgrown:
+            index = self._build(active, contents.ids)
+            changed = len(contents)
+        self._num_unsaved = changed
+        self.view = self._view(index, contents, active)
+
+    def refresh(self) -> None:
+        """See what another process has changed."""
+        if not self._rows.has_changed():
+            return
+        with self._refreshing, self._rows.reading():
+            head = self._rows.head()
+            if head.active != self.head.active:
+                self._open()
+                return
+            held = self.view.contents
+            if head.num_removed == self.head.num_removed:
+                last = int(held.ids[-1]) if len(held) else 0
+                removed = np.empty(0, np.int64)
+                added = self._rows.contents(after=last)
+            else:
+                now = self._rows.contents()
+                removed = np.setdiff1d(held.ids, now.ids)
+                added = now.take(np.isin(now.ids, held.ids, invert=True))
+            vectors = self._reads(head.active)(added.ids)
+            self.view.change(added, vectors, removed)
+            self.head = head
+
+    def apply(self, change: Change) -> None:
+        """Make a change for good, then let searches see it."""
+        self._rows.apply(change)
+        self.head = self._rows.head()
+        vectors = change.embeddings
+        if vectors is None:
+            vectors = np.empty((0, self.head.active.embedding_dim), np.float32)
+        self.view.change(change.added, vectors, change.removed)
+        self._num_unsaved += len(change.added) + len(change.removed)
+
+    def built(self, version: Version) -> VectorIndex:
+        """Return an index of what a version has now; searches go on meanwhile."""
+        with self._rows.reading():
+            ids = self._rows.contents().ids
+            lacking = self._rows.without_vector(version.number, 0, len(ids))
+            ids = np.setdiff1d(ids, lacking)
+            vectors = self._rows.vectors(ids, version.number)
+        return build_index(self._settings, version.embedding_dim, ids, vectors)
+
+    def switch(self, version: Version, index: VectorIndex) -> None:
+        """Search another version, which is complete, from now on, for good.
+
+        Parameters
+        ----------
+        version
+            Has an embedding of every example.
+        index
+            Of that version, at this or an earlier moment.
+        """
+        contents = self._rows.contents()
+        bring_up_to_date(index, contents, self._reads(version))
+        self._rows.activate(version.number)
+        self.head = self._rows.head()
+        self.view = self._view(index, contents, version)
+        self.save()
+
+    def save(self) -> None:
+        """Save the index."""
+        self._cache.save(self.view.index, self.head.active, self._settings)
+        self._num_unsaved = 0
+
+    def save_if_changed(self) -> None:
+        """Save the index if it is not what was saved."""
+        if self._num_unsaved:
+            self.save()
+
+    def save_if_outdated(self) -> None:
+        """Save the index if building the difference would take long."""
+        enough = max(SAVE_AFTER, SAVE_AFTER_SHARE * len(self.view.contents))
+        if not self._settings.is_exhaustive and self._num_unsaved > enough:
+            self.save()
+
+    def forget(self) -> None:
+        """Leave no trace of what was removed, in the index nor on disk."""
+        self._cache.clear()
+        self._num_unsaved = max(1, len(self.view.contents))
+        if not self.view.index.forgets:
+            self.view.rebuild()
+        self._rows.erase_removed()
+
+    def _build(self, version: Version, ids: Ids) -> VectorIndex:
+        vectors = self._rows.vectors(ids, version.number)
+        return build_index(self._settings, version.embedding_dim, ids, vectors)
+
+    def _view(self, index: VectorIndex, contents: Contents, version: Version) -> View:
+        return View(index, contents, self._settings, version, self._reads(version))
+
+    def _reads(self, version: Version) -> ReadVectors:
+        return functools.partial(self._rows.vectors, version=version.number)

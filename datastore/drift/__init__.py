@@ -1,0 +1,1 @@
+"""Whether what arrives still looks like what was stored."""

@@ -1,0 +1,168 @@
+"""An alarm that goes off when arriving examples stop resembling the reference.
+
+Inductive conformal martingales: Vovk, Nouretdinov, Gammerman, "Testing Exchangeability
+On-Line", ICML 2003, and Volkhonskiy, Burnaev, Nouretdinov, Gammerman, Vovk, "Inductive
+Conformal Martingales for Change-Point Detection", COPA 2017; in the form of Shiryaev
+and Roberts (Vovk, Petej, Nouretdinov, Ahlberg, Carlsson, Gammerman, "Retrain or not
+retrain: conformal test martingales for change-point detection", COPA 2021).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datastore.drift.betting import NUM_BETS, log_bets
+from datastore.drift.ranks import RankedScores
+from datastore.drift.scores import Scores
+from knnper.config.seeding import RandomKey
+
+TIE_BREAK_BITS = 52
+
+
+@dataclass(frozen=True)
+class AlarmState:
+    """What an alarm remembers.
+
+    Attributes
+    ----------
+    scores
+        Those of the reference and of all examples since, ascending, float64.
+    num_scored
+        Examples since the reference.
+    log_statistics
+        log R of each bet, float64 of shape (`NUM_BETS`,).
+    alarmed_at
+        Number of the example, from 1, with which the alarm went off; None if it has
+        not. It stays: make a new reference to listen anew.
+    """
+
+    scores: Scores
+    num_scored: int
+    log_statistics: NDArray[np.float64]
+    alarmed_at: int | None
+
+    @property
+    def log_statistic(self) -> float:
+        """The logarithm of R, to be compared with that of h."""
+        return _log_mean(self.log_statistics)
+
+
+@dataclass(frozen=True)
+class DriftAlarm:
+    """The rule by which an alarm goes off.
+
+    Each example's score becomes a p-value among all scores so far, and a bet g turns
+    the p-value into a factor. The statistic is R_n = (1 + R_{n-1}) g(p_n), the sum over
+    all starts i ≤ n of the test martingale g(p_i) ... g(p_n) that bets on a change at
+    i, averaged over the bets; the alarm goes off as soon as R_n ≥ h.
+
+    While the scores are exchangeable, R_n - n is a martingale. So, whatever the
+    distribution of the scores,
+
+    - on average at least h examples come before a false alarm (optional stopping), and
+    - a false alarm comes among the first N examples with probability at most N / h
+      (Doob's inequality for the submartingale R_n; it takes the place of Ville's).
+
+    Both are over the draw of the reference, too. An example costs O(log n) comparisons.
+
+    Attributes
+    ----------
+    run_length
+        h, the examples that may pass between false alarms, more than 1; 10,000 to
+        100,000 is usual. The delay grows with log h only.
+    key
+        Root of the tie-breaks: that of example t, from 1, derives from ``child(t)``.
+
+    Raises
+    ------
+    ValueError
+        If ``run_length`` is not a number larger than 1.
+    """
+
+    run_length: float
+    key: RandomKey
+
+    def __post_init__(self) -> None:
+        if not 1 < self.run_length < math.inf:
+            raise ValueError(
+                "expected a run_length of more than 1 example between false alarms, "
+                f"found {self.run_length}; 10000 is usual"
+            )
+
+    def start(self, reference: Scores) -> AlarmState:
+        """Return the state before the first example.
+
+        Parameters
+        ----------
+        reference
+            Scores of examples without drift, shape (r,); best of held-out ones, see
+            `datastore.drift.scores.leave_one_out_scores`. The more, the smaller a
+            p-value can become: with 100, a strong shift shows within a few examples.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or one is NaN.
+        """
+        if len(reference) == 0:
+            raise ValueError(
+                "expected reference scores to compare with, found none; score held-out "
+                "or stored examples"
+            )
+        _require_numbers(reference)
+        nothing_won = np.full(NUM_BETS, -np.inf)
+        return AlarmState(np.sort(reference), 0, nothing_won, None)
+
+    def update(self, state: AlarmState, scores: Scores) -> AlarmState:
+        """Return the state after examples with these scores, in order of arrival.
+
+        A batch has the same outcome as its examples one by one.
+
+        Parameters
+        ----------
+        scores
+            Shape (m,), measured as the reference was; may be infinite.
+
+        Raises
+        ------
+        ValueError
+            If one is NaN.
+        """
+        _require_numbers(scores)
+        ranked = RankedScores(state.scores)
+        p_values = self._p_values(ranked, scores, state.num_scored + 1)
+        log_statistics, alarmed_at = state.log_statistics, state.alarmed_at
+        for number, log_factors in enumerate(log_bets(p_values), state.num_scored + 1):
+            log_statistics = np.logaddexp(0.0, log_statistics) + log_factors
+            if alarmed_at is None and self._is_reached(log_statistics):
+                alarmed_at = number
+        num_scored = state.num_scored + len(scores)
+        return AlarmState(ranked.ascending(), num_scored, log_statistics, alarmed_at)
+
+    def _p_values(self, ranked: RankedScores, scores: Scores, first: int) -> Scores:
+        p_values = [
+            ranked.add(score, self._tie_break(number))
+            for number, score in enumerate(scores.tolist(), first)
+        ]
+        return np.array(p_values, np.float64)
+
+    def _tie_break(self, number: int) -> float:
+        drawn = self.key.child(number).entropy(8) >> (64 - TIE_BREAK_BITS)
+        return float((drawn + 0.5) / 2**TIE_BREAK_BITS)
+
+    def _is_reached(self, log_statistics: NDArray[np.float64]) -> bool:
+        return _log_mean(log_statistics) >= math.log(self.run_length)
+
+
+def _log_mean(logs: NDArray[np.float64]) -> float:
+    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+
+
+def _require_numbers(scores: Scores) -> None:
+    if np.isnan(scores).any():
+        raise ValueError(
+            f"expected scores that are numbers, found NaN at position "
+            f"{int(np.isnan(scores).argmax())}; check the embeddings"
+        )

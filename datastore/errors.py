@@ -1,0 +1,23 @@
+"""What can go wrong with a store."""
+
+from knnper.config.errors import KnnPerError
+
+
+class StoreError(KnnPerError):
+    """A store cannot do what it was asked; what it held before, it still holds."""
+
+
+class StoreFullError(StoreError):
+    """An example does not fit: capacity, budget or the disk is exhausted."""
+
+
+class StoreBusyError(StoreError):
+    """Another process writes to the store."""
+
+
+class StoreMismatchError(StoreError):
+    """The store was embedded by another model."""
+
+
+class StoreDamagedError(StoreError):
+    """The store's files are not what was written."""

@@ -1,0 +1,1 @@
+"""Vector indexes by name, through FAISS."""

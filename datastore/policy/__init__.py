@@ -1,0 +1,1 @@
+"""What a bounded memory keeps: one policy, one file."""

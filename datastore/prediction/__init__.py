@@ -1,0 +1,1 @@
+"""From the neighbours to what a client serves."""

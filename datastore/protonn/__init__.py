@@ -1,0 +1,1 @@
+"""ProtoNN: a few learned prototypes in place of all stored examples."""

@@ -1,0 +1,1 @@
+"""The durable truth of a store: one SQLite database."""

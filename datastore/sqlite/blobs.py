@@ -1,0 +1,109 @@
+"""Rows of numbers in a table of bytes, each with a checksum."""
+
+import json
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datastore.contents import Ids
+from datastore.errors import StoreDamagedError
+
+
+def checksum(example: int, label: int, content: bytes | memoryview) -> int:
+    """Return the CRC-32 of an example's id, label and bytes."""
+    return zlib.crc32(content, zlib.crc32(struct.pack("<qq", example, label)))
+
+
+def insert(
+    connection: sqlite3.Connection,
+    table: str,
+    ids: Ids,
+    labels: NDArray[np.int64],
+    rows: NDArray[np.generic],
+) -> None:
+    """Insert ``rows`` (m, ...) under ``ids`` (m,); replace what is there."""
+    connection.executemany(
+        f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
+        _encoded(ids, labels, rows),
+    )
+
+
+def read(
+    connection: sqlite3.Connection,
+    table: str,
+    column: str,
+    ids: Ids,
+    empty: NDArray[np.generic],
+) -> NDArray[np.generic]:
+    """Return the rows of ``ids`` (m,) in their order, shape (m, ...).
+
+    Parameters
+    ----------
+    connection
+        To the database.
+    table, column
+        Where the bytes are.
+    ids
+        What to read, each once.
+    empty
+        No rows, of the right type and of shape (0, ...).
+
+    Raises
+    ------
+    StoreDamagedError
+        If a row is missing, has another length or fails its checksum.
+    """
+    found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
+    order = np.argsort(ids)
+    cursor = connection.execute(
+        f"SELECT id, label, {column}, checksum FROM {table} "
+        "JOIN examples USING (id) WHERE id IN (SELECT value FROM json_each(?)) "
+        "ORDER BY id",
+        (json.dumps(ids.tolist()),),
+    )
+    rows = cursor.fetchall()
+    present = [row[0] for row in rows]
+    if present != ids[order].tolist():
+        missing = sorted(set(ids.tolist()) - set(present))
+        raise StoreDamagedError(
+            f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
+        )
+    row_bytes = empty.dtype.itemsize * int(np.prod(empty.shape[1:], dtype=np.int64))
+    for position, (example, label, content, expected) in zip(
+        order.tolist(), rows, strict=True
+    ):
+        if len(content) != row_bytes or checksum(example, label, content) != expected:
+            raise StoreDamagedError(
+                f"example {example} in table {table} is not what was written; restore "
+                "the folder from a backup, or delete the example: knnper store delete "
+                f"FOLDER --id {example}"
+            )
+        found[position] = np.frombuffer(content, empty.dtype).reshape(empty.shape[1:])
+    return found
+
+
+def damaged(connection: sqlite3.Connection, table: str, column: str) -> list[int]:
+    """Return the ids whose bytes or label are not what was written."""
+    cursor = connection.execute(
+        f"SELECT id, label, {column}, checksum FROM {table} "
+        "LEFT JOIN examples USING (id) ORDER BY id"
+    )
+    return [
+        example
+        for example, label, content, expected in cursor
+        if label is None or checksum(example, label, content) != expected
+    ]
+
+
+def _encoded(
+    ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
+) -> Iterator[tuple[int, memoryview, int]]:
+    contiguous = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
+    for example, label, row in zip(
+        ids.tolist(), labels.tolist(), contiguous, strict=True
+    ):
+        yield example, row.data, checksum(example, label, row.data)

@@ -1,0 +1,60 @@
+"""The tables of a store."""
+
+import sqlite3
+
+APPLICATION_ID = 0x6B4E4E50  # "kNNP"
+FORMAT = 1
+
+# Ids and labels are apart from the large columns, so that reading them is cheap.
+# A checksum covers id, label and bytes: it ties a label to what it is the label of.
+_TABLES = f"""
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+CREATE TABLE store (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    store_id TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    created REAL NOT NULL,
+    active INTEGER NOT NULL,
+    previous INTEGER,
+    num_removed INTEGER NOT NULL,
+    stream TEXT NOT NULL,
+    erasing INTEGER NOT NULL,
+    index_token TEXT NOT NULL
+);
+CREATE TABLE examples (
+    id INTEGER PRIMARY KEY,
+    external_id TEXT UNIQUE,
+    label INTEGER NOT NULL,
+    arrival REAL NOT NULL
+);
+CREATE TABLE inputs (
+    id INTEGER PRIMARY KEY,
+    input BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE versions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    fingerprint TEXT NOT NULL UNIQUE,
+    embedding_dim INTEGER NOT NULL
+);
+"""
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables that every store has, in an empty database."""
+    connection.executescript(_TABLES)
+
+
+def vectors_table(version: int) -> str:
+    """Return the name of the table of one version's embeddings."""
+    return f"embeddings_{version:d}"
+
+
+def create_vectors_table(connection: sqlite3.Connection, version: int) -> None:
+    """Make the table of one version's embeddings."""
+    connection.execute(
+        f"CREATE TABLE {vectors_table(version)} (id INTEGER PRIMARY KEY, "
+        "vector BLOB NOT NULL, checksum INTEGER NOT NULL)"
+    )

@@ -1,0 +1,54 @@
+"""One writer at a time."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from datastore.errors import StoreBusyError
+
+
+class WriterLock:
+    """Held by the one process that writes; it goes with the process, however that ends.
+
+    Parameters
+    ----------
+    path
+        A file that is used for nothing else; it holds the writer's process id.
+
+    Raises
+    ------
+    StoreBusyError
+        If another process, or this one by another store object, holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            holder = self._file.read().decode(errors="replace") or "unknown"
+            self._file.close()
+            raise StoreBusyError(
+                f"process {holder} writes to {path.parent}; a store has one writer and "
+                "any number of readers. Stop that process, or open the store to read"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others write."""
+        self._file.close()
+
+
+def lock_holder(path: Path) -> str | None:
+    """Return the process id of who holds the lock in ``path``; None if nobody does."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return file.read().decode(errors="replace") or "unknown"
+    return None

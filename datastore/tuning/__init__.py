@@ -1,0 +1,1 @@
+"""The choice of λ, k and σ on a client's own data."""

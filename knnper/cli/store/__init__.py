@@ -1,0 +1,1 @@
+"""``knnper store``: a client's memory on disk."""

@@ -1,0 +1,88 @@
+"""``knnper store verify``: whether a store is sound, and whether bytes are gone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from knnper.cli.errors import RUN_FAILED
+from knnper.cli.options import AsJson
+from knnper.cli.output import print_json
+from knnper.cli.store.options import StoreFolder, counted
+from knnper.cli.store.proving import as_document, proof_lines
+from knnper.config.errors import DataError
+
+if TYPE_CHECKING:
+    from datastore.care.verification import Verdict
+
+AbsentFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--absent",
+        metavar="FILE",
+        help="Prove that the bytes of these raw inputs (an image, .npy, or .npz with "
+        "inputs) are in no file of the store, instead; may be repeated.",
+    ),
+]
+
+
+def verify(
+    folder: StoreFolder, absent: AbsentFiles = None, as_json: AsJson = False
+) -> None:
+    """Check everything that can be checked; exit with 1 if something is wrong."""
+    if absent:
+        _verify_absence(folder, absent, as_json)
+        return
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from datastore.care.verification import verify as verify_store
+
+    verdict = verify_store(folder)
+    if as_json:
+        print_json({"sound": not verdict.findings, **asdict(verdict)})
+    else:
+        _show(folder, verdict)
+    if verdict.findings:
+        raise typer.Exit(RUN_FAILED)
+
+
+def _show(folder: Path, verdict: "Verdict") -> None:
+    if not verdict.findings:
+        typer.echo(
+            f"{folder} is sound: {counted(verdict.num_examples, 'example')}, "
+            f"{counted(verdict.num_rows, 'input')} and embeddings as they were written"
+        )
+        return
+    typer.echo(f"{folder}: {counted(len(verdict.findings), 'finding')}")
+    for finding in verdict.findings:
+        typer.echo(f"  - {finding.what}\n    to mend it: {finding.mend}")
+
+
+def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
+    from datastore.care.erasure import Secrets, prove_absence
+    from datastore.folder import read_identity
+
+    layout = read_identity(folder).spec.input
+    if layout is None:
+        raise DataError(
+            f"{folder} keeps no raw inputs, so none can be compared; delete proves "
+            "that embeddings are gone"
+        )
+    proof = prove_absence(folder, Secrets(_bytes_of(files, layout.shape)))
+    if as_json:
+        print_json(as_document(proof))
+    else:
+        for line in proof_lines(proof, folder, "inputs"):
+            typer.echo(line)
+    if not proof.holds:
+        raise typer.Exit(RUN_FAILED)
+
+
+def _bytes_of(files: Sequence[Path], shape: tuple[int, ...]) -> Iterator[bytes]:
+    from datastore.care.sources import read_inputs
+
+    height, width, channels = shape
+    for path in files:
+        for one in read_inputs(path, (height, width, channels)):
+            yield one.tobytes()

@@ -1,0 +1,1 @@
+"""Figures of knn-per.txt, made with the global model of a finished run."""

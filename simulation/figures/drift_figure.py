@@ -1,0 +1,142 @@
+"""The drift figure: from the global model of a run to numbers and a picture."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from pydantic_core import to_jsonable_python
+
+from knnper.config.seeding import RandomKey
+from simulation.figures.drift import ClientDrift, DriftSettings, follow_client
+from simulation.figures.drift_curves import GLOBAL, DriftCurves, drift_curves
+from simulation.figures.drift_streams import drift_streams
+from simulation.figures.embedded import Embedder
+from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.style import accuracy_axis
+from simulation.partition.split import client_names
+from simulation.trained_model import TrainedModel
+
+NAME = "drift"
+_LABELS = {
+    "concatenate": "Concatenate",
+    "fifo": "FIFO",
+    "fixed": "Fixed datastore",
+    GLOBAL: "Global model",
+    "distance": "distance to the neighbours",
+    "distance_to_own_label": "distance to those of its label",
+}
+
+
+def draw_drift(
+    model: TrainedModel,
+    output: Path,
+    settings: DriftSettings,
+    seed: int,
+    on_part: OnPart,
+) -> DriftCurves:
+    """Make the figure in the folder ``output``; go on with it where it was left.
+
+    Writes drift.csv, drift.png, drift.svg and drift.json.
+
+    Parameters
+    ----------
+    model
+        The global model.
+    output
+        The folder.
+    settings
+        What is shown.
+    seed
+        Fixes every random choice.
+    on_part
+        Is told of every client that is done.
+
+    Raises
+    ------
+    RunError
+        If the folder holds something else.
+    """
+    identity = {
+        "figure": NAME,
+        "model": model.fingerprint,
+        "seed": seed,
+        "settings": to_jsonable_python(settings),
+    }
+    folder = FigureFolder.open(output, identity)
+    records = _records(model, folder, settings, RandomKey(seed).child(NAME), on_part)
+    curves = drift_curves(
+        records, settings.streams.num_steps, settings.streams.shift_at
+    )
+    _write(folder, curves, settings)
+    seconds = sum(record["seconds"] for record in records)
+    folder.write_json(
+        f"{NAME}.json",
+        {
+            **identity,
+            "run": model.experiment.name,
+            "seconds": round(seconds, 1),
+            "num_clients": curves.num_clients,
+            "mean_knn_weight": curves.mean_knn_weight,
+        },
+    )
+    return curves
+
+
+def _records(
+    model: TrainedModel,
+    folder: FigureFolder,
+    settings: DriftSettings,
+    key: RandomKey,
+    on_part: OnPart,
+) -> list[PartRecord]:
+    data = model.dataset
+    streams = drift_streams(
+        data.train.labels, data.test.labels, settings.streams, key.child("streams")
+    )
+    # A client without a first store follows no policy.
+    stream_of = {
+        name: stream
+        for name, stream in zip(client_names(len(streams)), streams, strict=True)
+        if len(stream.initial) > 0
+    }
+    embedder = Embedder(model)
+
+    def follow(name: str) -> PartRecord:
+        client = ClientDrift.of(stream_of[name], embedder)
+        return follow_client(client, settings, key.child("alarms", name))
+
+    return folder.finish(list(stream_of), follow, on_part)
+
+
+def _write(folder: FigureFolder, curves: DriftCurves, settings: DriftSettings) -> None:
+    columns: list[tuple[str, list[float]]] = [
+        *((f"accuracy_{name}", curve) for name, curve in curves.accuracy.items()),
+        *((f"mean_stored_{name}", curve) for name, curve in curves.mean_stored.items()),
+        *((f"alarmed_{name}", curve) for name, curve in curves.alarmed.items()),
+    ]
+    rows = zip(*(curve for _, curve in columns), strict=True)
+    folder.write_csv(
+        f"{NAME}.csv",
+        ["num_batches", *(name for name, _ in columns)],
+        ([step, *row] for step, row in enumerate(rows)),
+    )
+    folder.write_pictures(NAME, _picture(curves, settings.streams.shift_at))
+
+
+def _picture(curves: DriftCurves, shift_at: int) -> Figure:
+    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    for name, accuracy in curves.accuracy.items():
+        style = "k:" if name == GLOBAL else "-"
+        top.plot(accuracy, style, label=_LABELS[name])
+    accuracy_axis(top)
+    top.legend()
+    top.set_title(f"A shift after {shift_at} batches, {curves.num_clients} clients")
+    for name, fraction in curves.alarmed.items():
+        bottom.plot(fraction, label=_LABELS[name])
+    accuracy_axis(bottom, "clients alarmed")
+    bottom.set_ylim(-0.03, 1.03)
+    bottom.set_xlabel("batches received")
+    bottom.legend()
+    for axes in (top, bottom):
+        axes.axvline(shift_at, color="grey", linestyle="--", linewidth=1)
+    return figure

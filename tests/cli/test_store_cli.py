@@ -1,0 +1,352 @@
+"""``knnper store``, with the models of two tiny runs."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import typer
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+import knnper.cli.store.deleting
+from datastore.folder import open_store
+from datastore.index.quantized import ScalarSettings
+from knnper.cli.app import app
+from knnper.cli.store.advising import as_section
+from knnper.cli.store.counting import Counter
+from knnper.config.loading import load_experiment
+from knnper.data.digits import DigitsSettings, load_digits
+from server.observer import SilentObserver
+from simulation.catalogue import experiment_catalogue
+from simulation.run_folder import RunFolder
+from simulation.runner import simulate
+from simulation.workbench import open_workbench
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
+NUM_EXAMPLES = 40
+
+
+def make_run(path: Path, seed: int) -> Path:
+    document = {
+        "name": "tiny",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 4},
+        "model": {"name": "tiny_cnn", "embedding_dim": 8},
+        "training": {"num_rounds": 1, "batch_size": 32},
+        "method": {"name": "fedavg"},
+        "run": {"seed": seed, "engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    folder = RunFolder.create(path, experiment)
+    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    return folder.path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "first", seed=1)
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "second", seed=2)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with four images of each digit."""
+    root = tmp_path_factory.mktemp("images")
+    data = load_digits(DigitsSettings()).train
+    for digit in range(10):
+        (root / str(digit)).mkdir()
+        chosen = np.flatnonzero(np.asarray(data.labels) == digit)[:4]
+        for number, position in enumerate(chosen.tolist()):
+            pixels = np.asarray(data.images[position])[:, :, 0]
+            Image.fromarray(pixels).save(root / str(digit) / f"{number}.png")
+    return root
+
+
+def store(*arguments: object) -> Result:
+    words = ["store", *(str(argument) for argument in arguments)]
+    return CliRunner().invoke(app, words)
+
+
+def done(*arguments: object) -> Result:
+    result = store(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path, run: Path, images: Path) -> Path:
+    """Return a store that holds the images."""
+    done("create", tmp_path / "store", "--run", run)
+    done("add", tmp_path / "store", images, "--run", run)
+    return tmp_path / "store"
+
+
+def described(folder: Path) -> dict[str, object]:
+    document: dict[str, object] = json.loads(done("info", folder, "--json").stdout)
+    return document
+
+
+def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
+    folder = tmp_path / "store"
+    arguments = ("--policy", "fifo", "--capacity", 100, "--seed", 3)
+    more = ("--index", "sq8", "--set", "index.rerank=2", "--no-inputs")
+    done("create", folder, "--run", run, *arguments, *more)
+    with open_store(folder) as opened:
+        assert opened.spec.class_names == tuple("0123456789")
+        assert opened.spec.input is None
+        assert (opened.embedding_dim, opened.capacity) == (8, 100)
+        assert (opened.settings.policy, opened.settings.seed) == ("fifo", 3)
+        assert opened.settings.index.name == "sq8"
+        assert opened.settings.index.candidates_for(10) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--policy", "lifo"), 'store.policy: found "lifo", expected'),
+        (("--index", "flta"), "did you mean 'flat'?"),
+        (("--capacity", 0), "store.capacity: found 0"),
+        (("--policy", "fifo"), "needs one; set capacity or budget_mb"),
+        (("--set", "polcy=fifo"), "did you mean 'policy'?"),
+    ],
+)
+def test_create_refuses_wrong_settings(
+    tmp_path: Path, run: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = store("create", tmp_path / "store", "--run", run, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
+    with open_store(folder) as opened:
+        ids = opened.contents().ids
+        assert len(ids) == NUM_EXAMPLES
+        assert opened.external_ids(ids[:2]) == ["0/0.png", "0/1.png"]
+        assert opened.contents().labels.tolist() == np.repeat(range(10), 4).tolist()
+    result = done("add", folder, images, "--run", run, "--json")
+    figures = json.loads(result.stdout)
+    assert figures["num_stored"] == 0
+    assert figures["num_skipped"] == figures["num_examples"] == NUM_EXAMPLES
+
+
+def test_add_refuses_another_model(folder: Path, other_run: Path, images: Path) -> None:
+    result = store("add", folder, images, "--run", other_run)
+    assert result.exit_code == 1
+    assert "knnper store reembed" in result.stderr
+
+
+def test_add_names_unknown_classes(folder: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "more" / "eleven").mkdir(parents=True)
+    result = store("add", folder, tmp_path / "more", "--run", run)
+    assert result.exit_code == 1
+    assert "does not know: eleven" in result.stderr
+
+
+def test_info(folder: Path) -> None:
+    document = described(folder)
+    assert document["num_by_label"] == [4] * 10
+    assert document["is_erasing"] is False
+    assert document["writer"] is None
+    text = done("info", folder).stdout
+    assert f"examples: {NUM_EXAMPLES}" in text
+    assert "capacity: not bounded" in text
+    with open_store(folder, writable=True):
+        assert described(folder)["writer"] is not None
+    done("configure", folder, "--set", "capacity=50")
+    assert "capacity: 50 examples, room for 10 more" in done("info", folder).stdout
+
+
+def test_info_of_no_store(tmp_path: Path) -> None:
+    result = store("info", tmp_path)
+    assert result.exit_code == 1
+    assert "holds no store" in result.stderr
+
+
+def test_verify(folder: Path) -> None:
+    result = done("verify", folder)
+    assert result.stdout.count("\n") == 1
+    assert "is sound: 40 examples" in result.stdout
+    (folder / "stray").write_text("")
+    result = store("verify", folder)
+    assert result.exit_code == 1
+    assert "stray is not the store's" in result.stdout
+    assert "to mend it: move it elsewhere" in result.stdout
+    document = json.loads(store("verify", folder, "--json").stdout)
+    assert document["sound"] is False
+    assert len(document["findings"]) == 1
+
+
+def test_delete_proves_that_nothing_is_left(folder: Path, images: Path) -> None:
+    gone = images / "3" / "1.png"
+    assert store("verify", folder, "--absent", gone).exit_code == 1
+    result = done("delete", folder, "--external-id", "3/1.png", "--yes")
+    assert "1 example deleted\nnone of their bytes are in any of the" in result.stdout
+    assert "(inputs and embeddings looked for: 2)" in result.stdout
+    result = done("verify", folder, "--absent", gone)
+    assert "none of their bytes are in any of the" in result.stdout
+    other = store("verify", folder, "--absent", images / "3" / "0.png", "--json")
+    assert other.exit_code == 1
+    assert json.loads(other.stdout)["copies"] == {"0": 13}
+    assert "sound" in done("verify", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "num_left"),
+    [
+        (("--label", "7"), 36),
+        (("--label", "7", "--label", "8"), 32),
+        (("--id", 1, "--id", 2, "--id", 99), 38),
+        (("--id", 1, "--label", "7"), 40),
+        (("--from", "2000-01-01", "--before", "2001-01-01T00:00+02:00"), 40),
+        (("--from", "2000-01-01"), 0),
+    ],
+)
+def test_delete_takes_what_all_options_describe(
+    folder: Path, options: tuple[object, ...], num_left: int
+) -> None:
+    result = done("delete", folder, *options, "--yes", "--no-proof")
+    assert ("nothing is deleted" in result.stderr) == (num_left == 40)
+    assert described(folder)["num_examples"] == num_left
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "say which"),
+        (("--label", "seven"), "found 'seven', expected a number or one of"),
+        (("--from", "yesterday"), "expected a time such as"),
+        (("--id", 1), "40 examples of .* give --yes"),
+    ],
+)
+def test_delete_refuses(
+    folder: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = store("delete", folder, *options)
+    assert result.exit_code == 2
+    text = re.sub(r"[\s│]+", " ", result.stderr)
+    assert re.search(message, text)
+    assert described(folder)["num_examples"] == NUM_EXAMPLES
+
+
+def test_delete_asks_on_a_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal:
+        isatty = staticmethod(lambda: True)
+
+    class System:
+        stdin = Terminal
+
+    monkeypatch.setattr(knnper.cli.store.deleting, "sys", System)
+    arguments = ["store", "delete", str(folder), "--id", "1"]
+    refused = CliRunner().invoke(app, arguments, input="n\n")
+    assert refused.exit_code == 1
+    assert "Delete 1 of 40 examples" in refused.stderr
+    assert described(folder)["num_examples"] == NUM_EXAMPLES
+    agreed = CliRunner().invoke(app, arguments, input="y\n")
+    assert agreed.exit_code == 0
+    assert described(folder)["num_examples"] == NUM_EXAMPLES - 1
+
+
+def test_what_was_exported_can_be_added(
+    folder: Path, run: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.npz"
+    done("export", folder, target)
+    assert store("export", folder, target).exit_code == 1
+    assert store("export", folder, tmp_path / "out.zip").exit_code == 2
+    done("create", tmp_path / "copy", "--run", run)
+    done("add", tmp_path / "copy", target, "--run", run)
+    with open_store(folder) as first, open_store(tmp_path / "copy") as second:
+        ids = first.contents().ids
+        assert bool((first.inputs(ids) == second.inputs(ids)).all())
+        assert bool((first.vectors(ids) == second.vectors(ids)).all())
+        assert first.external_ids(ids) == second.external_ids(ids)
+
+
+def test_configure(folder: Path) -> None:
+    shown = done("configure", folder, "--set", "index.name=hnsw").stdout
+    assert json.loads(shown)["index"]["name"] == "hnsw"
+    assert described(folder)["index_bytes"] != 0
+    assert "sound" in done("verify", folder).stdout
+    wrong = store("configure", folder, "--set", "capacity=few")
+    assert wrong.exit_code == 2
+    assert 'store.capacity: found "few"' in wrong.stderr
+    small = store("configure", folder, "--set", "capacity=39")
+    assert small.exit_code == 1
+    assert "at least the 40 that are stored" in small.stderr
+
+
+def test_compact(folder: Path) -> None:
+    assert "and takes" in done("compact", folder).stderr
+    assert "sound" in done("verify", folder).stdout
+
+
+def test_reembed_and_back(
+    folder: Path, run: Path, other_run: Path, images: Path
+) -> None:
+    def fingerprint() -> str:
+        with open_store(folder) as opened:
+            return opened.fingerprint
+
+    first = fingerprint()
+    assert "already" in done("reembed", folder, "--run", run).stderr
+    assert "roll-back" in done("reembed", folder, "--run", other_run).stderr
+    assert fingerprint() != first
+    assert "sound" in done("verify", folder).stdout
+    done("add", folder, images, "--run", other_run)
+    done("reembed", folder, "--roll-back")
+    assert fingerprint() == first
+    assert store("reembed", folder).exit_code == 2
+    assert store("reembed", folder, "--run", run, "--roll-back").exit_code == 2
+
+
+def test_advise(folder: Path, run: Path, other_run: Path) -> None:
+    text = done("advise", folder, "--run", run, "--num-neighbors", 3).stdout
+    assert "recall@10" in text
+    assert "the global model alone" in text
+    assert re.search("recommended for .*: flat: an exact index", text)
+    assert f"knnper store configure {folder} --set 'index={{name: flat}}'" in text
+    assert as_section(ScalarSettings(rerank=4)) == "{name: sq8, rerank: 4}"
+    document = json.loads(done("advise", folder, "--json").stdout)
+    assert document["trials"][0]["title"] == "flat"
+    assert document["global_accuracy"] is None
+    assert store("advise", folder, "--run", other_run).exit_code == 1
+
+
+def test_a_counter_writes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    moments = iter([0.0, 0.0, 1.0, 6.0, 6.0, 6.0, 7.0])
+    counted = Counter("examples", None, lambda: next(moments))
+    counted.start(100)
+    counted.advance(10)
+    counted.advance(20)
+    counted.advance(1)
+    assert capsys.readouterr().err == "examples: 30/100, 14 s left\n"
+
+
+def test_the_commands_on_the_page_can_be_typed() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    commands = group.commands["store"]
+    assert isinstance(commands, click.Group)
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    shown = set[str]()
+    for line in re.findall(r"^knnper store (.*)$", text, re.MULTILINE):
+        name, *words = shlex.split(line, comments=True)
+        # Parses the arguments and complains; runs nothing.
+        commands.commands[name].make_context(name, words)
+        shown.add(name)
+    assert shown == set(commands.commands)
+    named = re.findall(r"`knnper store ([a-z]+)`", text)
+    assert set(named) <= set(commands.commands)

@@ -1,0 +1,211 @@
+"""Deleted examples leave no byte in any file of their store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from datastore.care.erasure import (
+    CHUNK_BYTES,
+    Secrets,
+    prove_absence,
+    search,
+    stored_bytes,
+    traces,
+)
+from datastore.care.fragments import Fragments
+from datastore.contents import Ids
+from datastore.core.rows import Change
+from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from datastore.folder import DATABASE, create_store, open_store
+from datastore.index.catalogue import INDEX_KINDS, IndexSettings
+from datastore.policy.catalogue import PolicyName
+from datastore.settings import StoreSettings
+from datastore.store import Store
+
+SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4
+SPEC = StoreSpec(NUM_CLASSES, InputLayout(SHAPE))
+SLICE = 64
+
+
+def embed(inputs: Tensor, seed: int = 0) -> Tensor:
+    """Return embeddings that are as different as the inputs."""
+    rng = np.random.default_rng(seed)
+    mixing = torch.from_numpy(rng.normal(size=(3072, DIM)).astype(np.float32))
+    return inputs.flatten(1).float() @ mixing
+
+
+def some(count: int, seed: int) -> NewExamples:
+    rng = np.random.default_rng(seed)
+    inputs = torch.from_numpy(rng.integers(0, 256, (count, *SHAPE), dtype=np.uint8))
+    labels = torch.from_numpy(rng.integers(0, NUM_CLASSES, count))
+    return NewExamples(embed(inputs), labels, inputs)
+
+
+def settings(
+    index: str, policy: PolicyName = "concatenate", capacity: int | None = None
+) -> StoreSettings:
+    chosen: IndexSettings = INDEX_KINDS[index].settings_type()
+    return StoreSettings(policy=policy, capacity=capacity, index=chosen)
+
+
+def slices(secrets: list[bytes]) -> Iterator[bytes]:
+    for secret in secrets:
+        for start in range(0, len(secret), SLICE):
+            yield secret[start : start + SLICE]
+
+
+def by_hand(folder: Path, secrets: list[bytes]) -> set[str]:
+    """Return the files that hold 64 bytes of a secret; as plain as can be."""
+    found = set[str]()
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        if any(content.find(part) >= 0 for part in slices(secrets)):
+            found.add(path.suffix or path.name)
+    return found
+
+
+def drop(store: Store, folder: Path, ids: Ids) -> list[bytes]:
+    """Delete examples; return the bytes that were theirs."""
+    secrets = list(stored_bytes(folder, ids))
+    store.delete(Selection(ids=tuple(ids.tolist())))
+    return secrets
+
+
+def require_clean(folder: Path, secrets: list[bytes]) -> None:
+    assert traces(folder, secrets) == []
+    assert by_hand(folder, secrets) == set()
+    proof = prove_absence(folder, Secrets(secrets))
+    assert proof.holds
+    assert proof.unprovable == ()
+    assert proof.num_secrets == len(secrets)
+
+
+@pytest.mark.parametrize("index", ["flat", "hnsw", "sq8"])
+def test_nothing_is_left_of_what_was_deleted(tmp_path: Path, index: str) -> None:
+    folder = tmp_path / "store"
+    with create_store(folder, SPEC, DIM, "first", settings(index)) as store:
+        store.add(some(300, 1))
+        store.save()
+        secrets = drop(store, folder, store.contents().ids[5:290:7])
+        store.add(some(60, 2))
+        store.save()
+        secrets += drop(store, folder, store.contents().ids[-30::3])
+        assert len(secrets) == 2 * (41 + 10)
+        # While the store is open, and once it is closed and its index saved.
+        require_clean(folder, secrets)
+    assert traces(folder, secrets) == []
+    with open_store(folder) as reader:
+        assert len(reader) == 300 - 41 + 60 - 10
+        assert traces(folder, secrets) == []
+
+
+@pytest.mark.parametrize("index", ["hnsw", "sq8"])
+def test_nothing_is_left_after_evictions_and_reembedding(
+    tmp_path: Path, index: str
+) -> None:
+    folder = tmp_path / "store"
+    chosen = settings(index, "fifo", 200)
+    with create_store(folder, SPEC, DIM, "first", chosen) as store:
+        store.add(some(180, 1))
+        secrets = drop(store, folder, store.contents().ids[::20])
+        evicted = list(stored_bytes(folder, store.contents().ids[:50]))
+        store.add(some(100, 2))
+        store.reembed(lambda inputs: embed(inputs, seed=1), "second")
+        store.add(some(20, 3))
+        ids = store.contents().ids[3::9]
+        of_all_versions = drop(store, folder, ids)
+        # The last twenty have no embedding by the first model.
+        assert len(of_all_versions) == 3 * len(ids) - int((ids > 280).sum())
+        # Each deletion takes what was evicted before out of the files, too.
+        secrets += of_all_versions + evicted
+    require_clean(folder, secrets)
+
+
+def test_it_is_found_before_it_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with create_store(folder, SPEC, DIM, "first", settings("hnsw")) as store:
+        store.add(some(50, 1))
+        secrets = list(stored_bytes(folder, store.contents().ids[:5]))
+        # What was added is in the log until that is copied.
+        assert {one.file.name for one in traces(folder, secrets)} == {f"{DATABASE}-wal"}
+        assert by_hand(folder, secrets) == {".sqlite3-wal"}
+        store.save()
+    found = traces(folder, secrets)
+    assert {one.file.suffix for one in found} == {".sqlite3", ".index"}
+    assert by_hand(folder, secrets) == {".sqlite3", ".index"}
+    assert {one.secret for one in found} == set(range(10))
+    in_index = {one.secret for one in found if one.file.suffix == ".index"}
+    assert in_index == set(range(5, 10))
+    for one in found[::10]:
+        content = one.file.read_bytes()[one.offset : one.offset + 16]
+        assert content in secrets[one.secret]
+
+
+def test_zeros_alone_would_leave_traces(tmp_path: Path) -> None:
+    """Deleting from the database is not enough: the log keeps what was."""
+    folder = tmp_path / "store"
+    with create_store(folder, SPEC, DIM, "first") as store:
+        store.add(some(50, 1))
+        ids = store.contents().ids[:5]
+        secrets = Secrets(stored_bytes(folder, ids))
+        # What `delete` does at first.
+        stream = store._rows.head().stream
+        store._rows.apply(Change(stream=stream, removed=ids, must_erase=True))
+        proof = prove_absence(folder, secrets)
+        assert not proof.holds
+        assert {one.file.name for one in proof.traces} == {f"{DATABASE}-wal"}
+
+
+def test_what_others_have_too_is_no_trace(tmp_path: Path) -> None:
+    """A border that is in all images tells nothing of the one that was deleted."""
+    folder = tmp_path / "store"
+    new = some(40, 1)
+    assert new.inputs is not None
+    border = some(1, 9).inputs
+    assert border is not None
+    new.inputs[:, :8] = border[:, :8]
+    new.inputs[1] = new.inputs[0]  # a duplicate
+    new.inputs[2, 8:] = 255  # nothing of its own
+    with create_store(folder, SPEC, DIM, "first") as store:
+        store.add(new)
+        secrets = Secrets(stored_bytes(folder, np.array([1, 3, 4])))
+        store.delete(Selection(ids=(1, 3, 4)))
+    proof = prove_absence(folder, secrets)
+    assert proof.traces == ()
+    assert proof.copies == {0: 2}
+    assert proof.unprovable == (1,)
+    assert not proof.holds
+
+
+def test_an_image_of_one_colour_cannot_be_proven(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    black = torch.zeros((2, *SHAPE), dtype=torch.uint8)
+    with create_store(folder, SPEC, DIM, "first") as store:
+        store.add(some(3, 1))
+        store.add(NewExamples(some(2, 2).embeddings, torch.tensor([0, 1]), black))
+        secrets = Secrets(stored_bytes(folder, np.array([4])))
+        store.delete(Selection(ids=(4,)))
+        # The other black image is stored: an equal one, not a trace.
+        assert prove_absence(folder, secrets).copies == {0: 5}
+        store.delete(Selection(ids=(5,)))
+    proof = prove_absence(folder, secrets)
+    assert proof.unprovable == (0,)
+    assert proof.holds
+
+
+def test_pieces_across_chunks_are_found(tmp_path: Path) -> None:
+    secret = np.random.default_rng(0).bytes(16)
+    content = bytearray(np.random.default_rng(1).bytes(2 * CHUNK_BYTES + 100))
+    offsets = [0, 5, CHUNK_BYTES - 9, 2 * CHUNK_BYTES - 16, 2 * CHUNK_BYTES + 84]
+    offsets[1] = 33
+    for offset in offsets:
+        content[offset : offset + 16] = secret
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_bytes(content)
+    assert sorted(one.offset for one in traces(tmp_path, [secret])) == offsets
+    result = search(tmp_path, Fragments([secret]))
+    assert (result.num_files, result.num_bytes) == (1, len(content))

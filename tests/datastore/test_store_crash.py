@@ -1,0 +1,152 @@
+"""A store whose process is killed at random moments, again and again.
+
+Each time: nothing acknowledged is lost, nothing deleted comes back, an operation that
+was under way happened as a whole or not at all, and labels match inputs and vectors.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from datastore.folder import create_store, open_store
+from datastore.index.catalogue import INDEX_KINDS
+from datastore.settings import StoreSettings
+from datastore.store_reader import StoreReader
+from tests.datastore.crashing_store import DIM, SPEC, embed, input_of, lines, work
+
+CAPACITY = 120
+
+
+@dataclass
+class Expected:
+    """What must be in the store: label by id."""
+
+    labels: dict[int, int] = field(default_factory=dict)
+    fingerprint: str = "first"
+    deleted: set[int] = field(default_factory=set)
+
+    def added(self, first: int, labels: list[int]) -> "Expected":
+        """Return what a first-in-first-out store holds after a batch."""
+        held = {**self.labels, **dict(enumerate(labels, start=first))}
+        newest = sorted(held)[-CAPACITY:]
+        return Expected({one: held[one] for one in newest}, self.fingerprint)
+
+    def without(self, ids: list[int]) -> "Expected":
+        left = {one: label for one, label in self.labels.items() if one not in ids}
+        return Expected(left, self.fingerprint)
+
+    def embedded_by(self, fingerprint: str) -> "Expected":
+        return Expected(dict(self.labels), fingerprint)
+
+    def after(self, operation: list[Any]) -> "Expected":
+        """Return what is expected once an operation is done."""
+        kind, *words = operation
+        if kind == "add":
+            return self.added(words[0], words[1])
+        if kind == "delete":
+            return self.without(words[0])
+        if kind == "reembed":
+            return self.embedded_by(words[0])
+        return self
+
+
+def killed_after(folder: Path, seed: int, seconds: float) -> list[list[Any]]:
+    """Return what a process said until it was killed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            work(folder, seed, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    received = os.read(read, 2**16)
+    assert received, "the process ended before it could open the store"
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    while part := os.read(read, 2**16):
+        received += part
+    os.close(read)
+    assert os.WIFSIGNALED(status), "the process failed before it was killed"
+    return list(lines(received))
+
+
+def play(told: list[list[Any]], before: Expected) -> tuple[Expected, Expected]:
+    """Return what must be there, and what may be there instead."""
+    sure, under_way = before, None
+    for words in told:
+        if words[0] in ("add", "delete", "reembed", "save"):
+            under_way = words
+        elif under_way is not None:
+            sure, under_way = sure.after(under_way), None
+    return sure, sure if under_way is None else sure.after(under_way)
+
+
+def require_sound(store: StoreReader, allowed: tuple[Expected, Expected]) -> Expected:
+    """Return which of the two the store holds; fail if it is neither."""
+    contents = store.contents()
+    labels = dict(zip(contents.ids.tolist(), contents.labels.tolist(), strict=True))
+    found = [
+        one
+        for one in allowed
+        if (one.labels, one.fingerprint) == (labels, store.fingerprint)
+    ]
+    assert found, "the store holds neither the state before nor the one after"
+    inputs = torch.tensor(
+        [input_of(one, label) for one, label in labels.items()]
+    ).reshape(-1, DIM)
+    assert torch.equal(store.inputs(contents.ids).reshape(-1, DIM), inputs)
+    vectors = embed(inputs, store.fingerprint)
+    assert torch.equal(store.vectors(contents.ids), vectors)
+    assert sorted(store.index.ids.tolist()) == contents.ids.tolist()
+    if labels and store.settings.index.ranks_exactly:
+        neighbors = store.search(vectors, 1)
+        assert np.array_equal(neighbors.ids[:, 0].numpy(), contents.ids)
+        assert neighbors.labels[:, 0].tolist() == list(labels.values())
+    return found[0]
+
+
+def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
+    """Return the operations that were under way when a process was killed."""
+    index = INDEX_KINDS[kind].settings_type()
+    settings = StoreSettings("fifo", CAPACITY, index=index)
+    create_store(folder, SPEC, DIM, "first", settings).close()
+    generator = np.random.default_rng(7)
+    expected, cut_short = Expected(), set()
+    for number in range(num_kills):
+        # Short and long lives: opening, single operations, and long histories.
+        told = killed_after(folder, number, float(generator.exponential(0.08)))
+        if told[-1][0] in ("add", "delete", "reembed", "save"):
+            cut_short.add(told[-1][0])
+        with open_store(folder) as reader:
+            expected = require_sound(reader, play(told, expected))
+        if number % 2:
+            # What a writer tidies up leaves the same state.
+            with open_store(folder, writable=True) as store:
+                require_sound(store, (expected, expected))
+    return cut_short
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_nothing_is_lost_when_the_process_is_killed(tmp_path: Path, kind: str) -> None:
+    kill_again_and_again(tmp_path / "store", kind, num_kills=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "num_kills"), [("flat", 200), ("hnsw", 100), ("sq8", 100)]
+)
+def test_nothing_is_lost_in_many_kills(
+    tmp_path: Path, kind: str, num_kills: int
+) -> None:
+    cut_short = kill_again_and_again(tmp_path / "store", kind, num_kills)
+    assert cut_short == {"add", "delete", "reembed", "save"}

@@ -1,0 +1,157 @@
+"""One store, several threads: searches go on while it changes."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from datastore.core.read_write_lock import ReadWriteLock
+from datastore.errors import StoreError
+from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from datastore.folder import create_store, open_store
+from datastore.index.catalogue import INDEX_KINDS
+from datastore.memory import empty_memory_store
+from datastore.settings import StoreSettings
+from datastore.store import Store
+
+DIM = 16
+SPEC = StoreSpec(10, InputLayout((DIM,), "float32"))
+
+
+def batch(first: int, count: int) -> NewExamples:
+    """Examples whose every number is their id, labelled by the id's last digit."""
+    ids = torch.arange(first, first + count)
+    inputs = ids.float()[:, None].repeat(1, DIM)
+    return NewExamples(inputs, ids % 10, inputs)
+
+
+def search_until(done: threading.Event, store: Store) -> int:
+    """Search again and again; fail if an answer was never true of the store."""
+    num_searches, queries = 0, batch(1, 30).embeddings
+    while not done.is_set():
+        found = store.search(queries, 5)
+        assert torch.equal(found.labels, found.ids % 10)
+        expected = DIM * (queries[:, :1].double() - found.ids).square()
+        torch.testing.assert_close(found.squared_distances, expected)
+        num_searches += 1
+    return num_searches
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_searches_go_on_while_the_store_changes(
+    tmp_path: Path, kind: str, is_on_disk: bool
+) -> None:
+    index = INDEX_KINDS[kind].settings_type()
+    settings = StoreSettings("fifo", 60, index=index)
+    if is_on_disk:
+        store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)
+    else:
+        store = empty_memory_store(SPEC, DIM, "model", settings)
+    done = threading.Event()
+    with ThreadPoolExecutor(3) as threads, store:
+        searches = [threads.submit(search_until, done, store) for _ in range(3)]
+        for first in range(1, 200, 20):
+            store.add(batch(first, 20))
+            store.delete(Selection(ids=(first, first + 7)))
+        done.set()
+        assert all(search.result() > 0 for search in searches)
+        assert store.contents().ids.tolist()[-3:] == [198, 199, 200]
+
+
+def test_additions_from_several_threads_are_all_kept(tmp_path: Path) -> None:
+    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+        with ThreadPoolExecutor(4) as threads:
+            adding = [threads.submit(store.add, batch(1, 5)) for _ in range(12)]
+            ids = [one for each in adding for one in each.result().ids.tolist()]
+        assert sorted(ids) == store.contents().ids.tolist() == list(range(1, 61))
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_embedding_anew_in_the_background(tmp_path: Path, is_on_disk: bool) -> None:
+    if is_on_disk:
+        store = create_store(tmp_path / "s", SPEC, DIM, "model")
+    else:
+        store = empty_memory_store(SPEC, DIM, "model")
+    started, may_go_on = threading.Event(), threading.Event()
+
+    def negated(inputs: Tensor) -> Tensor:
+        started.set()
+        assert may_go_on.wait(20)
+        return -inputs
+
+    with store:
+        store.add(batch(1, 300))
+        future = store.reembed_in_background(negated, "negated")
+        assert started.wait(20)
+        # Searched, added to and deleted from as if nothing happened.
+        assert store.search(batch(7, 1).embeddings, 1).ids.tolist() == [[7]]
+        store.add(batch(301, 10))
+        store.delete(Selection(ids=(5, 306)))
+        assert store.fingerprint == "model"
+        may_go_on.set()
+        future.result(20)
+        assert store.fingerprint == "negated"
+        assert len(store) == 308
+        assert store.search(-batch(303, 1).embeddings, 1).ids.tolist() == [[303]]
+
+
+def test_closing_ends_the_work_in_the_background(tmp_path: Path) -> None:
+    store = create_store(tmp_path / "s", SPEC, DIM, "model")
+    store.add(batch(1, 2000))
+    started = threading.Event()
+
+    def slow(inputs: Tensor) -> Tensor:
+        started.set()
+        time.sleep(0.1)
+        return -inputs
+
+    future = store.reembed_in_background(slow, "negated")
+    assert started.wait(20)
+    store.close()
+    with pytest.raises(StoreError, match="closed while it was embedded anew"):
+        future.result(20)
+    with open_store(tmp_path / "s", writable=True) as store:
+        assert store.fingerprint == "model"
+        store.reembed(lambda inputs: -inputs, "negated")
+        assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+
+
+def entered(
+    turn: AbstractContextManager[None],
+) -> tuple[threading.Thread, threading.Event]:
+    inside = threading.Event()
+
+    def run() -> None:
+        with turn:
+            inside.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, inside
+
+
+def test_readers_share_and_a_writer_is_alone() -> None:
+    lock = ReadWriteLock()
+    with lock.reading:
+        reader, inside = entered(lock.reading)
+        assert inside.wait(20)
+        reader.join()
+        writer, writing = entered(lock.writing)
+        assert not writing.wait(0.05)
+        # A writer that waits keeps later readers out.
+        late, reading = entered(lock.reading)
+        assert not reading.wait(0.05)
+    for thread in (writer, late):
+        thread.join(20)
+    assert writing.is_set() and reading.is_set()  # noqa: PT018
+    with lock.writing:
+        reader, inside = entered(lock.reading)
+        assert not inside.wait(0.05)
+    reader.join(20)
+    assert inside.is_set()

@@ -1,0 +1,41 @@
+"""A run of the digits with a tiny model, made in this process in a second."""
+
+from pathlib import Path
+
+from knnper.config.loading import load_experiment
+from server.observer import SilentObserver
+from simulation.catalogue import experiment_catalogue
+from simulation.run_folder import RunFolder
+from simulation.runner import simulate
+from simulation.workbench import open_workbench
+
+
+def finished_run(
+    parent: Path, method: str = "fedavg", seed: int = 3, **model: object
+) -> Path:
+    """Return the folder ``run`` in ``parent`` with a finished run.
+
+    Parameters
+    ----------
+    parent
+        Where to.
+    method
+        Its name.
+    seed
+        Of the run.
+    model
+        Settings of the model, beside its name and size.
+    """
+    document = {
+        "name": "trained",
+        "data": {"name": "digits"},
+        "partition": {"name": "dirichlet", "num_clients": 6, "alpha": 0.3},
+        "model": {"name": "tiny_cnn", "embedding_dim": 8, **model},
+        "training": {"num_rounds": 2, "batch_size": 16},
+        "method": {"name": method},
+        "run": {"seed": seed, "engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    folder = RunFolder.create(parent / "run", experiment)
+    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    return folder.path

@@ -1,0 +1,122 @@
+"""The global model of runs that the serial engine made."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from knnper.config.errors import RunError
+from simulation.trained_model import trained_model
+from strategies.core.evaluation import evaluate
+from strategies.core.model_predictor import ModelPredictor
+from tests.simulation.finished_run import finished_run
+
+Runs = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Make a finished run of the digits with a tiny model."""
+
+    def make(method: str = "fedavg", seed: int = 3, **model: object) -> Path:
+        return finished_run(tmp_path_factory.mktemp("runs"), method, seed, **model)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Runs) -> Path:
+    return make_run()
+
+
+def test_it_is_the_model_that_the_run_evaluated(run: Path) -> None:
+    model = trained_model(run)
+    name = model.partition.clients[0].name
+    test = model.bench.clients.test(name)
+    probabilities = model.head(model.embed(test.images))
+    expected = ModelPredictor(model.bench.task, model.weights)(test.images)
+    torch.testing.assert_close(probabilities, expected, rtol=0, atol=0)
+    lines = (run / "personalization.jsonl").read_text().splitlines()
+    results = [json.loads(line)["result"] for line in lines]
+    reported = next(result for result in results if result["client"] == name)
+    found = evaluate(lambda images: probabilities, test)  # type: ignore[arg-type]
+    assert found.num_correct == reported["reference"]["num_correct"]
+
+
+def test_it_knows_the_data(run: Path) -> None:
+    model = trained_model(run)
+    assert model.spec == model.dataset.spec
+    assert model.class_names == model.dataset.class_names
+    assert model.embedding_dim == 8
+    assert model.experiment.name == "trained"
+    assert len(model.partition.clients) == 6
+    assert model.embed(model.bench.clients.test("0000").images).shape[1] == 8
+
+
+def test_the_fingerprint_is_that_of_weights_model_and_input(
+    run: Path, make_run: Runs
+) -> None:
+    model = trained_model(run)
+    assert len(model.fingerprint) == 64
+    assert trained_model(run).fingerprint == model.fingerprint
+    assert trained_model(make_run()).fingerprint == model.fingerprint
+    assert trained_model(make_run(seed=4)).fingerprint != model.fingerprint
+
+
+@pytest.mark.parametrize("method", ["fedavg_plus", "scaffold"])
+def test_methods_with_one_model_are_taken(make_run: Runs, method: str) -> None:
+    model = trained_model(make_run(method))
+    assert model.weights.shape == (model.bench.task.model.num_weights,)
+
+
+@pytest.mark.parametrize(
+    ("method", "title"), [("local", "Local"), ("fedem", "FedEM"), ("pfedhn", "pFedHN")]
+)
+def test_methods_without_one_are_refused(
+    make_run: Runs, method: str, title: str
+) -> None:
+    with pytest.raises(RunError, match=f"{title}, which does not end with one model"):
+        trained_model(make_run(method))
+
+
+def test_the_file_of_initial_weights_may_be_gone(
+    make_run: Runs, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    start = trained_model(make_run())
+    path = tmp_path / "start.safetensors"
+    save_file(start.bench.task.model.named(start.weights), path)
+    finished = make_run(weights=str(path))
+    path.unlink()
+    assert trained_model(finished).fingerprint != start.fingerprint
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        trained_model(tmp_path)
+
+
+def test_a_run_that_is_not_done_is_refused(make_run: Runs) -> None:
+    path = make_run()
+    (path / "results.json").unlink()
+    with pytest.raises(RunError, match=r"the run is not done; go on with it"):
+        trained_model(path)
+
+
+def test_a_missing_checkpoint_is_refused(make_run: Runs) -> None:
+    path = make_run()
+    (path / "checkpoints").rename(path / "elsewhere")
+    with pytest.raises(RunError, match=r"checkpoint of round 2 .* found none"):
+        trained_model(path)
+
+
+def test_other_data_is_refused(make_run: Runs) -> None:
+    path = make_run()
+    results = json.loads((path / "results.json").read_text())
+    results["manifest"]["partition_hash"] = "0" * 64
+    (path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(RunError, match="expected the split 000000000000"):
+        trained_model(path)

@@ -1,0 +1,141 @@
+"""kNN-Per with ProtoNN: its two ends, its choice of λ, clients without data."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from datastore.protonn.settings import ProtoNNSettings
+from datastore.protonn.training import fit_protonn
+from datastore.tuning.mixing import choose_knn_weight
+from knnper.config.sections import Choice, TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples, InputSpec
+from knnper.data.preprocess import Normalizer
+from knnper.models.catalogue import build_model
+from knnper.models.tiny_cnn import TinyCnnSettings
+from strategies.core.task import Task
+from strategies.knn_per_protonn import PrototypeSettings, compress
+
+NUM_CLASSES = 3
+INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
+KEY = RandomKey(4)
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    choice = Choice("tiny_cnn", TinyCnnSettings())
+    model = build_model(choice, INPUT, RandomKey(0))
+    return Task(
+        model=model,
+        initial_weights=model.read(),
+        fresh_weights=lambda rng: build_model(choice, INPUT, rng).read(),
+        normalize=Normalizer(INPUT),
+        spec=INPUT,
+        training=TrainingSettings(),
+    )
+
+
+def drawn(count: int, seed: int) -> Examples:
+    generator = RandomKey(seed).numpy()
+    labels = torch.from_numpy(generator.integers(0, NUM_CLASSES, count))
+    images = torch.from_numpy(generator.integers(0, 100, (count, 8, 8, 1))).byte()
+    images[:, :3] += (labels * 70).byte()[:, None, None, None]
+    return Examples(images, labels)
+
+
+def served(task: Task, data: ClientData, *knn_weights: float) -> Tensor:
+    settings = PrototypeSettings(knn_weights=knn_weights)
+    predictor = compress(task, task.initial_weights, data, settings, KEY)
+    return predictor(drawn(25, 9).images)
+
+
+def test_lambda_0_is_the_global_model(task: Task) -> None:
+    data = ClientData(drawn(30, 1), drawn(10, 2))
+    expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
+
+    assert torch.equal(served(task, data, 0.0), expected)
+
+
+def test_lambda_1_is_protonn_of_both_splits(task: Task) -> None:
+    data = ClientData(drawn(30, 1), drawn(10, 2))
+    both = data.train_and_validation()
+    model = fit_protonn(
+        task.embed(task.initial_weights, both.images),
+        both.labels,
+        NUM_CLASSES,
+        ProtoNNSettings(),
+        KEY.child("prototypes"),
+    )
+    expected = model(task.embed(task.initial_weights, drawn(25, 9).images))
+
+    torch.testing.assert_close(served(task, data, 1.0), expected)
+
+
+def test_lambda_is_chosen_on_the_validation_split(task: Task) -> None:
+    data = ClientData(drawn(30, 1), drawn(20, 2))
+    weights = task.initial_weights
+    settings = PrototypeSettings()
+    predictor = compress(task, weights, data, settings, KEY)
+    train, held_out = data.train, data.validation
+    model = fit_protonn(
+        task.embed(weights, train.images),
+        train.labels,
+        NUM_CLASSES,
+        settings.prototypes,
+        KEY.child("prototypes"),
+    )
+    local = model(task.embed(weights, held_out.images))
+    alone = task.probabilities(weights, held_out.images)
+    correct = [
+        int(((w * local + (1 - w) * alone).argmax(dim=1) == held_out.labels).sum())
+        for w in settings.knn_weights
+    ]
+
+    best = settings.knn_weights[correct.index(max(correct))]
+    assert predictor.knn_weight == best > 0
+    described = predictor.describe()
+    assert described["num_stored"] == round(50 / 3)
+    assert described["num_bytes"] > 0
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1)])
+def test_clients_with_hardly_any_data(task: Task, sizes: tuple[int, int]) -> None:
+    data = ClientData(drawn(sizes[0], 1), drawn(sizes[1], 2))
+    found = served(task, data, 0.0, 0.5, 1.0)
+
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(25))
+    if 0 in sizes:
+        expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
+        assert torch.equal(found, expected)
+
+
+def test_the_choice_of_lambda_by_hand() -> None:
+    labels = torch.tensor([0, 0, 1])
+    local = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1]])
+    alone = torch.tensor([[0.4, 0.6], [0.4, 0.6], [0.1, 0.9]])
+
+    # From λ = 0.5 on the first two are right, from 0.6 on the last is wrong.
+    assert choose_knn_weight(local, alone, labels, (1.0, 0.3, 0.5, 0.45)) == 0.3
+    assert choose_knn_weight(local, alone, labels, (0.6, 1.0)) == 0.6
+    assert choose_knn_weight(local, alone, labels, (1.0,)) == 1.0
+    # Nothing to go by: the smallest, which is 0 wherever there is a choice.
+    assert choose_knn_weight(local[:0], alone[:0], labels[:0], (0.5, 1.0)) == 0.0
+    assert choose_knn_weight(local[:0], alone[:0], labels[:0], (0.5,)) == 0.5
+
+
+def test_log_loss_may_prefer_another_lambda() -> None:
+    labels = torch.tensor([0, 1])
+    local = torch.tensor([[0.99, 0.01], [0.99, 0.01]])
+    alone = torch.tensor([[0.6, 0.4], [0.45, 0.55]])
+    weights = (0.0, 0.1, 1.0)
+
+    assert choose_knn_weight(local, alone, labels, weights, "accuracy") == 0.0
+    # log(0.639) + log(0.496) is less than log(0.6) + log(0.55).
+    assert choose_knn_weight(local, alone, labels, weights, "log_loss") == 0.0
+    sure = replace_first(local)
+    assert choose_knn_weight(sure, alone, labels, weights, "log_loss") == 1.0
+
+
+def replace_first(local: Tensor) -> Tensor:
+    """Return predictions that are right twice."""
+    return torch.stack([local[0], local[0].flip(0)])
