@@ -21,3 +21,7 @@ class StoreMismatchError(StoreError):
 
 class StoreDamagedError(StoreError):
     """The store's files are not what was written."""
+
+
+class ExamplesMissingError(StoreDamagedError):
+    """Examples that were asked for are not there, or no longer."""

@@ -77,6 +77,7 @@ class Store(StoreReader):
             If they fit neither the capacity nor the disk.
         """
         with self._changing:
+            self._live.refresh()
             require_model(self.fingerprint, fingerprint)
             require_fitting(new, self.spec, self.embedding_dim)
             require_new_names(self._rows, new)
@@ -117,6 +118,7 @@ class Store(StoreReader):
                 "everything, remove the store's folder"
             )
         with self._changing:
+            self._live.refresh()
             ids = self._rows.select(selection)
             if len(ids) == 0:
                 return ids

@@ -4,6 +4,7 @@ knn-per.txt, Eq. 3 (the datastore) and Eq. 4-5 (the nearest neighbours).
 """
 
 import contextlib
+import time
 from types import TracebackType
 from typing import Self
 
@@ -13,12 +14,19 @@ from torch import Tensor
 from datastore.contents import Contents, Ids
 from datastore.core.live_view import LiveView
 from datastore.core.rows import Rows
-from datastore.errors import StoreError, StoreMismatchError
+from datastore.errors import (
+    ExamplesMissingError,
+    StoreError,
+    StoreMismatchError,
+)
 from datastore.examples import Selection, StoreSpec
 from datastore.index.base import VectorIndex
 from datastore.neighbors import Neighbors
 from datastore.settings import StoreSettings
 from datastore.validation import require_embeddings
+
+PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Before a search is tried again; see `StoreReader.search`."""
 
 
 class StoreReader:
@@ -151,6 +159,17 @@ class StoreReader:
         """
         if num_neighbors < 1:
             raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
+        for pause_s in PAUSES_S:
+            try:
+                return self._search(queries, num_neighbors, fingerprint)
+            except ExamplesMissingError:
+                # Candidates that are compared by the database may have left it since.
+                time.sleep(pause_s)
+        return self._search(queries, num_neighbors, fingerprint)
+
+    def _search(
+        self, queries: Tensor, num_neighbors: int, fingerprint: str | None
+    ) -> Neighbors:
         self._live.refresh()
         view = self._live.view
         require_model(view.version.fingerprint, fingerprint or self._expected_model)

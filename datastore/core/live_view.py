@@ -1,5 +1,6 @@
 """The view of a store, kept in line with its rows."""
 
+import contextlib
 import functools
 import threading
 
@@ -7,8 +8,9 @@ import numpy as np
 
 from datastore.contents import Contents, Ids
 from datastore.core.cache import Cache
-from datastore.core.rows import Change, Rows, Version
+from datastore.core.rows import Change, Head, Rows, Version
 from datastore.core.view import ReadVectors, View, bring_up_to_date
+from datastore.errors import ExamplesMissingError
 from datastore.index.base import VectorIndex
 from datastore.index.catalogue import IndexSettings, build_index
 
@@ -34,6 +36,7 @@ class LiveView:
         self._rows, self._cache, self._settings = rows, cache, settings
         self._refreshing = threading.Lock()
         self._num_unsaved = 0
+        self._is_behind = self._is_torn = False
         with rows.reading():
             self._open()
 
@@ -52,35 +55,59 @@ class LiveView:
         self.view = self._view(index, contents, active)
 
     def refresh(self) -> None:
-        """See what another process has changed."""
-        if not self._rows.has_changed():
-            return
-        with self._refreshing, self._rows.reading():
+        """See what another process has changed.
+
+        Whoever asks while another thread does this waits for it: otherwise it might
+        find what was deleted before it asked.
+        """
+        with self._refreshing:
+            self._is_behind |= self._rows.has_changed()
+            if self._is_behind or self._is_torn:
+                self._catch_up()
+                self._is_behind = self._is_torn = False
+
+    def _catch_up(self) -> None:
+        with self._rows.reading():
             head = self._rows.head()
-            if head.active != self.head.active:
+            if self._is_torn or head.active != self.head.active:
                 self._open()
                 return
-            held = self.view.contents
-            if head.num_removed == self.head.num_removed:
-                last = int(held.ids[-1]) if len(held) else 0
-                removed = np.empty(0, np.int64)
-                added = self._rows.contents(after=last)
-            else:
-                now = self._rows.contents()
-                removed = np.setdiff1d(held.ids, now.ids)
-                added = now.take(np.isin(now.ids, held.ids, invert=True))
+            added, removed = self._difference(head)
             vectors = self._reads(head.active)(added.ids)
-            self.view.change(added, vectors, removed)
-            self.head = head
+        # Not inside the block above: a search may hold the view and wait for the rows.
+        self.view.change(added, vectors, removed)
+        self.head = head
+        if self.view.index.is_outgrown:
+            # The writer may have gone on meanwhile; the next change is another chance.
+            with contextlib.suppress(ExamplesMissingError):
+                self.view.rebuild()
+
+    def _difference(self, head: Head) -> tuple[Contents, Ids]:
+        """Return what the rows have and the view lacks, and the other way round."""
+        held = self.view.contents
+        if head.num_removed == self.head.num_removed:
+            last = int(held.ids[-1]) if len(held) else 0
+            return self._rows.contents(after=last), np.empty(0, np.int64)
+        now = self._rows.contents()
+        removed = np.setdiff1d(held.ids, now.ids)
+        return now.take(np.isin(now.ids, held.ids, invert=True)), removed
 
     def apply(self, change: Change) -> None:
         """Make a change for good, then let searches see it."""
-        self._rows.apply(change)
-        self.head = self._rows.head()
+        try:
+            self._rows.apply(change)
+        except BaseException:
+            # A disk may fail after the change was made: look, before the next answer.
+            self._is_behind = True
+            raise
         vectors = change.embeddings
         if vectors is None:
             vectors = np.empty((0, self.head.active.embedding_dim), np.float32)
-        self.view.change(change.added, vectors, change.removed)
+        with self._refreshing:
+            self._is_torn = True
+            self.head = self._rows.head()
+            self.view.change(change.added, vectors, change.removed)
+            self._is_torn = False
         self._num_unsaved += len(change.added) + len(change.removed)
 
     def built(self, version: Version) -> VectorIndex:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from datastore.contents import Contents, Ids, no_contents
 from datastore.core.rows import Change, Head, Version
+from datastore.errors import ExamplesMissingError
 from datastore.examples import Selection
 from datastore.index.base import Vectors
 from datastore.policy.base import StreamState
@@ -53,7 +54,11 @@ class MemoryRows:
     def vectors(self, ids: Ids, version: int) -> Vectors:
         """See `Rows`."""
         dim = self._versions[version].embedding_dim
-        rows = [self._vectors[version][one] for one in ids.tolist()]
+        held = self._vectors[version]
+        try:
+            rows = [held[one] for one in ids.tolist()]
+        except KeyError as error:
+            raise ExamplesMissingError(f"there is no example {error}") from error
         return np.stack(rows) if rows else np.empty((0, dim), np.float32)
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:

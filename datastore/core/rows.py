@@ -103,7 +103,13 @@ class Rows(Protocol):
         """Return the examples whose ids are larger than ``after``."""
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
-        """Return the embeddings (m, p) of ``ids`` (m,), all of which have one."""
+        """Return the embeddings (m, p) of ``ids`` (m,).
+
+        Raises
+        ------
+        ExamplesMissingError
+            If one of them has none.
+        """
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:
         """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""

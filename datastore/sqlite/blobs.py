@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datastore.contents import Ids
-from datastore.errors import StoreDamagedError
+from datastore.errors import ExamplesMissingError, StoreDamagedError
 
 
 def checksum(example: int, label: int, content: bytes | memoryview) -> int:
@@ -54,8 +54,10 @@ def read(
 
     Raises
     ------
+    ExamplesMissingError
+        If a row is missing.
     StoreDamagedError
-        If a row is missing, has another length or fails its checksum.
+        If a row has another length or fails its checksum.
     """
     found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
     order = np.argsort(ids)
@@ -69,7 +71,7 @@ def read(
     present = [row[0] for row in rows]
     if present != ids[order].tolist():
         missing = sorted(set(ids.tolist()) - set(present))
-        raise StoreDamagedError(
+        raise ExamplesMissingError(
             f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
         )
     row_bytes = empty.dtype.itemsize * int(np.prod(empty.shape[1:], dtype=np.int64))

@@ -15,9 +15,10 @@ from datastore.errors import StoreError
 from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
 from datastore.folder import create_store, open_store
 from datastore.index.catalogue import INDEX_KINDS
+from datastore.index.flat import HalfSettings
 from datastore.memory import empty_memory_store
 from datastore.settings import StoreSettings
-from datastore.store import Store
+from datastore.store_reader import StoreReader
 
 DIM = 16
 SPEC = StoreSpec(10, InputLayout((DIM,), "float32"))
@@ -30,7 +31,7 @@ def batch(first: int, count: int) -> NewExamples:
     return NewExamples(inputs, ids % 10, inputs)
 
 
-def search_until(done: threading.Event, store: Store) -> int:
+def search_until(done: threading.Event, store: StoreReader) -> int:
     """Search again and again; fail if an answer was never true of the store."""
     num_searches, queries = 0, batch(1, 30).embeddings
     while not done.is_set():
@@ -155,3 +156,42 @@ def test_readers_share_and_a_writer_is_alone() -> None:
         assert not inside.wait(0.05)
     reader.join(20)
     assert inside.is_set()
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_a_change_that_is_cut_short_half_way_is_made_up_for(
+    tmp_path: Path, is_on_disk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_on_disk:
+        store = create_store(tmp_path / "s", SPEC, DIM, "model")
+    else:
+        store = empty_memory_store(SPEC, DIM, "model")
+    with store:
+        store.add(batch(1, 5))
+        with monkeypatch.context() as patched:
+            # The rows have the change, the index has half of it.
+            def removed_only(ids: object, vectors: object) -> None:
+                raise MemoryError
+
+            patched.setattr(store.index, "add", removed_only)
+            with pytest.raises(MemoryError):
+                store.add(batch(6, 3))
+        assert store.contents().ids.tolist() == list(range(1, 9))
+        assert store.search(batch(7, 1).embeddings, 1).ids.tolist() == [[7]]
+        store.add(batch(9, 1))
+        assert sorted(store.index.ids.tolist()) == list(range(1, 10))
+
+
+def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
+    # Candidates are compared by vectors from the database, which the reader reads
+    # while another of its threads takes up what the writer has changed.
+    settings = StoreSettings("fifo", 60, index=HalfSettings(rerank=2))
+    done = threading.Event()
+    with create_store(tmp_path / "s", SPEC, DIM, "model", settings) as store:
+        store.add(batch(1, 60))
+        with open_store(tmp_path / "s") as reader, ThreadPoolExecutor(3) as threads:
+            searches = [threads.submit(search_until, done, reader) for _ in range(3)]
+            for first in range(61, 261, 10):
+                store.add(batch(first, 10))
+            done.set()
+            assert all(search.result(60) > 0 for search in searches)
