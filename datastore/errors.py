@@ -4,7 +4,10 @@ from knnper.config.errors import KnnPerError
 
 
 class StoreError(KnnPerError):
-    """A store cannot do what it was asked; what it held before, it still holds."""
+    """A store cannot do what it was asked; it holds what it held before.
+
+    The one exception is `NotErasedError`.
+    """
 
 
 class StoreFullError(StoreError):
@@ -13,6 +16,10 @@ class StoreFullError(StoreError):
 
 class StoreBusyError(StoreError):
     """Another process writes to the store."""
+
+
+class NotErasedError(StoreError):
+    """Examples are deleted, but their bytes may still be in a file."""
 
 
 class StoreMismatchError(StoreError):

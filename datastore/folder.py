@@ -22,8 +22,13 @@ from datastore.examples import StoreSpec
 from datastore.policy.base import StreamState
 from datastore.settings import StoreSettings, require_settings
 from datastore.sqlite.connection import connect, transaction, understood
-from datastore.sqlite.rows import SqliteRows, insert_version
-from datastore.sqlite.schema import APPLICATION_ID, FORMAT, create_tables
+from datastore.sqlite.rows import SqliteRows
+from datastore.sqlite.schema import (
+    APPLICATION_ID,
+    FORMAT,
+    create_tables,
+    insert_version,
+)
 from datastore.sqlite.stream_json import encode_stream
 from datastore.sqlite.writer_lock import WriterLock
 from datastore.store import Store
@@ -139,11 +144,11 @@ def open_store(
     StoreDamagedError
         If the files are not what was written.
     """
-    identity = read_identity(folder)
+    require_database(folder)
     with contextlib.ExitStack() as opened:
         if writable:
-            lock = WriterLock(folder / LOCK)
-            opened.callback(lock.release)
+            opened.callback(WriterLock(folder / LOCK).release)
+        identity = read_identity(folder)
         rows = SqliteRows(folder / DATABASE, identity.spec.input, writable=writable)
         opened.callback(rows.close)
         cache = IndexCache(folder / INDEX, rows)
@@ -169,12 +174,8 @@ def read_identity(folder: Path) -> Identity:
     StoreError
         If there is none, or another version of this software made it.
     """
+    require_database(folder)
     path = folder / DATABASE
-    if not path.is_file():
-        raise StoreError(
-            f"{folder} holds no store: {DATABASE} is missing. Give the folder that was "
-            "created for the client, or create a store in it"
-        )
     connection = connect(path, writable=False)
     with contextlib.closing(connection), understood(path):
         _require_format(connection, path)
@@ -189,6 +190,21 @@ def read_identity(folder: Path) -> Identity:
             "the folder from a backup, or create the store anew"
         ) from error
     return Identity(row[0], row[1], spec, settings)
+
+
+def require_database(folder: Path) -> None:
+    """Refuse a folder without a store.
+
+    Raises
+    ------
+    StoreError
+        If there is none.
+    """
+    if not (folder / DATABASE).is_file():
+        raise StoreError(
+            f"{folder} holds no store: {DATABASE} is missing. Give the folder that was "
+            "created for the client, or create a store in it"
+        )
 
 
 def configure_store(folder: Path, settings: StoreSettings) -> None:

@@ -1,7 +1,9 @@
 """The one who may change a client's memory."""
 
 import contextlib
+import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,14 +17,16 @@ from datastore.core.arriving import (
 )
 from datastore.core.live_view import LiveView
 from datastore.core.reembedding import Embed, OnProgress, VersionFiller
-from datastore.core.rows import Change, Rows
-from datastore.errors import StoreError
+from datastore.core.rows import Change, Rows, Version
+from datastore.errors import StoreError, StoreFullError
 from datastore.examples import Added, NewExamples, Selection, StoreSpec
 from datastore.policy.catalogue import POLICIES
 from datastore.policy.deletion import forget
 from datastore.settings import StoreSettings
 from datastore.store_reader import StoreReader, require_model
 from knnper.config.seeding import RandomKey
+
+_LOG = logging.getLogger(__name__)
 
 
 class Store(StoreReader):
@@ -52,7 +56,7 @@ class Store(StoreReader):
         super().__init__(
             rows, live, spec, settings, fingerprint=fingerprint, resources=resources
         )
-        self._changing = threading.RLock()
+        self._changing, self._embedding = threading.RLock(), threading.Lock()
         self._background: ThreadPoolExecutor | None = None
         self._stopping = threading.Event()
 
@@ -64,7 +68,7 @@ class Store(StoreReader):
         new
             n examples, embedded by the model that the store was embedded by.
         fingerprint
-            Of that model; None trusts the caller.
+            Of that model; by default that with which the store was opened.
 
         Raises
         ------
@@ -78,11 +82,11 @@ class Store(StoreReader):
         """
         with self._changing:
             self._live.refresh()
-            require_model(self.fingerprint, fingerprint)
+            require_model(self.fingerprint, fingerprint or self._expected_model)
             require_fitting(new, self.spec, self.embedding_dim)
             require_new_names(self._rows, new)
             stream = self._live.head.stream
-            offered = arriving(new, stream.num_offered)
+            offered = arriving(new, stream.num_offered, self._live.view.contents)
             decision = POLICIES[self.settings.policy].decide(
                 self._live.view.contents,
                 offered,
@@ -90,11 +94,10 @@ class Store(StoreReader):
                 self.capacity,
                 RandomKey(self.settings.seed, ("store",)),
             )
-            self._live.apply(addition(new, offered, decision))
-            if self._live.view.index.is_outgrown:
-                self._live.view.rebuild()
-            self._live.save_if_outdated()
-            self._stay_within_budget()
+            self._live.apply(
+                addition(new, offered, decision, self._live.head.active.number)
+            )
+            self._tidy_up()
         return Added(np.where(decision.kept, offered.ids, -1), decision.evicted)
 
     def delete(self, selection: Selection) -> Ids:
@@ -108,9 +111,10 @@ class Store(StoreReader):
         ------
         ValueError
             If the selection describes all examples.
-        StoreBusyError
-            If a reader keeps an older state of the files: the examples are deleted,
-            their bytes are erased when the store is opened, or compacted, next.
+        NotErasedError
+            If the disk is full, or a reader keeps an older state of the files: the
+            examples are deleted, their bytes are erased when the store is opened or
+            compacted, or something is deleted, next.
         """
         if selection == Selection():
             raise ValueError(
@@ -121,6 +125,8 @@ class Store(StoreReader):
             self._live.refresh()
             ids = self._rows.select(selection)
             if len(ids) == 0:
+                if self._rows.is_erasing():
+                    self._live.forget()
                 return ids
             held = self._live.view.contents
             labels = held.labels[held.positions(ids)]
@@ -154,20 +160,24 @@ class Store(StoreReader):
         Raises
         ------
         StoreError
-            If the store keeps no inputs, is empty, or is closed meanwhile.
+            If the store keeps no inputs, is empty, is closed meanwhile, or is being
+            embedded anew already.
+        StoreFullError
+            If the budget does not hold all examples with embeddings of that size.
         DataError
             If an embedding is not finite.
         """
         self._require_inputs()
         if fingerprint == self.fingerprint:
             return
-        filler = VersionFiller(self._rows, embed, fingerprint, self._stopping)
-        version = filler.fill(on_progress)
-        index = self._live.built(version)
-        with self._changing:
-            # What arrived since; few, so that searches are not held up for long.
-            self._live.switch(filler.fill(on_progress), index)
-            self._expected_model = fingerprint
+        with self._alone():
+            filler = VersionFiller(self._rows, embed, fingerprint, self._stopping)
+            version = filler.fill(on_progress)
+            self._require_room(version)
+            index = self._live.built(version)
+            with self._changing:
+                # What arrived since; few, so that nobody is held up for long.
+                self._live.switch(filler.fill(on_progress), index)
 
     def reembed_in_background(self, embed: Embed, fingerprint: str) -> "Future[None]":
         """Begin `reembed` in a thread of its own; its errors are in the future."""
@@ -184,7 +194,7 @@ class Store(StoreReader):
         StoreError
             If there are none, or examples that arrived since lack theirs.
         """
-        with self._changing:
+        with self._alone(), self._changing:
             known = {version.number: version for version in self._rows.versions()}
             version = known.get(self._live.head.previous or 0)
             if version is None:
@@ -198,8 +208,8 @@ class Store(StoreReader):
                     f"{version.fingerprint} must embed them before the store goes back "
                     "to it: call reembed with that model"
                 )
+            self._require_room(version)
             self._live.switch(version, self._live.built(version))
-            self._expected_model = version.fingerprint
 
     def save(self) -> None:
         """Save the index, so that the next opening need not build it."""
@@ -209,8 +219,9 @@ class Store(StoreReader):
     def compact(self) -> None:
         """Give free space back to the disk, build the index anew, and save it."""
         with self._changing:
-            self._live.view.rebuild()
             self._live.forget()
+            if self._live.view.index.forgets:
+                self._live.view.rebuild()
             self._live.save()
 
     def close(self) -> None:
@@ -218,15 +229,48 @@ class Store(StoreReader):
         self._stopping.set()
         if self._background is not None:
             self._background.shutdown()
-        with self._changing:
+        with self._changing, self._resources:
             self._live.save_if_changed()
-            self._resources.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep a second set of embeddings from being made, or dropped, meanwhile."""
+        if not self._embedding.acquire(blocking=False):
+            raise StoreError(
+                "the store is being embedded anew; wait for that to end, or close the "
+                "store to stop it"
+            )
+        try:
+            yield
+        finally:
+            self._embedding.release()
+
+    def _require_room(self, version: Version) -> None:
+        most = self.settings.most_examples(self.spec, version.embedding_dim)
+        if most is not None and len(self) > most:
+            raise StoreFullError(
+                f"with embeddings of {version.embedding_dim} numbers the budget has "
+                f"room for {most} examples, found {len(self)}. Raise budget_mb (knnper "
+                "store configure) or delete some, then embed anew: what is embedded "
+                "already is kept"
+            )
+
+    def _tidy_up(self) -> None:
+        """Do what may follow an addition; that it cannot be done is no error of it."""
+        try:
+            if self._live.view.index.is_outgrown:
+                self._live.view.rebuild()
+            self._live.save_if_outdated()
+            self._stay_within_budget()
+        except StoreError as error:
+            _LOG.warning("the store is not tidied up: %s", error)
 
     def _stay_within_budget(self) -> None:
         """Close the holes that evicted examples left, once they are too many."""
-        budget, head = self.settings.budget_mb, self._live.head
-        if budget is None or head.previous is not None:
+        budget = self.settings.budget_mb
+        # A second set of embeddings is not counted, and does not go away by this.
+        if budget is None or len(self._rows.versions()) > 1:
             return
         index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
         if self._rows.num_bytes() + index_bytes > budget * 1e6:
-            self._rows.erase_removed()
+            self._rows.compact()

@@ -1,6 +1,7 @@
 """Examples on their way into a store: checked, and given the ids they would get."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,11 +28,8 @@ def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> No
     _require_inputs(new.inputs, spec, len(new))
     if new.arrivals is not None:
         _require_arrivals(new.arrivals, len(new))
-    if new.external_ids is not None and len(new.external_ids) != len(new):
-        raise DataError(
-            f"external ids: expected one, or None, for each of {len(new)} examples, "
-            f"found {len(new.external_ids)}"
-        )
+    if new.external_ids is not None:
+        _require_names(new.external_ids, len(new))
 
 
 def require_new_names(rows: Rows, new: NewExamples) -> None:
@@ -61,10 +59,22 @@ def require_new_names(rows: Rows, new: NewExamples) -> None:
         )
 
 
-def arriving(new: NewExamples, num_offered: int) -> Contents:
-    """Return ``new`` as a policy sees it; ``num_offered`` examples came before."""
+def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
+    """Return ``new`` as a policy sees it.
+
+    Parameters
+    ----------
+    new
+        Where no arrivals are given they arrive now, and after all that are stored: a
+        clock that was set back must not make them the oldest.
+    num_offered
+        How many examples came before.
+    stored
+        What the store holds.
+    """
     first = num_offered + 1
-    now = torch.full((len(new),), time.time(), dtype=torch.float64)
+    clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
+    now = torch.full((len(new),), clock, dtype=torch.float64)
     arrivals = now if new.arrivals is None else new.arrivals
     return Contents(
         np.arange(first, first + len(new), dtype=np.int64),
@@ -73,14 +83,17 @@ def arriving(new: NewExamples, num_offered: int) -> Contents:
     )
 
 
-def addition(new: NewExamples, offered: Contents, decision: Decision) -> Change:
-    """Return the change of a store that a policy decided on."""
+def addition(
+    new: NewExamples, offered: Contents, decision: Decision, version: int
+) -> Change:
+    """Return the change of a store, by which ``version`` is searched, as decided."""
     kept = decision.kept
     names = new.external_ids or (None,) * len(new)
     return Change(
         stream=decision.state,
         added=offered.take(kept),
         embeddings=new.embeddings.detach().numpy()[kept],
+        version=version,
         inputs=None if new.inputs is None else new.inputs.numpy()[kept],
         external_ids=[name for name, stays in zip(names, kept, strict=True) if stays],
         removed=decision.evicted,
@@ -106,6 +119,28 @@ def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> No
             f"inputs: expected {spec.input.dtype} of shape {expected}, found "
             f"{inputs.dtype} of shape {tuple(inputs.shape)}"
         )
+
+
+def _require_names(names: Sequence[str | None], num_rows: int) -> None:
+    if len(names) != num_rows:
+        raise DataError(
+            f"external ids: expected one, or None, for each of {num_rows} examples, "
+            f"found {len(names)}"
+        )
+    for name in names:
+        if name is not None and not _can_be_stored(name):
+            raise DataError(
+                f"external ids: found {name!r}, expected at least one character, each "
+                "of which can be written as UTF-8, and no NUL"
+            )
+
+
+def _can_be_stored(name: str) -> bool:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(encoded) and b"\0" not in encoded
 
 
 def _require_arrivals(arrivals: Tensor, num_rows: int) -> None:

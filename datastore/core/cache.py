@@ -14,7 +14,7 @@ import faiss
 from pydantic_core import to_jsonable_python
 
 from datastore.core.rows import Version
-from datastore.errors import StoreDamagedError
+from datastore.errors import StoreDamagedError, StoreError
 from datastore.index.base import VectorIndex
 from datastore.index.catalogue import IndexSettings, read_index
 from knnper.durable_files import sync_folder, write_atomically
@@ -113,12 +113,11 @@ class IndexCache:
                 "sha256": _sha256(file),
             }
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=2))
-        except (OSError, RuntimeError) as error:
+            self.tokens.set_index_token(token)
+            self.remove_leftovers()
+        except (OSError, RuntimeError, StoreError) as error:
             _LOG.warning("the index is not saved in %s: %s", self.folder, error)
             self.clear()
-            return
-        self.tokens.set_index_token(token)
-        self.remove_leftovers()
 
     def clear(self) -> None:
         """See `Cache`."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from datastore.contents import Contents, Ids
 from datastore.core.cache import Cache
 from datastore.core.rows import Change, Head, Rows, Version
 from datastore.core.view import ReadVectors, View, bring_up_to_date
-from datastore.errors import ExamplesMissingError
+from datastore.errors import ExamplesMissingError, NotErasedError, StoreError
 from datastore.index.base import VectorIndex
 from datastore.index.catalogue import IndexSettings, build_index
 
@@ -34,8 +35,9 @@ class LiveView:
 
     def __init__(self, rows: Rows, cache: Cache, settings: IndexSettings) -> None:
         self._rows, self._cache, self._settings = rows, cache, settings
-        self._refreshing = threading.Lock()
+        self._refreshing, self._renewing = threading.Lock(), threading.Lock()
         self._num_unsaved = 0
+        self._num_forgotten = self._num_forgotten_when_built = 0
         self._is_behind = self._is_torn = False
         with rows.reading():
             self._open()
@@ -61,10 +63,14 @@ class LiveView:
         find what was deleted before it asked.
         """
         with self._refreshing:
-            self._is_behind |= self._rows.has_changed()
+            has_changed = self._rows.has_changed()
+            self._is_behind |= has_changed
             if self._is_behind or self._is_torn:
-                self._catch_up()
+                with self._torn_if_cut_short():
+                    self._catch_up()
                 self._is_behind = self._is_torn = False
+        if has_changed and self.view.index.is_outgrown:
+            self._renew()
 
     def _catch_up(self) -> None:
         with self._rows.reading():
@@ -77,10 +83,32 @@ class LiveView:
         # Not inside the block above: a search may hold the view and wait for the rows.
         self.view.change(added, vectors, removed)
         self.head = head
-        if self.view.index.is_outgrown:
-            # The writer may have gone on meanwhile; the next change is another chance.
+
+    def _renew(self) -> None:
+        """Build a reader's index anew: this thread waits for it, no other does."""
+        if not self._renewing.acquire(blocking=False):
+            return
+        try:
+            # The writer may go on meanwhile; its next change is another chance.
             with contextlib.suppress(ExamplesMissingError):
-                self.view.rebuild()
+                version = self.view.version
+                index = self.built(version)
+                with self._refreshing:
+                    if version == self.view.version:
+                        contents = self.view.contents
+                        bring_up_to_date(index, contents, self._reads(version))
+                        self.view.replace(index, contents)
+        finally:
+            self._renewing.release()
+
+    @contextlib.contextmanager
+    def _torn_if_cut_short(self) -> Iterator[None]:
+        """Take everything up anew, before the next answer, if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def _difference(self, head: Head) -> tuple[Contents, Ids]:
         """Return what the rows have and the view lacks, and the other way round."""
@@ -94,20 +122,18 @@ class LiveView:
 
     def apply(self, change: Change) -> None:
         """Make a change for good, then let searches see it."""
-        try:
-            self._rows.apply(change)
-        except BaseException:
-            # A disk may fail after the change was made: look, before the next answer.
-            self._is_behind = True
-            raise
         vectors = change.embeddings
         if vectors is None:
             vectors = np.empty((0, self.head.active.embedding_dim), np.float32)
-        with self._refreshing:
-            self._is_torn = True
+        try:
+            self._rows.apply(change)
+        except BaseException:
+            # A disk may fail after it was done, and an interrupt come: look again.
+            self._is_behind = True
+            raise
+        with self._torn_if_cut_short(), self._refreshing:
             self.head = self._rows.head()
             self.view.change(change.added, vectors, change.removed)
-            self._is_torn = False
         self._num_unsaved += len(change.added) + len(change.removed)
 
     def built(self, version: Version) -> VectorIndex:
@@ -117,6 +143,7 @@ class LiveView:
             lacking = self._rows.without_vector(version.number, 0, len(ids))
             ids = np.setdiff1d(ids, lacking)
             vectors = self._rows.vectors(ids, version.number)
+            self._num_forgotten_when_built = self._num_forgotten
         return build_index(self._settings, version.embedding_dim, ids, vectors)
 
     def switch(self, version: Version, index: VectorIndex) -> None:
@@ -130,10 +157,14 @@ class LiveView:
             Of that version, at this or an earlier moment.
         """
         contents = self._rows.contents()
+        if not index.forgets and self._num_forgotten != self._num_forgotten_when_built:
+            index = self._build(version, contents.ids)
         bring_up_to_date(index, contents, self._reads(version))
-        self._rows.activate(version.number)
-        self.head = self._rows.head()
-        self.view = self._view(index, contents, version)
+        with self._torn_if_cut_short():
+            self._rows.activate(version.number)
+            with self._refreshing:
+                self.view = self._view(index, contents, version)
+                self.head = self._rows.head()
         self.save()
 
     def save(self) -> None:
@@ -153,12 +184,25 @@ class LiveView:
             self.save()
 
     def forget(self) -> None:
-        """Leave no trace of what was removed, in the index nor on disk."""
-        self._cache.clear()
+        """Leave no trace of what was removed, in the index nor on disk.
+
+        Raises
+        ------
+        NotErasedError
+            If that cannot be done now.
+        """
+        self._num_forgotten += 1
         self._num_unsaved = max(1, len(self.view.contents))
         if not self.view.index.forgets:
             self.view.rebuild()
-        self._rows.erase_removed()
+        try:
+            self._cache.clear()
+            self._rows.erase_removed()
+        except (StoreError, OSError) as error:
+            raise NotErasedError(
+                "what was deleted is not found any more, but its bytes are not erased "
+                f"yet: {error}. Then run: knnper store compact"
+            ) from error
 
     def _build(self, version: Version, ids: Ids) -> VectorIndex:
         vectors = self._rows.vectors(ids, version.number)

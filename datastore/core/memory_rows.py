@@ -29,6 +29,7 @@ class MemoryRows:
     def __init__(self, first: Version, num_classes: int) -> None:
         self._head = Head(first, None, 0, StreamState.start(num_classes))
         self._versions = {first.number: first}
+        self._last_version = first.number
         self._contents = no_contents()
         self._vectors: dict[int, dict[int, Vectors]] = {first.number: {}}
         self._inputs: dict[int, NDArray[np.generic]] = {}
@@ -93,6 +94,13 @@ class MemoryRows:
         with self._lock:
             self._apply(change)
 
+    def compact(self) -> None:
+        """See `Rows`; nothing is unused."""
+
+    def is_erasing(self) -> bool:
+        """Return False."""
+        return False
+
     def erase_removed(self) -> None:
         """See `Rows`; nothing of it is left in memory anyway."""
 
@@ -106,7 +114,8 @@ class MemoryRows:
 
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
         """See `Rows`."""
-        version = Version(max(self._versions) + 1, fingerprint, embedding_dim)
+        self._last_version += 1
+        version = Version(self._last_version, fingerprint, embedding_dim)
         self._versions[version.number] = version
         self._vectors[version.number] = {}
         return version

@@ -41,9 +41,13 @@ class ReadWriteLock:
     def _enter_writer(self) -> None:
         with self._condition:
             self._num_waiting += 1
-            while self._is_written or self._num_readers:
-                self._condition.wait()
-            self._num_waiting -= 1
+            try:
+                while self._is_written or self._num_readers:
+                    self._condition.wait()
+            finally:
+                # Also when it is interrupted: readers would wait for it for ever.
+                self._num_waiting -= 1
+                self._condition.notify_all()
             self._is_written = True
 
     def _leave_writer(self) -> None:

@@ -73,6 +73,8 @@ class Change:
         Theirs.
     removed
         Ids that leave, from all versions.
+    version
+        Whose embeddings they are; it must be active.
     must_erase
         Whether `Rows.erase_removed` will be called: if that is cut short, it is made up
         for when the store is opened next.
@@ -84,6 +86,7 @@ class Change:
     inputs: NDArray[np.generic] | None = None
     external_ids: Sequence[str | None] = ()
     removed: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    version: int | None = None
     must_erase: bool = False
 
 
@@ -128,6 +131,18 @@ class Rows(Protocol):
         StoreFullError
             If it does not fit on the disk; nothing has changed.
         """
+
+    def compact(self) -> None:
+        """Give unused space back.
+
+        Raises
+        ------
+        StoreError
+            If that cannot be done now.
+        """
+
+    def is_erasing(self) -> bool:
+        """Return whether something was removed that must leave no trace, and may."""
 
     def erase_removed(self) -> None:
         """Take every trace of what was removed out of the place where rows are kept.

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from datastore.errors import ExamplesMissingError
 from datastore.index.base import NOTHING, Ids
 
 Slots = NDArray[np.intp]
@@ -40,8 +41,18 @@ class SlotTable:
         return np.where(slots >= 0, self._ids[slots], NOTHING)
 
     def slots_of(self, ids: Ids) -> Slots:
-        """Return the slots of ``ids`` (m,), all of which are there."""
-        return self._order[np.searchsorted(self._ids, ids, sorter=self._order)]
+        """Return the slots of ``ids`` (m,).
+
+        Raises
+        ------
+        ExamplesMissingError
+            If one of them is not there.
+        """
+        places = np.searchsorted(self._ids, ids, sorter=self._order)
+        slots = self._order.take(places, mode="clip") if len(self) else places
+        if len(slots) and (len(self) == 0 or (self._ids[slots] != ids).any()):
+            raise ExamplesMissingError("the index does not hold all of these ids")
+        return slots
 
     def append(self, ids: Ids) -> None:
         """Put ``ids`` (m,), none of which is there, into new slots at the end."""

@@ -104,6 +104,8 @@ def damaged(connection: sqlite3.Connection, table: str, column: str) -> list[int
 def _encoded(
     ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
 ) -> Iterator[tuple[int, memoryview, int]]:
+    if len(ids) == 0:
+        return
     contiguous = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
     for example, label, row in zip(
         ids.tolist(), labels.tolist(), contiguous, strict=True

@@ -79,6 +79,8 @@ def understood(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into what they mean to whoever owns the store."""
     try:
         yield
+    except sqlite3.ProgrammingError as error:
+        raise StoreError(f"the store in {path.parent} was closed; open it") from error
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR"):

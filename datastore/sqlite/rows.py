@@ -4,7 +4,6 @@ import contextlib
 import json
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +12,20 @@ from numpy.typing import NDArray
 
 from datastore.contents import Contents, Ids
 from datastore.core.rows import Change, Head, Version
-from datastore.errors import StoreBusyError
+from datastore.errors import StoreMismatchError
 from datastore.examples import InputLayout, Selection
 from datastore.index.base import Vectors
 from datastore.sqlite import blobs
 from datastore.sqlite.connection import (
     PAGE_BYTES,
-    WAIT_S,
     connect,
     transaction,
     understood,
 )
-from datastore.sqlite.schema import create_vectors_table, vectors_table
+from datastore.sqlite.log import Log
+from datastore.sqlite.schema import insert_version, vectors_table
 from datastore.sqlite.selecting import where
 from datastore.sqlite.stream_json import decode_stream, encode_stream
-
-LOG_BYTES = 64 * 2**20
-"""Size of the write-ahead log from which on it is copied into the database. Copying
-costs as much as writing; a longer log copies pages less often, and is read slower."""
 
 
 class SqliteRows:
@@ -53,6 +48,7 @@ class SqliteRows:
         self._layout = layout
         # Reads go on while a transaction is being written.
         self._writer = connect(path, writable=True) if writable else None
+        self._log = None if self._writer is None else Log(self._writer, path)
         self._reader = connect(path, writable=False)
         self._writing, self._reading = threading.RLock(), threading.RLock()
         self._data_version = -1
@@ -143,6 +139,12 @@ class SqliteRows:
                 ),
             )
 
+    def compact(self) -> None:
+        """See `Rows`."""
+        with self._writing, understood(self._path):
+            self._connection().execute("VACUUM")
+            self._written().empty()
+
     def erase_removed(self) -> None:
         """See `Rows`.
 
@@ -150,14 +152,13 @@ class SqliteRows:
         older copy of a row that was moved to another page: only a new database, and an
         empty log, hold no trace.
         """
-        with self._writing, understood(self._path):
-            self._connection().execute("VACUUM")
-            self._empty_log()
-        with self.writing() as connection:
-            connection.execute("UPDATE store SET erasing = 0")
+        with self._writing:
+            self.compact()
+            with self.writing() as connection:
+                connection.execute("UPDATE store SET erasing = 0")
 
     def is_erasing(self) -> bool:
-        """Return whether something was removed and may have left traces."""
+        """See `Rows`."""
         return bool(self._fetch("SELECT erasing FROM store")[0][0])
 
     def index_token(self) -> str:
@@ -211,6 +212,7 @@ class SqliteRows:
             )
             table = vectors_table(version)
             blobs.insert(connection, table, ids[present], labels, vectors[present])
+            self._written().note(len(ids), vectors.nbytes)
 
     def activate(self, version: int) -> None:
         """See `Rows`."""
@@ -234,6 +236,7 @@ class SqliteRows:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
                 with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("PRAGMA busy_timeout = 0")
                     self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._writer.close()
 
@@ -244,14 +247,19 @@ class SqliteRows:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):
                 yield connection
-            self._shorten_log()
+            self._written().shorten()
 
     def _connection(self) -> sqlite3.Connection:
-        assert self._writer is not None, "the store checks that it may write"
+        assert self._writer is not None, "only a Store writes, and it has a writer"
         return self._writer
+
+    def _written(self) -> Log:
+        assert self._log is not None, "only a Store writes, and it has a log"
+        return self._log
 
     def _delete(self, connection: sqlite3.Connection, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
+        self._written().note(len(ids), len(ids) * PAGE_BYTES)
         tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
             connection.executemany(
@@ -273,6 +281,14 @@ class SqliteRows:
         )
         assert change.embeddings is not None, "an example comes with its embedding"
         active = connection.execute("SELECT active FROM store").fetchone()[0]
+        if change.version != active:
+            raise StoreMismatchError(
+                "the store was embedded by another model meanwhile; embed these "
+                "examples by that one, and add them again"
+            )
+        num_bytes = change.embeddings.nbytes
+        num_bytes += 0 if change.inputs is None else change.inputs.nbytes
+        self._written().note(len(added), num_bytes)
         table = vectors_table(active)
         blobs.insert(connection, table, added.ids, added.labels, change.embeddings)
         if change.inputs is not None:
@@ -287,37 +303,3 @@ class SqliteRows:
     ) -> NDArray:  # type: ignore[type-arg]
         with self._reading, understood(self._path):
             return blobs.read(self._reader, table, column, ids, empty)
-
-    def _shorten_log(self) -> None:
-        log = self._path.with_name(f"{self._path.name}-wal")
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            # The transaction is safe in the log; a full disk may keep it there.
-            with contextlib.suppress(sqlite3.Error):
-                self._connection().execute("PRAGMA wal_checkpoint(RESTART)")
-
-    def _empty_log(self) -> None:
-        """Copy the log into the database and cut it to nothing."""
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            busy = self._connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if not busy.fetchone()[0]:
-                return
-            if time.monotonic() > deadline:
-                raise StoreBusyError(
-                    "the examples are deleted, but another process reads an older "
-                    f"state of {self._path.parent}, so their bytes cannot be erased "
-                    "yet. End that process, then run: knnper store compact"
-                )
-
-
-def insert_version(
-    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
-) -> int:
-    """Note a version in the database, make its table, and return its number."""
-    cursor = connection.execute(
-        "INSERT INTO versions (fingerprint, embedding_dim) VALUES (?, ?)",
-        (fingerprint, embedding_dim),
-    )
-    number = int(cursor.lastrowid or 0)
-    create_vectors_table(connection, number)
-    return number

@@ -58,3 +58,16 @@ def create_vectors_table(connection: sqlite3.Connection, version: int) -> None:
         f"CREATE TABLE {vectors_table(version)} (id INTEGER PRIMARY KEY, "
         "vector BLOB NOT NULL, checksum INTEGER NOT NULL)"
     )
+
+
+def insert_version(
+    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
+) -> int:
+    """Note a version in the database, make its table, and return its number."""
+    cursor = connection.execute(
+        "INSERT INTO versions (fingerprint, embedding_dim) VALUES (?, ?)",
+        (fingerprint, embedding_dim),
+    )
+    number = int(cursor.lastrowid or 0)
+    create_vectors_table(connection, number)
+    return number

@@ -1,6 +1,7 @@
 """From a selection to SQL."""
 
 import json
+from collections.abc import Iterable
 
 from datastore.examples import Selection
 
@@ -8,10 +9,13 @@ from datastore.examples import Selection
 def where(selection: Selection) -> tuple[str, list[object]]:
     """Return the condition on the table of examples, and what to bind to it."""
     conditions, values = ["1"], list[object]()
-    lists = {
-        "id": selection.ids,
-        "external_id": selection.external_ids,
-        "label": selection.labels,
+    # NumPy's integers are no JSON.
+    lists: dict[str, list[int] | list[str] | None] = {
+        "id": _integers(selection.ids),
+        "external_id": None
+        if selection.external_ids is None
+        else list(selection.external_ids),
+        "label": _integers(selection.labels),
     }
     for column, allowed in lists.items():
         if allowed is not None:
@@ -25,3 +29,7 @@ def where(selection: Selection) -> tuple[str, list[object]]:
         conditions.append("arrival < ?")
         values.append(selection.arrived_before)
     return " AND ".join(conditions), values
+
+
+def _integers(numbers: Iterable[int] | None) -> list[int] | None:
+    return None if numbers is None else [int(one) for one in numbers]

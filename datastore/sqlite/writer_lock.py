@@ -14,6 +14,8 @@ ATTEMPTS, PAUSE_S = 3, 0.02
 class WriterLock:
     """Held by the one process that writes; it goes with the process, however that ends.
 
+    A process that is forked meanwhile shares it.
+
     Parameters
     ----------
     path
@@ -48,7 +50,8 @@ class WriterLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let others write."""
+        """Let others write, also where a forked process has the file open."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
     def _taken(self) -> bool:

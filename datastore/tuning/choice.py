@@ -18,6 +18,9 @@ def choose(
 ) -> Choice:
     """Return the combination with the largest Σ_i score_i - s (λ - λ_0)².
 
+    Of those, where λ = 0 is a candidate, that score no worse than λ = 0: whatever is
+    expected, no client does worse on its evidence than with the global model.
+
     With ``log_loss`` this is the most probable one, a posteriori, under a normal prior
     of λ. With ``accuracy`` the prior counts as s more examples, each of which is right
     to the extent 1 - (λ - λ_0)². Ties go to the first of the candidates: the smallest
@@ -41,7 +44,10 @@ def choose(
     weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
     penalty = prior.strength * (weights - prior.knn_weight).square()
     # argmax returns the first of several largest.
-    best = (scores - penalty[:, None, None]).argmax()
+    total = scores - penalty[:, None, None]
+    if candidates.knn_weights[0] == 0:
+        total = total.where(scores >= scores[0, 0, 0], -torch.inf)
+    best = total.argmax()
     return candidates.at(
         [int(place) for place in torch.unravel_index(best, candidates.shape)]
     )

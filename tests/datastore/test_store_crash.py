@@ -19,31 +19,41 @@ from datastore.folder import create_store, open_store
 from datastore.index.catalogue import INDEX_KINDS
 from datastore.settings import StoreSettings
 from datastore.store_reader import StoreReader
-from tests.datastore.crashing_store import DIM, SPEC, embed, input_of, lines, work
+from tests.datastore.crashing_store import (
+    DIM,
+    MODELS,
+    SPEC,
+    embed,
+    input_of,
+    lines,
+    work,
+)
 
 CAPACITY = 120
 
 
 @dataclass
 class Expected:
-    """What must be in the store: label by id."""
+    """What must be in the store, and what must have left no byte: label by id."""
 
     labels: dict[int, int] = field(default_factory=dict)
     fingerprint: str = "first"
-    deleted: set[int] = field(default_factory=set)
+    deleted: dict[int, int] = field(default_factory=dict)
 
     def added(self, first: int, labels: list[int]) -> "Expected":
         """Return what a first-in-first-out store holds after a batch."""
         held = {**self.labels, **dict(enumerate(labels, start=first))}
         newest = sorted(held)[-CAPACITY:]
-        return Expected({one: held[one] for one in newest}, self.fingerprint)
+        kept = {one: held[one] for one in newest}
+        return Expected(kept, self.fingerprint, self.deleted)
 
     def without(self, ids: list[int]) -> "Expected":
+        gone = {one: self.labels[one] for one in ids if one in self.labels}
         left = {one: label for one, label in self.labels.items() if one not in ids}
-        return Expected(left, self.fingerprint)
+        return Expected(left, self.fingerprint, {**self.deleted, **gone})
 
     def embedded_by(self, fingerprint: str) -> "Expected":
-        return Expected(dict(self.labels), fingerprint)
+        return Expected(dict(self.labels), fingerprint, self.deleted)
 
     def after(self, operation: list[Any]) -> "Expected":
         """Return what is expected once an operation is done."""
@@ -133,7 +143,20 @@ def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
             # What a writer tidies up leaves the same state.
             with open_store(folder, writable=True) as store:
                 require_sound(store, (expected, expected))
+            require_erased(folder, expected.deleted)
     return cut_short
+
+
+def require_erased(folder: Path, deleted: dict[int, int]) -> None:
+    """Fail if a file has the first bytes of a deleted input or embedding."""
+    content = b"".join(
+        path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    )
+    for one, label in deleted.items():
+        numbers = torch.tensor([input_of(one, label)])
+        secrets = [numbers, *(embed(numbers, model) for model in MODELS)]
+        for secret in secrets:
+            assert secret.numpy().tobytes()[:64] not in content
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])

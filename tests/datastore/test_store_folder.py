@@ -7,14 +7,19 @@ import os
 import resource
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from datastore.core.live_view import LiveView
 from datastore.errors import (
+    ExamplesMissingError,
+    NotErasedError,
     StoreBusyError,
     StoreDamagedError,
     StoreError,
@@ -33,6 +38,7 @@ from datastore.folder import (
 from datastore.index.flat import FlatSettings
 from datastore.index.hnsw import GraphSettings
 from datastore.settings import StoreSettings
+from datastore.sqlite.rows import SqliteRows
 from datastore.store import Store
 from datastore.store_reader import StoreReader
 from knnper.config.errors import ConfigError, DataError
@@ -418,3 +424,133 @@ def test_settings_of_an_index_are_kept(tmp_path: Path) -> None:
     assert read_identity(tmp_path / "s").settings.index == GraphSettings()
     new_store(tmp_path / "f").close()
     assert read_identity(tmp_path / "f").settings.index == FlatSettings()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\udce4"])
+def test_names_that_cannot_be_stored_are_refused(tmp_path: Path, name: str) -> None:
+    good = examples(1)
+    with new_store(tmp_path / "s") as store:
+        with pytest.raises(DataError, match="external ids: found"):
+            store.add(NewExamples(good.embeddings, good.labels, good.inputs, (name,)))
+        assert len(store) == 0
+
+
+def test_a_clock_that_was_set_back_makes_nothing_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_store(tmp_path / "s", 4, policy="fifo", capacity=4) as store:
+        monkeypatch.setattr("time.time", lambda: 1000.0)
+        store.add(examples(1))
+        assert ids(store) == [2, 3, 4, 5]
+
+
+def test_numpy_integers_select(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 4) as store:
+        chosen = Selection(ids=tuple(store.contents().ids[:2]))
+        assert store.delete(chosen).tolist() == [1, 2]
+
+
+def test_what_has_left_has_no_vector(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 4) as store:
+        store.delete(Selection(ids=(2,)))
+        with pytest.raises(ExamplesMissingError):
+            store.vectors(np.array([1, 2]))
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 4)
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.inputs(np.array([1]))
+
+
+def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 1)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=theirs.recv)
+    child.start()
+    store.close()
+    open_store(tmp_path / "s", writable=True).close()
+    ours.send(None)
+    child.join()
+
+
+def test_an_erasure_that_fails_is_said_and_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = examples(3).embeddings[1].numpy().tobytes()
+
+    def is_left() -> bool:
+        files = (path for path in (tmp_path / "s").rglob("*") if path.is_file())
+        return any(secret in path.read_bytes() for path in files)
+
+    with new_store(tmp_path / "s", 3) as store:
+        store.save()
+        with monkeypatch.context() as patched:
+
+            def no_room(self: SqliteRows) -> None:
+                raise StoreFullError("the disk is full")
+
+            patched.setattr(SqliteRows, "compact", no_room)
+            with pytest.raises(NotErasedError, match="not erased yet: the disk"):
+                store.delete(Selection(ids=(2,)))
+            assert ids(store) == [1, 3]
+            assert is_left()
+            with pytest.raises(NotErasedError):
+                store.delete(Selection(ids=(2,)))
+        assert len(store.delete(Selection(ids=(2,)))) == 0
+        assert not is_left()
+
+
+def test_keeping_a_budget_does_not_pass_for_an_erasure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_store(tmp_path / "s", policy="fifo", budget_mb=2.0) as store:
+        store.add(examples(30))
+        with monkeypatch.context() as patched:
+            patched.setattr(LiveView, "forget", lambda self: None)
+            store.delete(Selection(ids=(2,)))
+            patched.setattr(SqliteRows, "num_bytes", lambda self: 10**9)
+            store.add(examples(1))
+        assert store._rows.is_erasing()
+
+
+def test_upkeep_that_fails_is_no_error_of_the_addition(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def busy(self: SqliteRows) -> None:
+        raise StoreBusyError("a reader")
+
+    with new_store(tmp_path / "s", policy="fifo", budget_mb=2.0) as store:
+        monkeypatch.setattr(SqliteRows, "num_bytes", lambda self: 10**9)
+        monkeypatch.setattr(SqliteRows, "compact", busy)
+        store.add(examples(2))
+        assert ids(store) == [1, 2]
+    assert "not tidied up: a reader" in caplog.text
+
+
+def test_another_model_s_embeddings_must_fit_the_budget(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", policy="fifo", budget_mb=0.2) as store:
+        capacity = store.capacity
+        assert capacity is not None
+        store.add(examples(capacity))
+        with pytest.raises(StoreFullError, match="600 numbers the budget has room"):
+            store.reembed(lambda inputs: inputs.repeat(1, 100), "large")
+        assert store.fingerprint == "model"
+
+
+def test_a_reader_that_lingers_does_not_hold_up_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datastore.sqlite.log.LOG_BYTES", 10_000)
+    store = new_store(tmp_path / "s", 3)
+    with open_store(tmp_path / "s") as reader, reader._rows.reading():
+        assert len(reader._rows.contents()) == 3
+        began = time.monotonic()
+        for _ in range(20):
+            store.add(examples(1))
+        assert time.monotonic() - began < 8
+    store.close()

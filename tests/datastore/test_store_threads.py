@@ -10,14 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from datastore.core.live_view import LiveView
 from datastore.core.read_write_lock import ReadWriteLock
-from datastore.errors import StoreError
+from datastore.core.rows import Change, Version
+from datastore.errors import StoreError, StoreMismatchError
 from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
 from datastore.folder import create_store, open_store
+from datastore.index.base import VectorIndex
 from datastore.index.catalogue import INDEX_KINDS
 from datastore.index.flat import HalfSettings
+from datastore.index.hnsw import GraphSettings
 from datastore.memory import empty_memory_store
 from datastore.settings import StoreSettings
+from datastore.sqlite.rows import SqliteRows
 from datastore.store_reader import StoreReader
 
 DIM = 16
@@ -195,3 +200,136 @@ def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
                 store.add(batch(first, 10))
             done.set()
             assert all(search.result(60) > 0 for search in searches)
+
+
+def test_a_delete_during_reembedding_leaves_no_trace_in_the_new_index(
+    tmp_path: Path,
+) -> None:
+    settings = StoreSettings(index=GraphSettings())
+    store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)
+    store.add(batch(1, 300))
+    built = LiveView.built
+
+    def built_then_deleted(self: LiveView, version: Version) -> VectorIndex:
+        index = built(self, version)
+        store.delete(Selection(ids=(77,)))
+        return index
+
+    with pytest.MonkeyPatch.context() as patched, store:
+        patched.setattr(LiveView, "built", built_then_deleted)
+        store.reembed(lambda inputs: inputs + 0.5, "half")
+    secret = (batch(77, 1).embeddings + 0.5).numpy().tobytes()
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".index" for path in files)
+    assert not any(secret in path.read_bytes() for path in files)
+    kept = (batch(78, 1).embeddings + 0.5).numpy().tobytes()
+    assert any(kept in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize("adds_first", [True, False])
+def test_a_switch_that_is_cut_short_is_made_up_for(
+    tmp_path: Path, adds_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+        store.add(batch(1, 20))
+        activate = SqliteRows.activate
+
+        def interrupted(self: SqliteRows, version: int) -> None:
+            activate(self, version)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteRows, "activate", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.reembed(lambda inputs: -inputs, "negated")
+        if adds_first:
+            with pytest.raises(StoreMismatchError):
+                store.add(batch(21, 1), fingerprint="model")
+        assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+        assert store.fingerprint == "negated"
+
+
+def test_an_interrupt_after_the_commit_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+        store.add(batch(1, 20))
+        apply = SqliteRows.apply
+
+        def interrupted(self: SqliteRows, change: Change) -> None:
+            apply(self, change)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteRows, "apply", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.delete(Selection(ids=(9,)))
+        assert 9 not in store.search(batch(9, 1).embeddings, 20).ids
+        assert len(store.delete(Selection(ids=(9,)))) == 0
+
+
+def test_a_store_is_embedded_anew_once_at_a_time(tmp_path: Path) -> None:
+    started, may_go_on = threading.Event(), threading.Event()
+
+    def waiting(inputs: Tensor) -> Tensor:
+        started.set()
+        assert may_go_on.wait(20)
+        return -inputs
+
+    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+        store.add(batch(1, 20))
+        store.reembed(lambda inputs: inputs + 1, "one")
+        future = store.reembed_in_background(waiting, "negated")
+        assert started.wait(20)
+        for call in (store.roll_back, lambda: store.reembed(torch.neg, "other")):
+            with pytest.raises(StoreError, match="is being embedded anew"):
+                call()
+        may_go_on.set()
+        future.result(20)
+        assert store.fingerprint == "negated"
+
+
+def test_queries_of_the_model_before_are_refused_after_the_switch() -> None:
+    store = empty_memory_store(SPEC, DIM, "model")
+    store.add(batch(1, 20))
+    store.expect_model("model")
+    store.reembed(torch.neg, "negated")
+    for call in (
+        lambda: store.search(batch(1, 1).embeddings, 1),
+        lambda: store.add(batch(21, 1)),
+    ):
+        with pytest.raises(StoreMismatchError):
+            call()
+    store.expect_model("negated")
+    assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+
+
+def test_a_writer_that_is_interrupted_while_it_waits_lets_readers_in() -> None:
+    lock = ReadWriteLock()
+
+    class Interrupted:
+        def __init__(self) -> None:
+            self.inner = lock._condition.wait
+
+        def __call__(self) -> None:
+            raise KeyboardInterrupt
+
+    with lock.reading, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lock._condition, "wait", Interrupted())
+        with pytest.raises(KeyboardInterrupt), lock.writing:
+            pass
+    reader, inside = entered(lock.reading)
+    assert inside.wait(20)
+    reader.join()
+
+
+def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
+    settings = StoreSettings("fifo", 100, index=GraphSettings())
+    with create_store(tmp_path / "s", SPEC, DIM, "model", settings) as store:
+        store.add(batch(1, 100))
+        with open_store(tmp_path / "s") as reader:
+            for first in range(101, 301, 20):
+                store.add(batch(first, 20))
+                found = reader.search(batch(first, 20).embeddings, 1)
+                assert found.ids[:, 0].tolist() == list(range(first, first + 20))
+            assert not reader.index.is_outgrown

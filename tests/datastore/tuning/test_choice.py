@@ -217,7 +217,20 @@ def test_a_strong_prior_decides(
     criterion: CriterionName, evidence: Evidence, expected: float
 ) -> None:
     chosen = chosen_weight(evidence, GRID, CRITERIA[criterion], Prior(expected, 1e9))
-    distance = min(abs(weight - expected) for weight in GRID)
+    scores = [
+        separate_score(
+            evidence,
+            Choice(weight, 1, 1.0),
+            criterion,
+        )
+        for weight in GRID
+    ]
+    allowed = [
+        weight
+        for weight, one in zip(GRID, scores, strict=True)
+        if one >= scores[0] - 1e-9
+    ]
+    distance = min(abs(weight - expected) for weight in allowed)
     assert abs(chosen - expected) == pytest.approx(distance, abs=1e-6)
 
 
