@@ -24,13 +24,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(STAMP) ## Run the main job on real handwriting: about a minute
+demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
 	$(BIN)/knnper simulate simulation/experiments/demo.yaml --output runs/demo --overwrite
 
 test: $(STAMP) ## Run the fast tests
 	$(PYTEST) -n 2
 
-test-slow: $(STAMP) ## Run the slow tests too: parity under kill -9, flwr run, real data
+test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow
 
 check: $(STAMP) ## Format, lint, types, import layers

@@ -22,6 +22,7 @@ from datastore.examples import StoreSpec
 from datastore.policy.base import StreamState
 from datastore.settings import StoreSettings, require_settings
 from datastore.sqlite.connection import connect, transaction, understood
+from datastore.sqlite.row_checksum import read_damaged_text, row_checksum
 from datastore.sqlite.rows import SqliteRows
 from datastore.sqlite.schema import (
     APPLICATION_ID,
@@ -179,16 +180,16 @@ def read_identity(folder: Path) -> Identity:
     connection = connect(path, writable=False)
     with contextlib.closing(connection), understood(path):
         _require_format(connection, path)
+        read_damaged_text(connection)
         row = connection.execute(
-            "SELECT store_id, created, spec, settings FROM store"
+            "SELECT store_id, created, spec, settings, checksum FROM store"
         ).fetchone()
     try:
         spec, settings = _SPEC.validate_json(row[2]), _SETTINGS.validate_json(row[3])
     except ValidationError as error:
-        raise StoreDamagedError(
-            f"what {path} says of the store is not what was written ({error}); restore "
-            "the folder from a backup, or create the store anew"
-        ) from error
+        raise _damaged_identity(path) from error
+    if row_checksum(*row[:4]) != row[4]:
+        raise _damaged_identity(path)
     return Identity(row[0], row[1], spec, settings)
 
 
@@ -233,7 +234,13 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
             contextlib.closing(connect(database, writable=True)) as connection,
             transaction(connection, database, writing=True),
         ):
-            connection.execute("UPDATE store SET settings = ?", (text,))
+            row = connection.execute(
+                "SELECT store_id, created, spec FROM store"
+            ).fetchone()
+            connection.execute(
+                "UPDATE store SET settings = ?, checksum = ?",
+                (text, row_checksum(*row, text)),
+            )
 
 
 def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
@@ -255,17 +262,29 @@ def _write_database(
         create_tables(connection)
         with transaction(connection, path, writing=True):
             active = insert_version(connection, fingerprint, embedding_dim)
+            store_id, created = uuid4().hex, time.time()
+            texts = (
+                _SPEC.dump_json(spec).decode(),
+                _SETTINGS.dump_json(settings).decode(),
+            )
             connection.execute(
-                "INSERT INTO store VALUES (1, ?, ?, ?, ?, ?, NULL, 0, ?, 0, '')",
+                "INSERT INTO store VALUES (1, ?, ?, ?, ?, ?, NULL, 0, ?, 0, '', ?)",
                 (
-                    uuid4().hex,
-                    _SPEC.dump_json(spec).decode(),
-                    _SETTINGS.dump_json(settings).decode(),
-                    time.time(),
+                    store_id,
+                    *texts,
+                    created,
                     active,
                     encode_stream(StreamState.start(spec.num_classes)),
+                    row_checksum(store_id, created, *texts),
                 ),
             )
+
+
+def _damaged_identity(path: Path) -> StoreDamagedError:
+    return StoreDamagedError(
+        f"what {path} says of the store, such as its classes and its capacity, is not "
+        "what was written; restore the folder from a backup, or create the store anew"
+    )
 
 
 def _require_format(connection: sqlite3.Connection, path: Path) -> None:

@@ -215,7 +215,8 @@ def require_model(stored: str, found: str | None) -> None:
     """
     if found is not None and found != stored:
         raise StoreMismatchError(
-            f"the store was embedded by the model {stored}, found the model {found}; "
-            "distances between the two mean nothing. Load the store's model, or embed "
-            "the store anew by the other one: knnper store reembed"
+            f"the store was embedded by the model {stored[:12]}, found the model "
+            f"{found[:12]}; distances between the two mean nothing. Give the run the "
+            "store was made with, or embed the store anew by the other one: knnper "
+            "store reembed"
         )

@@ -80,8 +80,15 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is left."""
+        """Whether nothing is left of those that can be told apart from others."""
         return not self.traces and not self.copies
+
+    @property
+    def is_absent(self) -> bool | None:
+        """Whether nothing is left of any; None where that cannot be proven of all."""
+        if not self.holds:
+            return False
+        return None if self.unprovable else True
 
 
 class Secrets:
@@ -140,9 +147,17 @@ def stored_bytes(folder: Path, ids: Ids) -> Iterator[bytes]:
 
     They are read as they are, also where they are damaged.
     """
+    for _, content in stored_rows(folder, ids):
+        yield content
+
+
+def stored_rows(folder: Path, ids: Ids) -> Iterator[tuple[str, bytes]]:
+    """Yield what `stored_bytes` does, each with what it is of which example."""
     with opened(folder / DATABASE) as connection:
         for table, column in blob_columns(connection):
-            yield from rows_of(connection, table, column, ids)
+            what = "input" if column == "input" else "embedding"
+            for example, content in rows_of(connection, table, column, ids):
+                yield f"the {what} of example {example}", content
 
 
 def prove_absence(folder: Path, secrets: Secrets) -> Proof:

@@ -47,13 +47,17 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
             f"{target} is there already; expected a new file. Give another one, or "
             "--overwrite"
         )
+    if not target.parent.is_dir():
+        raise StoreError(
+            f"{target} cannot be written: there is no folder {target.parent}; make it"
+        )
     draft = target.with_name(f".{target.name}.{uuid4().hex}.draft")
     try:
         num_examples = _write(folder, draft)
         draft.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error}") from error
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     finally:
         draft.unlink(missing_ok=True)
     return num_examples

@@ -22,17 +22,19 @@ OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
 """Some may be of a save that was cut short; whoever writes next removes them."""
 
 
+def is_own(folder: Path, path: Path) -> bool:
+    """Return whether what lies at ``path`` in a store's folder is the store's."""
+    parts = path.relative_to(folder).parts
+    if parts[0] != INDEX or len(parts) == 1:
+        return parts[0] in OWN and len(parts) == 1
+    return len(parts) == 2 and any(path.match(pattern) for pattern in OWN_OF_INDEX)
+
+
 def check_files(folder: Path) -> Iterator[Finding]:
     """Yield the files that are not the store's own."""
     inside = folder / INDEX
-    stray = [path for path in folder.iterdir() if path.name not in OWN]
-    if inside.is_dir():
-        stray += [
-            path
-            for path in inside.iterdir()
-            if not any(path.match(pattern) for pattern in OWN_OF_INDEX)
-        ]
-    for path in sorted(stray):
+    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
+    for path in sorted(path for path in found if not is_own(folder, path)):
         yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
 
 

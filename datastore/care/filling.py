@@ -1,12 +1,13 @@
 """Examples from a source into a store, some at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from datastore.care.sources import Source
+from datastore.errors import StoreFullError
 from datastore.examples import NewExamples, Selection
 from datastore.store import Store
 
@@ -16,24 +17,31 @@ AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Filled:
-    """What became of a source.
+    """What became of a source, when all of it was offered.
 
     Attributes
     ----------
+    num_offered
+        Examples that were not stored before: those that are stored, and those that
+        are not.
     num_stored
-        Examples that were stored.
-    num_refused
-        Those that the policy did not keep.
+        Of them, those that are stored now.
+    num_not_kept
+        Of them, those that the policy refused, or evicted again.
     num_evicted
-        Those that made room.
+        Examples from before that made room.
     num_skipped
         Those whose external ids were stored before.
+    num_ignored
+        Files that are no images by their names.
     """
 
-    num_stored: int = 0
-    num_refused: int = 0
-    num_evicted: int = 0
-    num_skipped: int = 0
+    num_offered: int
+    num_stored: int
+    num_not_kept: int
+    num_evicted: int
+    num_skipped: int
+    num_ignored: int
 
 
 def fill(
@@ -66,24 +74,42 @@ def fill(
 
     Raises
     ------
+    StoreFullError
+        If the policy takes all or nothing, and there is no room for all.
     DataError, StoreError
         As `Store.add`, and of images that cannot be read.
     """
     new = _new_positions(store, source)
+    _require_room(store, len(new))
+    before, kept = len(store), set[int]()
     on_start(len(new))
-    filled = Filled(num_skipped=len(source.external_ids) - len(new))
     for start in range(0, len(new), AT_ONCE):
         part = new[start : start + AT_ONCE]
         added = store.add(_examples(store, source, part, embed), fingerprint)
-        stored = int((added.ids >= 0).sum())
-        filled = replace(
-            filled,
-            num_stored=filled.num_stored + stored,
-            num_refused=filled.num_refused + len(part) - stored,
-            num_evicted=filled.num_evicted + len(added.evicted),
-        )
+        kept.update(added.ids[added.ids >= 0].tolist())
+        kept.difference_update(added.evicted.tolist())
         on_progress(len(part))
-    return filled
+    return Filled(
+        num_offered=len(new),
+        num_stored=len(kept),
+        num_not_kept=len(new) - len(kept),
+        num_evicted=before + len(kept) - len(store),
+        num_skipped=len(source.external_ids) - len(new),
+        num_ignored=source.num_ignored,
+    )
+
+
+def _require_room(store: Store, num_new: int) -> None:
+    """Refuse what will not fit in the end, before a part of it is stored."""
+    most, held = store.capacity, len(store)
+    if store.settings.policy != "concatenate" or most is None:
+        return
+    if held + num_new > most:
+        raise StoreFullError(
+            f"the store holds {held} examples of at most {most}, and {num_new} are to "
+            "be added: none was; raise the capacity (knnper store configure), delete "
+            "examples, add fewer, or choose a policy that makes room, such as 'fifo'"
+        )
 
 
 def _new_positions(store: Store, source: Source) -> list[int]:

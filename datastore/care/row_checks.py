@@ -12,6 +12,7 @@ from datastore.care.finding import Finding
 from datastore.examples import StoreSpec
 from datastore.sqlite import blobs
 from datastore.sqlite.raw import all_rows, blob_columns
+from datastore.sqlite.row_checksum import damaged_rows
 
 SHOWN = 10
 """So many ids of what is wrong are named."""
@@ -53,6 +54,7 @@ class DatabaseCheck:
             yield from self._content(table, column)
         for table in self._complete_tables():
             yield from self._gaps(table)
+        yield from self._small_rows()
 
     def num_examples(self) -> int:
         """Return N."""
@@ -80,6 +82,23 @@ class DatabaseCheck:
         )
         if wrong:
             yield self._damage(f"labels are not from 0 to {last}", wrong)
+
+    def _small_rows(self) -> Iterator[Finding]:
+        columns = "id, external_id, label, arrival"
+        wrong = [int(str(one)) for one in self._damaged("examples", columns)]
+        if wrong:
+            yield self._damage(
+                "external id, label or time of arrival is not what was written", wrong
+            )
+        models = list(self._damaged("versions", "fingerprint, embedding_dim"))
+        if models:
+            yield Finding(
+                f"the model is not what was written: {', '.join(map(str, models))}",
+                RESTORE,
+            )
+
+    def _damaged(self, table: str, columns: str) -> Iterator[object]:
+        return damaged_rows(self.connection, table, columns)
 
     def _tables(self) -> Iterator[Finding]:
         found = {table for table, _ in blob_columns(self.connection)}

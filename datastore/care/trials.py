@@ -14,6 +14,7 @@ from datastore.core.rows import Version
 from datastore.core.view import ReadVectors, View
 from datastore.index.base import Vectors
 from datastore.index.catalogue import INDEX_KINDS, IndexSettings, build_index
+from datastore.index.quantized import LearningIndex
 from datastore.index.settings import LossySettings
 from datastore.neighbors import Neighbors
 from datastore.prediction.kernel import KERNELS, KernelName
@@ -23,7 +24,6 @@ from datastore.tuning.choice import choose
 from datastore.tuning.evidence import Queries, held_out
 from datastore.tuning.scores import CRITERIA, num_correct
 
-RECALL_AT = 10
 MOST_TIMED = 50
 RERANK = 4
 KNN_WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -91,13 +91,16 @@ class Trial:
     mixed_accuracy, knn_weight
         Of its mixture with the global model, and λ; None without that.
     recall
-        Share of the 10 nearest that are found.
+        Share of the k nearest that are found.
     example_bytes
         What the index takes for one example.
     query_ms
         Median time of one query.
     build_s
         Time to build it.
+    has_learnt
+        Whether it is what it will be; a kind that learns how to make vectors smaller
+        keeps them as they are while there are too few.
     """
 
     title: str
@@ -109,6 +112,7 @@ class Trial:
     example_bytes: float
     query_ms: float
     build_s: float
+    has_learnt: bool = True
 
     @property
     def accuracy(self) -> float:
@@ -184,16 +188,18 @@ class Trials:
             self._accuracy(votes, 1.0),
             None if knn_weight is None else self._accuracy(votes, knn_weight),
             knn_weight,
-            recall(self._ids(view, found), nearest),
+            recall(found.ids.numpy(), nearest),
             num_bytes / len(self.stored),
             self._query_ms(view),
             build_s,
+            not isinstance(view.index, LearningIndex) or view.index.has_learnt,
         )
 
     def nearest(self, settings: IndexSettings) -> Ids:
-        """Return the ids of the 10 nearest of each query, shape (m, 10 or less)."""
+        """Return the ids of the k nearest of each query, shape (m, k or less)."""
         view, _ = self._view(settings)
-        return view.search(self.asked.embeddings, RECALL_AT).ids.numpy()
+        found = view.search(self.asked.embeddings, self.settings.num_neighbors)
+        return found.ids.numpy()
 
     def global_accuracy(self) -> float | None:
         """Return that of the global model alone; None without it."""
@@ -209,12 +215,6 @@ class Trials:
             index, self.stored.contents, settings, self.version, self.read_vectors
         )
         return view, index.num_bytes
-
-    def _ids(self, view: View, found: Neighbors) -> Ids:
-        """Return the ids of the 10 nearest; ``found`` are k of them."""
-        if self.settings.num_neighbors != RECALL_AT:
-            found = view.search(self.asked.embeddings, RECALL_AT)
-        return found.ids.numpy()
 
     def _votes(self, found: Neighbors) -> Tensor:
         log_weights = KERNELS[self.settings.kernel](

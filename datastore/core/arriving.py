@@ -14,6 +14,9 @@ from datastore.policy.base import Decision
 from datastore.validation import require_embeddings, require_labels
 from knnper.config.errors import DataError
 
+LATEST_ARRIVAL = 253_402_300_800.0
+"""The end of the year 9999, seconds since 1970: what a date can say."""
+
 
 def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
     """Refuse examples that are not what the store is made for.
@@ -27,9 +30,34 @@ def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> No
     require_labels(new.labels, len(new.embeddings), spec.num_classes)
     _require_inputs(new.inputs, spec, len(new))
     if new.arrivals is not None:
-        _require_arrivals(new.arrivals, len(new))
+        require_arrivals(new.arrivals, len(new))
     if new.external_ids is not None:
         _require_names(new.external_ids, len(new))
+
+
+def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
+    """Refuse anything but seconds since 1970, float64 of shape (num_rows,).
+
+    Raises
+    ------
+    DataError
+        With the shape, or the first that is before 1970 or after the year 9999.
+    """
+    shape = tuple(arrivals.shape)
+    if shape != (num_rows,) or arrivals.dtype != torch.float64:
+        raise DataError(
+            f"arrivals: expected float64 of shape ({num_rows},), seconds since 1970, "
+            f"found {arrivals.dtype} of shape {shape}"
+        )
+    if not bool(torch.isfinite(arrivals).all()):
+        raise DataError("arrivals: expected finite seconds, found NaN or infinity")
+    strange = (arrivals < 0) | (arrivals >= LATEST_ARRIVAL)
+    if bool(strange.any()):
+        row = int(strange.nonzero()[0])
+        raise DataError(
+            "arrivals: expected seconds since 1970, up to the year 9999, found "
+            f"{float(arrivals[row]):g} in row {row}; divide milliseconds by 1000"
+        )
 
 
 def require_new_names(rows: Rows, new: NewExamples) -> None:
@@ -141,14 +169,3 @@ def _can_be_stored(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return bool(encoded) and b"\0" not in encoded
-
-
-def _require_arrivals(arrivals: Tensor, num_rows: int) -> None:
-    shape = tuple(arrivals.shape)
-    if shape != (num_rows,) or arrivals.dtype != torch.float64:
-        raise DataError(
-            f"arrivals: expected float64 of shape ({num_rows},), seconds since 1970, "
-            f"found {arrivals.dtype} of shape {shape}"
-        )
-    if not bool(torch.isfinite(arrivals).all()):
-        raise DataError("arrivals: expected finite seconds, found NaN or infinity")

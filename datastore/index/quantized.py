@@ -120,6 +120,11 @@ class LearningIndex(CodesIndex):
         self._num_needed = num_needed
 
     @property
+    def has_learnt(self) -> bool:
+        """Whether the vectors are codes; if not, they are kept as they are."""
+        return self._learnt.num_sample > 0
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the codes, of the table of ids and of what was learnt."""
         return super().num_bytes + 4 * _num_learnt(self._index)

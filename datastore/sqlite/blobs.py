@@ -62,7 +62,7 @@ def read(
     found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
     order = np.argsort(ids)
     cursor = connection.execute(
-        f"SELECT id, label, {column}, checksum FROM {table} "
+        f"SELECT id, label, {column}, {table}.checksum FROM {table} "
         "JOIN examples USING (id) WHERE id IN (SELECT value FROM json_each(?)) "
         "ORDER BY id",
         (json.dumps(ids.tolist()),),
@@ -91,7 +91,7 @@ def read(
 def damaged(connection: sqlite3.Connection, table: str, column: str) -> list[int]:
     """Return the ids whose bytes or label are not what was written."""
     cursor = connection.execute(
-        f"SELECT id, label, {column}, checksum FROM {table} "
+        f"SELECT id, label, {column}, {table}.checksum FROM {table} "
         "LEFT JOIN examples USING (id) ORDER BY id"
     )
     return [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from datastore.contents import Ids
 from datastore.sqlite.connection import connect, understood
+from datastore.sqlite.row_checksum import read_damaged_text
 
 ROWS_AT_ONCE = 256
 
@@ -22,6 +23,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         If the database cannot be read.
     """
     connection = connect(path, writable=False)
+    read_damaged_text(connection)
     with contextlib.closing(connection), understood(path):
         yield connection
 
@@ -37,15 +39,15 @@ def blob_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 def rows_of(
     connection: sqlite3.Connection, table: str, column: str, ids: Ids
-) -> Iterator[bytes]:
-    """Yield the bytes of ``ids`` (m,) that the table has."""
+) -> Iterator[tuple[int, bytes]]:
+    """Yield those of ``ids`` (m,) that the table has, and their bytes."""
     cursor = connection.execute(
-        f"SELECT {column} FROM {table} "
+        f"SELECT id, {column} FROM {table} "
         "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id",
         (json.dumps(ids.tolist()),),
     )
-    for (content,) in cursor:
-        yield bytes(content)
+    for example, content in cursor:
+        yield example, bytes(content)
 
 
 def all_rows(

@@ -23,7 +23,7 @@ from datastore.sqlite.connection import (
     understood,
 )
 from datastore.sqlite.log import Log
-from datastore.sqlite.schema import insert_version, vectors_table
+from datastore.sqlite.schema import insert_examples, insert_version, vectors_table
 from datastore.sqlite.selecting import where
 from datastore.sqlite.stream_json import decode_stream, encode_stream
 
@@ -269,16 +269,7 @@ class SqliteRows:
 
     def _insert(self, connection: sqlite3.Connection, change: Change) -> None:
         added = change.added
-        connection.executemany(
-            "INSERT INTO examples VALUES (?, ?, ?, ?)",
-            zip(
-                added.ids.tolist(),
-                change.external_ids or [None] * len(added),
-                added.labels.tolist(),
-                added.arrivals.tolist(),
-                strict=True,
-            ),
-        )
+        insert_examples(connection, added, change.external_ids)
         assert change.embeddings is not None, "an example comes with its embedding"
         active = connection.execute("SELECT active FROM store").fetchone()[0]
         if change.version != active:

@@ -81,6 +81,10 @@ def drift(  # noqa: PLR0913 (one parameter an option)
         (name, *(f"{100 * accuracy[at]:.1f} %" for at in moments))
         for name, accuracy in curves.accuracy.items()
     ]
+    rows += [
+        (f"clients alarmed, {name}", *(f"{100 * part[at]:.1f} %" for at in moments))
+        for name, part in curves.alarmed.items()
+    ]
     print_table(header, rows)
     say(f"Numbers and pictures are in {output}")
 
@@ -148,6 +152,7 @@ def protonn(  # noqa: PLR0913 (one parameter an option)
         )
         for point in (*points.points, points.store)
     ]
+    rows.append(("global model", "", f"{100 * points.global_accuracy:.1f} %", ""))
     print_table(header, rows)
     say(f"Numbers and pictures are in {output}")
 

@@ -8,7 +8,7 @@ from pydantic_core import to_jsonable_python
 from knnper.config.seeding import RandomKey
 from simulation.figures.drift import ClientDrift, DriftSettings, follow_client
 from simulation.figures.drift_curves import GLOBAL, DriftCurves, drift_curves
-from simulation.figures.drift_streams import drift_streams
+from simulation.figures.drift_streams import drift_streams, require_enough_images
 from simulation.figures.embedded import Embedder
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
 from simulation.figures.style import accuracy_axis
@@ -53,8 +53,10 @@ def draw_drift(
     Raises
     ------
     RunError
-        If the folder holds something else.
+        If the folder holds something else, or there are too few images for so many
+        clients.
     """
+    require_enough_images(len(model.dataset.train.labels), settings.streams.num_clients)
     identity = {
         "figure": NAME,
         "model": model.fingerprint,

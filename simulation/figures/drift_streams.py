@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from knnper.config.errors import RunError
 from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
@@ -51,6 +52,34 @@ class DriftStream:
     initial: Integers
     batches: tuple[Integers, ...]
     tests: tuple[Integers, Integers]
+
+
+FEWEST_IMAGES = 10
+"""Training images of a client on average; with fewer, most batches are empty."""
+
+
+def require_enough_images(num_train: int, num_clients: int) -> None:
+    """Refuse more clients than there are images for.
+
+    Parameters
+    ----------
+    num_train
+        Training images of all clients.
+    num_clients
+        M.
+
+    Raises
+    ------
+    RunError
+        With the most clients there can be.
+    """
+    most = num_train // FEWEST_IMAGES
+    if num_clients > most:
+        raise RunError(
+            f"found {num_clients} clients, expected at most {most}: there are "
+            f"{num_train} training images, and a client needs {FEWEST_IMAGES} on "
+            "average; give fewer --clients"
+        )
 
 
 def drift_streams(

@@ -6,6 +6,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from pydantic_core import to_jsonable_python
 
+from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from simulation.figures.embedded import Embedder
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
@@ -52,7 +53,13 @@ def protonn_settings(
         See `ProtoNNFigureSettings`; None or empty is not given.
     full
         Whether all clients and the paper's whole grid are chosen, or some of them.
+
+    Raises
+    ------
+    RunError
+        If a dimension exceeds p.
     """
+    require_dims(dims, model.embedding_dim)
     every_dim = paper_dims(model.embedding_dim)
     some_dims = (*every_dim[:8][::3], every_dim[-1])
     return ProtoNNFigureSettings(
@@ -61,6 +68,22 @@ def protonn_settings(
         tuple(sorted(set(dims or (every_dim if full else some_dims)))),
         knn=knn_settings(model.experiment),
     )
+
+
+def require_dims(dims: tuple[int, ...], embedding_dim: int) -> None:
+    """Refuse projections to more dimensions than an embedding has.
+
+    Raises
+    ------
+    RunError
+        With the first of them.
+    """
+    for dim in dims:
+        if dim > embedding_dim:
+            raise RunError(
+                f"found a projection to {dim} dimensions, expected at most "
+                f"{embedding_dim}, those of the model's embeddings; give another --dim"
+            )
 
 
 def draw_protonn(

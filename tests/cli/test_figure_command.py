@@ -33,6 +33,7 @@ def test_the_drift_figure(
     output = tmp_path / "figures" / "drift"
     printed = make("drift", run, output, *DRIFT)
     assert "concatenate" in printed
+    assert "clients alarmed, distance_to_own_label" in printed
     assert f"Numbers and pictures are in {output}" in printed
     assert (output / "drift.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (output / "drift.svg").read_text()
@@ -54,6 +55,7 @@ def test_the_drift_figure(
 def test_the_protonn_figure(run: Path, tmp_path: Path) -> None:
     printed = make("protonn", run, tmp_path / "p", *PROTONN)
     assert "all examples" in printed
+    assert "global model" in printed
     header, cell, store = (tmp_path / "p" / "protonn.csv").read_text().splitlines()
     assert header.startswith("projection_dim,capacity,accuracy")
     assert cell.startswith("4,0.5,")

@@ -9,90 +9,17 @@ import click
 import numpy as np
 import pytest
 import typer
-from click.testing import Result
-from PIL import Image
-from typer.testing import CliRunner
 
-import knnper.cli.store.deleting
 from datastore.folder import open_store
 from datastore.index.quantized import ScalarSettings
 from knnper.cli.app import app
 from knnper.cli.store.advising import as_section
-from knnper.cli.store.counting import Counter
-from knnper.config.loading import load_experiment
+from knnper.cli.store.counting import Counter, resumable
+from knnper.cli.store.options import as_time
 from knnper.data.digits import DigitsSettings, load_digits
-from server.observer import SilentObserver
-from simulation.catalogue import experiment_catalogue
-from simulation.run_folder import RunFolder
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
+from tests.cli.store_commands import NUM_EXAMPLES, described, done, store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
-NUM_EXAMPLES = 40
-
-
-def make_run(path: Path, seed: int) -> Path:
-    document = {
-        "name": "tiny",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 4},
-        "model": {"name": "tiny_cnn", "embedding_dim": 8},
-        "training": {"num_rounds": 1, "batch_size": 32},
-        "method": {"name": "fedavg"},
-        "run": {"seed": seed, "engine": "serial"},
-    }
-    experiment = load_experiment(document, experiment_catalogue())
-    folder = RunFolder.create(path, experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
-    return folder.path
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "first", seed=1)
-
-
-@pytest.fixture(scope="module")
-def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "second", seed=2)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with four images of each digit."""
-    root = tmp_path_factory.mktemp("images")
-    data = load_digits(DigitsSettings()).train
-    for digit in range(10):
-        (root / str(digit)).mkdir()
-        chosen = np.flatnonzero(np.asarray(data.labels) == digit)[:4]
-        for number, position in enumerate(chosen.tolist()):
-            pixels = np.asarray(data.images[position])[:, :, 0]
-            Image.fromarray(pixels).save(root / str(digit) / f"{number}.png")
-    return root
-
-
-def store(*arguments: object) -> Result:
-    words = ["store", *(str(argument) for argument in arguments)]
-    return CliRunner().invoke(app, words)
-
-
-def done(*arguments: object) -> Result:
-    result = store(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-@pytest.fixture
-def folder(tmp_path: Path, run: Path, images: Path) -> Path:
-    """Return a store that holds the images."""
-    done("create", tmp_path / "store", "--run", run)
-    done("add", tmp_path / "store", images, "--run", run)
-    return tmp_path / "store"
-
-
-def described(folder: Path) -> dict[str, object]:
-    document: dict[str, object] = json.loads(done("info", folder, "--json").stdout)
-    return document
 
 
 def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
@@ -132,8 +59,12 @@ def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
     with open_store(folder) as opened:
         ids = opened.contents().ids
         assert len(ids) == NUM_EXAMPLES
-        assert opened.external_ids(ids[:2]) == ["0/0.png", "0/1.png"]
-        assert opened.contents().labels.tolist() == np.repeat(range(10), 4).tolist()
+        names = opened.external_ids(ids)
+        labels = opened.contents().labels.tolist()
+        assert sorted(map(str, names)) == [
+            f"{digit}/{n}.png" for digit in range(10) for n in range(4)
+        ]
+        assert labels == [int(str(name)[0]) for name in names]
     result = done("add", folder, images, "--run", run, "--json")
     figures = json.loads(result.stdout)
     assert figures["num_stored"] == 0
@@ -143,6 +74,8 @@ def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
 def test_add_refuses_another_model(folder: Path, other_run: Path, images: Path) -> None:
     result = store("add", folder, images, "--run", other_run)
     assert result.exit_code == 1
+    assert "Give the run the store was made with" in result.stderr
+    assert not re.search("[0-9a-f]{13}", result.stderr)
     assert "knnper store reembed" in result.stderr
 
 
@@ -187,76 +120,17 @@ def test_verify(folder: Path) -> None:
     assert len(document["findings"]) == 1
 
 
-def test_delete_proves_that_nothing_is_left(folder: Path, images: Path) -> None:
-    gone = images / "3" / "1.png"
-    assert store("verify", folder, "--absent", gone).exit_code == 1
-    result = done("delete", folder, "--external-id", "3/1.png", "--yes")
-    assert "1 example deleted\nnone of their bytes are in any of the" in result.stdout
-    assert "(inputs and embeddings looked for: 2)" in result.stdout
-    result = done("verify", folder, "--absent", gone)
-    assert "none of their bytes are in any of the" in result.stdout
-    other = store("verify", folder, "--absent", images / "3" / "0.png", "--json")
-    assert other.exit_code == 1
-    assert json.loads(other.stdout)["copies"] == {"0": 13}
-    assert "sound" in done("verify", folder).stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "num_left"),
-    [
-        (("--label", "7"), 36),
-        (("--label", "7", "--label", "8"), 32),
-        (("--id", 1, "--id", 2, "--id", 99), 38),
-        (("--id", 1, "--label", "7"), 40),
-        (("--from", "2000-01-01", "--before", "2001-01-01T00:00+02:00"), 40),
-        (("--from", "2000-01-01"), 0),
-    ],
-)
-def test_delete_takes_what_all_options_describe(
-    folder: Path, options: tuple[object, ...], num_left: int
-) -> None:
-    result = done("delete", folder, *options, "--yes", "--no-proof")
-    assert ("nothing is deleted" in result.stderr) == (num_left == 40)
-    assert described(folder)["num_examples"] == num_left
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "say which"),
-        (("--label", "seven"), "found 'seven', expected a number or one of"),
-        (("--from", "yesterday"), "expected a time such as"),
-        (("--id", 1), "40 examples of .* give --yes"),
-    ],
-)
-def test_delete_refuses(
-    folder: Path, options: tuple[object, ...], message: str
-) -> None:
-    result = store("delete", folder, *options)
-    assert result.exit_code == 2
-    text = re.sub(r"[\s│]+", " ", result.stderr)
-    assert re.search(message, text)
-    assert described(folder)["num_examples"] == NUM_EXAMPLES
-
-
-def test_delete_asks_on_a_terminal(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal:
-        isatty = staticmethod(lambda: True)
-
-    class System:
-        stdin = Terminal
-
-    monkeypatch.setattr(knnper.cli.store.deleting, "sys", System)
-    arguments = ["store", "delete", str(folder), "--id", "1"]
-    refused = CliRunner().invoke(app, arguments, input="n\n")
-    assert refused.exit_code == 1
-    assert "Delete 1 of 40 examples" in refused.stderr
-    assert described(folder)["num_examples"] == NUM_EXAMPLES
-    agreed = CliRunner().invoke(app, arguments, input="y\n")
-    assert agreed.exit_code == 0
-    assert described(folder)["num_examples"] == NUM_EXAMPLES - 1
+def test_an_arrival_in_milliseconds(folder: Path, run: Path, tmp_path: Path) -> None:
+    data = load_digits(DigitsSettings()).train
+    inputs = np.asarray(data.images[:2])
+    moments = np.full(2, 1.79e12)
+    path = tmp_path / "late.npz"
+    np.savez(path, inputs=inputs, labels=np.zeros(2, int), arrivals=moments)
+    result = store("add", folder, path, "--run", run)
+    assert result.exit_code == 1
+    assert "divide milliseconds by 1000" in result.stderr
+    assert as_time(1.79e12) == "1.79e+12 seconds since 1970"
+    assert as_time(0.0) == "1970-01-01T00:00:00+00:00"
 
 
 def test_what_was_exported_can_be_added(
@@ -312,9 +186,28 @@ def test_reembed_and_back(
     assert store("reembed", folder, "--run", run, "--roll-back").exit_code == 2
 
 
+def test_reembed_without_inputs(tmp_path: Path, run: Path, other_run: Path) -> None:
+    done("create", tmp_path / "store", "--run", run, "--no-inputs")
+    result = store("reembed", tmp_path / "store", "--run", other_run)
+    assert result.exit_code == 1
+    assert "knnper store create NEW_FOLDER --run" in result.stderr
+
+
+def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Counter("examples", None)
+    with pytest.raises(KeyboardInterrupt), resumable(progress):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ""
+    progress.advance(1)
+    with pytest.raises(KeyboardInterrupt), resumable(progress):
+        raise KeyboardInterrupt
+    assert "is kept" in capsys.readouterr().err
+
+
 def test_advise(folder: Path, run: Path, other_run: Path) -> None:
     text = done("advise", folder, "--run", run, "--num-neighbors", 3).stdout
-    assert "recall@10" in text
+    assert "recall@3" in text
+    assert "not learnt yet, too few examples: sq8; sq8, rerank 4; pq;" in text
     assert "the global model alone" in text
     assert re.search("recommended for .*: flat: an exact index", text)
     assert f"knnper store configure {folder} --set 'index={{name: flat}}'" in text

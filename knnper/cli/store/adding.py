@@ -33,13 +33,15 @@ def add(
     from datastore.folder import open_store, read_identity
     from simulation.trained_model import trained_model
 
-    names = read_identity(folder).spec.class_names
+    spec = read_identity(folder).spec
     model = trained_model(run)
-    found = open_source(source, model.spec.image_shape, names)
+    found = open_source(
+        source, model.spec.image_shape, spec.class_names, spec.num_classes
+    )
     with (
         open_store(folder, writable=True, fingerprint=model.fingerprint) as opened,
         counter("examples") as progress,
-        resumable(),
+        resumable(progress),
     ):
         filled = fill(
             opened,
@@ -59,11 +61,16 @@ def _show(folder: Path, filled: "Filled", num_examples: int, as_json: bool) -> N
 
         print_json({**asdict(filled), "num_examples": num_examples})
         return
-    parts = [f"{counted(filled.num_stored, 'example')} stored"]
-    if filled.num_skipped:
-        parts.append(f"{filled.num_skipped} passed over, stored already")
-    if filled.num_refused:
-        parts.append(f"{filled.num_refused} not kept by the policy")
+    parts = [
+        f"{counted(filled.num_offered, 'example')} offered, {filled.num_stored} of "
+        "them stored now"
+    ]
+    if filled.num_not_kept:
+        parts.append(f"{filled.num_not_kept} refused or evicted by the policy")
     if filled.num_evicted:
-        parts.append(f"{filled.num_evicted} evicted to make room")
+        parts.append(f"{filled.num_evicted} from before evicted to make room")
+    if filled.num_skipped:
+        parts.append(f"{filled.num_skipped} passed over, stored already by name")
+    if filled.num_ignored:
+        parts.append(f"{counted(filled.num_ignored, 'file')} left out, no images")
     say(f"{', '.join(parts)}; {folder} holds {counted(num_examples, 'example')}")

@@ -65,7 +65,7 @@ def advise(
     if as_json:
         print_json(asdict(advice))
     else:
-        _show(folder, advice)
+        _show(folder, advice, num_neighbors)
 
 
 def _head(run: Path, stored: str) -> "Callable[[Tensor], Tensor]":
@@ -77,7 +77,7 @@ def _head(run: Path, stored: str) -> "Callable[[Tensor], Tensor]":
     return model.head
 
 
-def _show(folder: Path, advice: "Advice") -> None:
+def _show(folder: Path, advice: "Advice", num_neighbors: int) -> None:
     if advice.trials:
         print_table(
             (
@@ -85,7 +85,7 @@ def _show(folder: Path, advice: "Advice") -> None:
                 "accuracy",
                 "kNN alone",
                 "λ",
-                "recall@10",
+                f"recall@{num_neighbors}",
                 "bytes each",
                 "MB in all",
                 "ms a query",
@@ -97,6 +97,7 @@ def _show(folder: Path, advice: "Advice") -> None:
             f"{advice.num_indexed} examples in the index, {advice.num_asked} others "
             "looked up"
         )
+        _show_unlearnt(advice)
     if advice.global_accuracy is not None:
         typer.echo(f"the global model alone: {_percent(advice.global_accuracy)}")
     typer.echo(f"recommended for {folder}: {advice.recommended}: {advice.reason}")
@@ -104,6 +105,15 @@ def _show(folder: Path, advice: "Advice") -> None:
     if chosen is not None:
         section = as_section(chosen.settings)
         typer.echo(f"knnper store configure {folder} --set 'index={section}'")
+
+
+def _show_unlearnt(advice: "Advice") -> None:
+    titles = [trial.title for trial in advice.trials if not trial.has_learnt]
+    if titles:
+        typer.echo(
+            f"not learnt yet, too few examples: {'; '.join(titles)}. Their vectors are "
+            "kept as they are, and so are these figures those of flat"
+        )
 
 
 def as_section(settings: "IndexSettings") -> str:

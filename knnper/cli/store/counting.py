@@ -49,6 +49,11 @@ class Counter:
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, total=total)
 
+    @property
+    def num_done(self) -> int:
+        """How many are done."""
+        return self._done
+
     def advance(self, count: int) -> None:
         """Say that so many more are done."""
         self._done += count
@@ -82,10 +87,11 @@ def counter(what: str) -> Iterator[Counter]:
 
 
 @contextlib.contextmanager
-def resumable() -> Iterator[None]:
+def resumable(progress: Counter) -> Iterator[None]:
     """Say that an interrupted command goes on when it is given again."""
     try:
         yield
     except KeyboardInterrupt:
-        say("What was counted is kept; give the same command again to go on.")
+        if progress.num_done:
+            say("What was counted is kept; give the same command again to go on.")
         raise

@@ -1,19 +1,23 @@
 """``knnper store delete``: examples out of a store, with the proof."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.cli.output import say
+from knnper.cli.errors import RUN_FAILED, WRONG_USAGE
+from knnper.cli.options import AsJson
+from knnper.cli.output import print_json, say
 from knnper.cli.store.options import StoreFolder, counted, seconds_of
-from knnper.cli.store.proving import proof_lines
+from knnper.cli.store.proving import as_document, proof_lines
 
 if TYPE_CHECKING:
-    from datastore.care.erasure import Secrets
+    from datastore.care.erasure import Proof
     from datastore.contents import Ids as StoredIds
+    from datastore.examples import Selection, StoreSpec
+    from datastore.sqlite.rows import SqliteRows
 
 Ids = Annotated[
     list[int] | None, typer.Option("--id", help="Of an example; may be repeated.")
@@ -56,6 +60,7 @@ def delete(  # noqa: PLR0913 (one parameter an option)
     arrived_before: Before = None,
     yes: Yes = False,
     without_proof: WithoutProof = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete what all options describe, for good, and prove that no byte is left."""
     if not any((ids, external_ids, labels, arrived_from, arrived_before)):
@@ -63,30 +68,92 @@ def delete(  # noqa: PLR0913 (one parameter an option)
             "say which: --id, --external-id, --label, --from or --before"
         )
     # Everything below loads torch, which `knnper --help` need not wait for.
-    from datastore.care.deletion import delete_examples
-    from datastore.care.reading import open_rows
     from datastore.examples import Selection
     from datastore.folder import read_identity
 
-    names = read_identity(folder).spec.class_names
+    spec = read_identity(folder).spec
     selection = Selection(
         ids=tuple(ids) if ids else None,
         external_ids=tuple(external_ids) if external_ids else None,
-        labels=_label_numbers(labels, names) if labels else None,
+        labels=_label_numbers(labels, spec) if labels else None,
         arrived_from=None if arrived_from is None else seconds_of(arrived_from),
         arrived_before=None if arrived_before is None else seconds_of(arrived_before),
     )
+    found, document = _found(folder, selection)
+    if len(found):
+        num_stored = document["num_examples"] + len(found)
+        _require_consent(f"{len(found)} of {num_stored} examples of {folder}", yes)
+    _delete(folder, found, document, prove=not without_proof, as_json=as_json)
+
+
+def _found(folder: Path, selection: "Selection") -> tuple["StoredIds", dict[str, Any]]:
+    """Return what is described, and say what is not there."""
+    from datastore.care.reading import open_rows
+
     with open_rows(folder) as (_, rows):
         found, num_stored = rows.select(selection), len(rows.contents())
-    if len(found) == 0:
+        missing = _missing(rows, selection)
+    for option, names in missing.items():
+        if names:
+            say(f"{folder} holds no example --{option} {', '.join(names)}")
+    return found, {
+        "num_deleted": len(found),
+        "num_examples": num_stored - len(found),
+        "ids": found.tolist(),
+        "missing": missing,
+    }
+
+
+def _delete(
+    folder: Path,
+    ids: "StoredIds",
+    document: dict[str, Any],
+    *,
+    prove: bool,
+    as_json: bool,
+) -> None:
+    from datastore.care.deletion import delete_examples
+    from datastore.care.erasure import Secrets, prove_absence
+
+    names, proof = list[str](), None
+    if len(ids):
+        secrets = Secrets(_noted(folder, ids, names)) if prove else None
+        delete_examples(folder, ids)
+        proof = None if secrets is None else prove_absence(folder, secrets)
+    if as_json:
+        shown = None if proof is None else as_document(proof, names)
+        print_json({**document, "proof": shown})
+    else:
+        _show(folder, len(ids), proof, names)
+    if len(ids) == 0:
         say(f"nothing is deleted: {folder} holds no such example")
-        return
-    _require_consent(f"{len(found)} of {num_stored} examples of {folder}", yes)
-    secrets = None if without_proof else _secrets(folder, found)
-    delete_examples(folder, found)
-    typer.echo(f"{counted(len(found), 'example')} deleted")
-    if secrets is not None:
-        _prove(folder, secrets)
+        raise typer.Exit(RUN_FAILED)
+    if proof is not None:
+        _require_no_traces(folder, proof)
+
+
+def _show(
+    folder: Path, count: int, proof: "Proof | None", names: Sequence[str]
+) -> None:
+    if count:
+        typer.echo(f"{counted(count, 'example')} deleted")
+    if proof is not None:
+        for line in proof_lines(proof, folder, "inputs and embeddings", names):
+            typer.echo(line)
+
+
+def _missing(rows: "SqliteRows", selection: "Selection") -> dict[str, list[str]]:
+    """Return the ids and external ids, by option, that no example has."""
+    from datastore.examples import Selection
+
+    ids, names = selection.ids or (), selection.external_ids or ()
+    known_ids = set(rows.select(Selection(ids=ids)).tolist())
+    named = rows.select(Selection(external_ids=names))
+    known_names = set(rows.external_ids(named))
+    return {
+        "id": [str(one) for one in ids if one not in known_ids],
+        "external-id": [one for one in names if one not in known_names],
+    }
 
 
 def _require_consent(what: str, yes: bool) -> None:
@@ -94,39 +161,56 @@ def _require_consent(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(
-            f"{what} would be deleted for good; give --yes where nobody can be asked"
+        say(
+            f"Error: {what} would be deleted for good; give --yes where nobody can be "
+            "asked"
         )
+        raise typer.Exit(WRONG_USAGE)
     typer.confirm(f"Delete {what} for good?", abort=True, err=True)
 
 
-def _secrets(folder: Path, ids: "StoredIds") -> "Secrets":
-    from datastore.care.erasure import Secrets, stored_bytes
+def _noted(folder: Path, ids: "StoredIds", names: list[str]) -> Iterator[bytes]:
+    """Yield the bytes that must go, and note what they are of."""
+    from datastore.care.erasure import stored_rows
 
-    return Secrets(stored_bytes(folder, ids))
+    for name, content in stored_rows(folder, ids):
+        names.append(name)
+        yield content
 
 
-def _prove(folder: Path, secrets: "Secrets") -> None:
-    from datastore.care.erasure import prove_absence
+def _require_no_traces(folder: Path, proof: "Proof") -> None:
+    from datastore.care.file_checks import is_own
     from datastore.errors import StoreError
 
-    proof = prove_absence(folder, secrets)
-    for line in proof_lines(proof, folder, "inputs and embeddings"):
-        typer.echo(line)
-    if proof.traces:
+    files = sorted({trace.file for trace in proof.traces})
+    foreign = [str(file) for file in files if not is_own(folder, file)]
+    advice = []
+    if foreign:
+        advice.append(
+            "remove or move elsewhere what is not the store's: " + ", ".join(foreign)
+        )
+    if len(foreign) < len(files):
+        advice.append(
+            f"end whoever reads the store, then run: knnper store compact {folder}"
+        )
+    if advice:
         raise StoreError(
-            f"bytes of deleted examples are left in {folder}; end whoever reads the "
-            f"store, then run: knnper store compact {folder}"
+            f"bytes of deleted examples are left in {folder}; {'; '.join(advice)}"
         )
 
 
-def _label_numbers(labels: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
+def _label_numbers(labels: Sequence[str], spec: "StoreSpec") -> tuple[int, ...]:
     """Return the labels that are given by name or number."""
-    label_of = {name: label for label, name in enumerate(names)}
-    for text in labels:
-        if text not in label_of and not text.isdecimal():
-            known = ", ".join(names) or "none"
-            raise typer.BadParameter(
-                f"--label: found {text!r}, expected a number or one of: {known}"
-            )
-    return tuple(label_of[text] if text in label_of else int(text) for text in labels)
+    label_of = {name: label for label, name in enumerate(spec.class_names)}
+    return tuple(_label_number(text, label_of, spec.num_classes) for text in labels)
+
+
+def _label_number(text: str, label_of: dict[str, int], num_classes: int) -> int:
+    if text in label_of:
+        return label_of[text]
+    if text.isdecimal() and int(text) < num_classes:
+        return int(text)
+    names = f" or one of: {', '.join(label_of)}" if label_of else ""
+    raise typer.BadParameter(
+        f"--label: found {text!r}, expected a number from 0 to {num_classes - 1}{names}"
+    )

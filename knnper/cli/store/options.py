@@ -57,7 +57,9 @@ def seconds_of(text: str) -> float:
 
 
 def as_time(seconds: float) -> str:
-    """Return seconds since 1970 as an ISO 8601 time in UTC."""
+    """Return seconds since 1970 as an ISO 8601 time in UTC, if they are one."""
+    if not 0 <= seconds < datetime.max.replace(tzinfo=UTC).timestamp():
+        return f"{seconds:g} seconds since 1970"
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 

@@ -1,6 +1,6 @@
 """What a proof of absence says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,22 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def proof_lines(proof: "Proof", folder: Path, what: str) -> Iterator[str]:
-    """Yield in sentences what was found of some ``what`` in ``folder``."""
+def proof_lines(
+    proof: "Proof", folder: Path, what: str, names: Sequence[str]
+) -> Iterator[str]:
+    """Yield in sentences what was found of some ``what`` in ``folder``.
+
+    Parameters
+    ----------
+    proof
+        What was found.
+    folder
+        Of the store.
+    what
+        Names the secrets together.
+    names
+        Names each of them.
+    """
     place = (
         f"the {counted(proof.num_files, 'file')} ({megabytes(proof.num_bytes)}) of "
         f"{folder}"
@@ -25,28 +39,36 @@ def proof_lines(proof: "Proof", folder: Path, what: str) -> Iterator[str]:
             f"none of their bytes are in any of {place} ({what} looked for: "
             f"{num_looked_for})"
         )
-    for trace in proof.traces[:SHOWN]:
-        yield f"bytes of number {trace.secret} are in {trace.file} at {trace.offset}"
-    if len(proof.traces) > SHOWN:
-        yield f"and {len(proof.traces) - SHOWN} more places in {place}"
-    if proof.copies:
-        ids = sorted(set(proof.copies.values()))
-        more = ", ..." if len(ids) > SHOWN else ""
-        yield (
-            f"{what} that are stored, equal in every byte, as other examples: "
-            f"{len(proof.copies)}, by id {', '.join(map(str, ids[:SHOWN]))}{more}"
-        )
-    if proof.unprovable:
-        yield (
-            f"{what} that cannot be told apart from what is stored, such as images of "
-            f"one colour, and were not looked for: {len(proof.unprovable)}"
-        )
+    yield from _first(
+        f"bytes of {names[one.secret]} are in {one.file} at {one.offset}"
+        for one in proof.traces
+    )
+    yield from _first(
+        f"{names[secret]} is not absent: it is, in every byte, example {example}"
+        for secret, example in sorted(proof.copies.items())
+    )
+    yield from _first(
+        f"{names[secret]}: that it is absent cannot be proven; nothing of it, as of an "
+        "image of one colour, can be told apart from what may be stored"
+        for secret in proof.unprovable
+    )
 
 
-def as_document(proof: "Proof") -> dict[str, Any]:
-    """Return a proof as plain values."""
+def as_document(proof: "Proof", names: Sequence[str]) -> dict[str, Any]:
+    """Return a proof as plain values; ``names`` name what was looked for."""
     document = asdict(proof)
     document["traces"] = [
-        {**asdict(trace), "file": str(trace.file)} for trace in proof.traces
+        {**asdict(trace), "file": str(trace.file), "secret": names[trace.secret]}
+        for trace in proof.traces
     ]
-    return {"absent": proof.holds, **document}
+    document["copies"] = {names[one]: at for one, at in proof.copies.items()}
+    document["unprovable"] = [names[one] for one in proof.unprovable]
+    return {"absent": proof.is_absent, **document}
+
+
+def _first(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the first lines, and how many more there are."""
+    found = list(lines)
+    yield from found[:SHOWN]
+    if len(found) > SHOWN:
+        yield f"and {len(found) - SHOWN} more like this"

@@ -47,14 +47,19 @@ def _reembed(folder: Path, run: Path) -> None:
     from datastore.folder import open_store, read_identity
     from simulation.trained_model import trained_model
 
-    read_identity(folder)
+    if read_identity(folder).spec.input is None:
+        raise DataError(
+            f"{folder} keeps no raw inputs, so nothing can be embedded anew; create "
+            f"another store, knnper store create NEW_FOLDER --run {run} without "
+            "--no-inputs, and add the examples to it"
+        )
     model = trained_model(run)
     with open_store(folder, writable=True) as store:
         _require_same_task(folder, model)
         if store.fingerprint == model.fingerprint:
             say(f"{folder} is embedded by the model of {run} already")
             return
-        with counter("examples") as progress, resumable():
+        with counter("examples") as progress, resumable(progress):
             progress.start(num_to_embed(folder, model.fingerprint))
             store.reembed(model.embed, model.fingerprint, progress.advance)
         say(

@@ -31,7 +31,10 @@ AbsentFiles = Annotated[
 def verify(
     folder: StoreFolder, absent: AbsentFiles = None, as_json: AsJson = False
 ) -> None:
-    """Check everything that can be checked; exit with 1 if something is wrong."""
+    """Check all that has a checksum, and the files; exit with 1 if anything is wrong.
+
+    Not covered: what the policy remembers of examples that came before.
+    """
     if absent:
         _verify_absence(folder, absent, as_json)
         return
@@ -69,20 +72,26 @@ def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
             f"{folder} keeps no raw inputs, so none can be compared; delete proves "
             "that embeddings are gone"
         )
-    proof = prove_absence(folder, Secrets(_bytes_of(files, layout.shape)))
+    names = list[str]()
+    proof = prove_absence(folder, Secrets(_noted(files, layout.shape, names)))
     if as_json:
-        print_json(as_document(proof))
+        print_json(as_document(proof, names))
     else:
-        for line in proof_lines(proof, folder, "inputs"):
+        for line in proof_lines(proof, folder, "inputs", names):
             typer.echo(line)
-    if not proof.holds:
+    if not proof.is_absent:
         raise typer.Exit(RUN_FAILED)
 
 
-def _bytes_of(files: Sequence[Path], shape: tuple[int, ...]) -> Iterator[bytes]:
+def _noted(
+    files: Sequence[Path], shape: tuple[int, ...], names: list[str]
+) -> Iterator[bytes]:
+    """Yield the bytes of each input, and note where it is from."""
     from datastore.care.sources import read_inputs
 
     height, width, channels = shape
     for path in files:
-        for one in read_inputs(path, (height, width, channels)):
+        found = read_inputs(path, (height, width, channels))
+        for number, one in enumerate(found):
+            names.append(str(path) if len(found) == 1 else f"number {number} of {path}")
             yield one.tobytes()

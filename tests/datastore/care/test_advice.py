@@ -164,3 +164,11 @@ def test_the_mixture_counts_where_there_is_one() -> None:
 def test_recall() -> None:
     found, nearest = np.array([[1, 2], [3, 4]]), np.array([[2, 1], [3, 5]])
     assert recall(found, nearest) == 0.75
+
+
+def test_what_has_not_learnt_yet_is_told() -> None:
+    found = advise(rows_of(*clusters(400)), NUM_CLASSES, AdviceSettings())
+    learnt = {one.title: one.has_learnt for one in found.trials}
+    assert not learnt["pq"]  # 1,024 are needed
+    assert learnt["sq8"]  # 256 are
+    assert learnt["flat"]

@@ -195,6 +195,7 @@ def test_an_image_of_one_colour_cannot_be_proven(tmp_path: Path) -> None:
     proof = prove_absence(folder, secrets)
     assert proof.unprovable == (0,)
     assert proof.holds
+    assert proof.is_absent is None
 
 
 def test_pieces_across_chunks_are_found(tmp_path: Path) -> None:

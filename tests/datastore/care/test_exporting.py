@@ -101,3 +101,10 @@ def test_damage_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(StoreDamagedError, match="example 20"):
         export_store(tmp_path / "store", tmp_path / "out.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    small_store(tmp_path / "store").close()
+    target = tmp_path / "missing" / "out.npz"
+    with pytest.raises(StoreError, match=r"out\.npz cannot be written: there is no"):
+        export_store(tmp_path / "store", target)

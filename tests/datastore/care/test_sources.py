@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from datastore.care.array_source import ArraySource
 from datastore.care.filling import AT_ONCE, fill
-from datastore.care.sources import ArraySource, open_source, read_inputs
-from datastore.errors import StoreMismatchError
+from datastore.care.sources import open_source, read_inputs
+from datastore.errors import StoreFullError, StoreMismatchError
 from datastore.folder import create_store
 from datastore.settings import StoreSettings
 from knnper.config.errors import DataError
@@ -40,12 +41,45 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     put(tmp_path, "fox/b.png", 1)
     put(tmp_path, "fox/a.png", 2)
     put(tmp_path, "cat/c.png", 3)
-    (tmp_path / ".hidden").write_text("")
+    for name in (".hidden", "notes.txt", "fox/.DS_Store", "fox/Thumbs.db"):
+        (tmp_path / name).write_text("")
     source = open_source(tmp_path, SHAPE, NAMES)
-    assert source.external_ids == ("cat/c.png", "fox/a.png", "fox/b.png")
-    assert source.labels.tolist() == [0, 2, 2]
+    assert source.num_ignored == 2
+    place = {name: at for at, name in enumerate(source.external_ids)}
+    assert set(place) == {"cat/c.png", "fox/a.png", "fox/b.png"}
+    assert source.labels[place["cat/c.png"]] == 0
+    assert source.labels.sum() == 4
     expected = np.stack([pixels(1), pixels(3)])
-    np.testing.assert_array_equal(source.images([2, 0]).numpy(), expected)
+    wanted = [place["fox/b.png"], place["cat/c.png"]]
+    np.testing.assert_array_equal(source.images(wanted).numpy(), expected)
+
+
+def test_a_folders_order_mixes_the_classes_and_is_always_the_same(
+    tmp_path: Path,
+) -> None:
+    for number in range(60):
+        put(tmp_path, f"{NAMES[number % 3]}/{number}.png", number)
+    source = open_source(tmp_path, SHAPE, NAMES)
+    assert np.bincount(source.labels[:30], minlength=3).min() >= 5
+    assert open_source(tmp_path, SHAPE, NAMES).external_ids == source.external_ids
+    (tmp_path / "cat" / "0.png").unlink()
+    left = tuple(name for name in source.external_ids if name != "cat/0.png")
+    assert open_source(tmp_path, SHAPE, NAMES).external_ids == left
+
+
+def test_what_holds_no_examples_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="found no examples"):
+        open_source(tmp_path, SHAPE, NAMES)
+    nothing = save(
+        tmp_path / "a.npz",
+        inputs=np.zeros((0, *SHAPE), np.uint8),
+        labels=np.zeros(0, int),
+    )
+    with pytest.raises(DataError, match="found no examples"):
+        open_source(nothing, SHAPE, NAMES)
+    with pytest.raises(DataError, match="found no inputs in it"):
+        read_inputs(nothing, SHAPE)
 
 
 def test_images_are_made_the_size_of_the_stores(tmp_path: Path) -> None:
@@ -74,8 +108,10 @@ def test_what_lies_in_the_wrong_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "loose.png").unlink()
     with pytest.raises(DataError, match="inner is a folder where an image"):
         open_source(tmp_path, SHAPE, NAMES)
-    with pytest.raises(DataError, match="neither a folder nor a file"):
+    with pytest.raises(DataError, match="there is no such file"):
         open_source(tmp_path / "missing", SHAPE, NAMES)
+    with pytest.raises(DataError, match="there is no such file"):
+        read_inputs(tmp_path / "missing.png", SHAPE)
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -116,6 +152,11 @@ def test_arrays(tmp_path: Path) -> None:
         ({"external_ids": np.arange(3)}, "expected texts"),
         ({"arrivals": np.arange(3)}, "seconds since 1970"),
         ({"external_ids": np.array([{}, 1, 2], dtype=object)}, "cannot be read as"),
+        ({"labels": np.array([0, 1, 3])}, r"a\.npz: labels: .* \[0, 3\), found 3"),
+        ({"arrivals": np.array([1.0, 1.79e12, 2.0])}, r"a\.npz: .* found 1.79e\+12"),
+        ({"arrivals": np.array([1.0, 2.0, -1.0])}, "seconds since 1970, up to"),
+        ({"class_names": np.array(["cat", "gnu", "elk"])}, "does not know: gnu, elk"),
+        ({"class_names": np.array(["cat", "dog"])}, r"labels: expected values in \["),
     ],
 )
 def test_arrays_that_do_not_fit(
@@ -125,11 +166,22 @@ def test_arrays_that_do_not_fit(
         open_source(save(tmp_path / "a.npz", **changes), SHAPE, NAMES)
 
 
-def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
+def test_labels_are_found_by_the_names_of_their_classes(tmp_path: Path) -> None:
+    names = np.array(["gnu", "fox", "cat"])
+    path = save(tmp_path / "a.npz", labels=np.array([1, 2, 1]), class_names=names)
+    assert open_source(path, SHAPE, NAMES).labels.tolist() == [2, 0, 2]
+    # A store without names has nothing to compare them with.
+    assert open_source(path, SHAPE, (), 3).labels.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy"])
+def test_a_file_that_is_no_archive(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_text("no archive")
-    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
-        open_source(path, SHAPE, NAMES)
+    with pytest.raises(DataError, match=r"cannot be read as \.np") as caught:
+        read_inputs(path, SHAPE)
+    assert "unsafe" not in str(caught.value)
+    assert "pickle" not in str(caught.value)
 
 
 def test_single_inputs_are_read(tmp_path: Path) -> None:
@@ -174,9 +226,26 @@ def test_what_the_policy_did_is_counted(tmp_path: Path) -> None:
     settings = StoreSettings(policy="fifo", capacity=100)
     with create_store(tmp_path / "store", SPEC, DIM, "first", settings) as store:
         filled = fill(store, many(AT_ONCE + 20), embed, "first")
-    # Of the first batch 100 stay; the second takes the place of 20 of them.
-    assert (filled.num_stored, filled.num_refused) == (120, AT_ONCE - 100)
-    assert (filled.num_evicted, filled.num_skipped) == (20, 0)
+        # What makes room for later ones of the same source is not stored now.
+        assert (filled.num_offered, filled.num_stored) == (AT_ONCE + 20, 100)
+        assert filled.num_not_kept == AT_ONCE - 80
+        assert (filled.num_evicted, filled.num_skipped) == (0, 0)
+        more = dataclasses.replace(many(30), external_ids=(None,) * 30)
+        filled = fill(store, more, embed, "first")
+        assert (filled.num_stored, filled.num_evicted) == (30, 30)
+
+
+def test_what_does_not_fit_is_refused_before_a_part_of_it_is_stored(
+    tmp_path: Path,
+) -> None:
+    settings = StoreSettings(capacity=AT_ONCE + 10)
+    with create_store(tmp_path / "store", SPEC, DIM, "first", settings) as store:
+        fill(store, many(4), embed, "first")
+        expected = f"holds 4 examples of at most {AT_ONCE + 10}, and {AT_ONCE + 7} are"
+        with pytest.raises(StoreFullError, match=expected):
+            fill(store, many(AT_ONCE + 11), embed, "first")
+        assert len(store) == 4
+        fill(store, many(AT_ONCE + 10), embed, "first")
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

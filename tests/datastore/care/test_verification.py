@@ -12,7 +12,7 @@ import pytest
 from datastore.care.verification import verify
 from datastore.errors import StoreError
 from datastore.examples import Selection, StoreSpec
-from datastore.folder import DATABASE, create_store, open_store
+from datastore.folder import DATABASE, configure_store, create_store, open_store
 from datastore.index.hnsw import GraphSettings
 from datastore.settings import StoreSettings
 from datastore.sqlite.blobs import checksum
@@ -103,6 +103,26 @@ DAMAGES: list[tuple[str, str, str]] = [
         "compact",
     ),
     (
+        "UPDATE examples SET arrival = 1000.5 WHERE id = 4",
+        "1 examples: external id, label or time of arrival is not what was written: 4",
+        "--id 4",
+    ),
+    (
+        "UPDATE examples SET external_id = 'file/99' WHERE id = 4",
+        "1 examples: external id, label or time of arrival is not what was written: 4",
+        "--id 4",
+    ),
+    (
+        "UPDATE examples SET external_id = CAST(x'ff' AS TEXT) WHERE id = 4",
+        "1 examples: external id, label or time of arrival is not what was written: 4",
+        "--id 4",
+    ),
+    (
+        "UPDATE versions SET fingerprint = 'firsu'",
+        "the model is not what was written: firsu",
+        "restore",
+    ),
+    (
         "DROP TABLE embeddings_1",
         "tables and versions do not agree: embeddings_1",
         "restore",
@@ -145,9 +165,25 @@ def test_a_broken_database_is_found(folder: Path) -> None:
     assert "not what was written" in findings(folder)[0]
 
 
-def test_an_unreadable_description_is_found(folder: Path) -> None:
-    change(folder, "UPDATE store SET spec = '{'")
-    assert "is not what was written" in findings(folder)[0]
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "spec = '{'",
+        "spec = CAST(x'7bff' AS TEXT)",
+        "spec = replace(spec, 'cat', 'bat')",
+        "settings = replace(settings, 'null', '7')",
+    ],
+)
+def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> None:
+    change(folder, f"UPDATE store SET {assignment}")
+    (found,) = findings(folder)
+    assert "its classes and its capacity, is not what was written;" in found
+    assert "pydantic" not in found
+
+
+def test_a_configured_store_is_sound(folder: Path) -> None:
+    configure_store(folder, StoreSettings(capacity=40))
+    assert findings(folder) == []
 
 
 def flip(path: Path) -> None:

@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
-from simulation.figures.drift_streams import DriftStream, StreamSettings, drift_streams
+from simulation.figures.drift_streams import (
+    DriftStream,
+    StreamSettings,
+    drift_streams,
+    require_enough_images,
+)
 from simulation.partition.assignment import Integers
 
 NUM_TRAIN, NUM_TEST = 600, 120
@@ -78,3 +85,9 @@ def test_the_papers_numbers_are_the_default() -> None:
 def test_arrivals_are_shuffled() -> None:
     largest = max(streams(), key=lambda one: len(one.initial))
     assert largest.initial.tolist() != sorted(largest.initial.tolist())
+
+
+def test_too_few_images_for_the_clients_are_refused() -> None:
+    require_enough_images(1000, 100)
+    with pytest.raises(RunError, match="found 101 clients, expected at most 100"):
+        require_enough_images(1000, 101)

@@ -15,7 +15,7 @@ from simulation.figures.protonn import (
     ProtoNNFigureSettings,
     compress_client,
 )
-from simulation.figures.protonn_figure import paper_dims
+from simulation.figures.protonn_figure import paper_dims, require_dims
 from simulation.figures.protonn_points import protonn_points
 
 KEY = RandomKey(0)
@@ -96,3 +96,9 @@ def test_the_papers_dimensions_scale_with_the_embedding() -> None:
     assert paper_dims(1280) == (*range(100, 1300, 100), 1280)
     assert paper_dims(512) == (*range(40, 520, 40), 512)
     assert paper_dims(3) == (1, 2, 3)
+
+
+def test_no_projection_to_more_dimensions() -> None:
+    require_dims((1, 64), 64)
+    with pytest.raises(RunError, match="to 65 dimensions, expected at most 64"):
+        require_dims((4, 65), 64)

@@ -1,0 +1,64 @@
+"""Two tiny runs, some images, and a store of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from knnper.config.loading import load_experiment
+from knnper.data.digits import DigitsSettings, load_digits
+from server.observer import SilentObserver
+from simulation.catalogue import experiment_catalogue
+from simulation.run_folder import RunFolder
+from simulation.runner import simulate
+from simulation.workbench import open_workbench
+from tests.cli.store_commands import done
+
+
+def make_run(path: Path, seed: int) -> Path:
+    document = {
+        "name": "tiny",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 4},
+        "model": {"name": "tiny_cnn", "embedding_dim": 8},
+        "training": {"num_rounds": 1, "batch_size": 32},
+        "method": {"name": "fedavg"},
+        "run": {"seed": seed, "engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    folder = RunFolder.create(path, experiment)
+    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    return folder.path
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "first", seed=1)
+
+
+@pytest.fixture(scope="session")
+def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "second", seed=2)
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with four images of each digit."""
+    root = tmp_path_factory.mktemp("images")
+    data = load_digits(DigitsSettings()).train
+    for digit in range(10):
+        (root / str(digit)).mkdir()
+        chosen = np.flatnonzero(np.asarray(data.labels) == digit)[:4]
+        for number, position in enumerate(chosen.tolist()):
+            pixels = np.asarray(data.images[position])[:, :, 0]
+            Image.fromarray(pixels).save(root / str(digit) / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path, run: Path, images: Path) -> Path:
+    """Return a store that holds the images."""
+    done("create", tmp_path / "store", "--run", run)
+    done("add", tmp_path / "store", images, "--run", run)
+    return tmp_path / "store"
