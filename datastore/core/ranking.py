@@ -20,6 +20,8 @@ QUERIES_AT_ONCE = 16
 ROWS_AT_ONCE = 256
 """So many rows in float64 do too."""
 
+_EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
+
 Distances = NDArray[np.float64]
 VectorsOf = Callable[[Ids], Vectors]
 
@@ -110,9 +112,8 @@ def _certainly_below(exact: Distances, rough: Vectors, dim: int) -> NDArray[np.b
     A float32 sum of p squares is off by at most about p 2^-23 of itself, and by p
     times the smallest normal number where squares underflow.
     """
-    float32 = np.finfo(np.float32)
-    bound = rough.astype(np.float64) * (1 - (dim + 8) * float(float32.eps))
-    certain: NDArray[np.bool_] = exact < bound - dim * float(float32.tiny)
+    bound = rough.astype(np.float64) * (1 - (dim + 8) * _EPS) - dim * _TINY
+    certain: NDArray[np.bool_] = exact < bound
     return certain
 
 

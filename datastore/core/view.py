@@ -70,7 +70,8 @@ class View:
             distances, ids = nearest(
                 asked, self._index, self._settings, num_found, self._read_vectors
             )
-            labels = self._contents.labels[self._contents.positions(ids)]
+            contents = self._contents
+            labels = contents.labels[contents.ids.searchsorted(ids)]
         return Neighbors(
             torch.from_numpy(distances), torch.from_numpy(labels), torch.from_numpy(ids)
         )

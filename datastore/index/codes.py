@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datastore.index.base import Ids, VectorIndex, Vectors
+from datastore.index.huge_pages import use_huge_pages
 from datastore.index.index_file import IndexFile
 from datastore.index.searching import queries_at_once, search
 from datastore.index.single_thread import use_one_thread
@@ -31,6 +32,8 @@ class CodesIndex(VectorIndex):
         self._table = SlotTable(content.ids)
         self._learnt = content.learnt
         self.dim = content.index.d
+        self._address = 0
+        self._place_codes()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -56,6 +59,14 @@ class CodesIndex(VectorIndex):
         self._index.add(self._encodable(vectors))
         self._table.append(ids)
         self._learnt = self._learnt.followed_by(len(ids))
+        self._place_codes()
+
+    def _place_codes(self) -> None:
+        """Take care of where the codes lie, each time FAISS has moved them."""
+        address = _address_of(self._index)
+        if address != self._address:
+            self._address = address
+            use_huge_pages(address, self._index.codes.size())
 
     def remove(self, ids: Ids) -> None:
         """Overwrite the codes of ``ids`` (m,)."""
@@ -86,6 +97,14 @@ class CodesIndex(VectorIndex):
 
     def _encodable(self, vectors: Vectors) -> Vectors:
         return vectors
+
+
+def _address_of(index: faiss.IndexFlatCodes) -> int:
+    """Return where in memory the codes are; 0 where there are none."""
+    if index.ntotal == 0:
+        return 0
+    first: NDArray[np.uint8] = faiss.rev_swig_ptr(index.codes.data(), 1)
+    return int(first.ctypes.data)
 
 
 def code_rows(index: faiss.IndexFlatCodes) -> NDArray[np.uint8]:

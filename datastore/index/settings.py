@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from knnper.config.ranges import NonNegativeInt
 from knnper.config.sections import Settings
 
-NUM_SPARE = 8
+NUM_SPARE = 4
 """Candidates beyond k that FAISS is asked for, so that its order can be corrected."""
 
 

@@ -38,7 +38,10 @@ class SlotTable:
 
     def ids_at(self, slots: Ids) -> Ids:
         """Return the ids in ``slots``, of any shape; `NOTHING` where a slot is -1."""
-        return np.where(slots >= 0, self._ids[slots], NOTHING)
+        found = self._ids[slots]
+        if slots.min(initial=0) < 0:
+            found[slots < 0] = NOTHING
+        return found
 
     def slots_of(self, ids: Ids) -> Slots:
         """Return the slots of ``ids`` (m,).

@@ -47,7 +47,7 @@ def test_what_makes_no_sense_is_refused(document: dict[str, Any], place: str) ->
 
 def test_exact_vectors_are_compared_again_with_some_to_spare() -> None:
     for settings in (FlatSettings(), GraphSettings(), ListsSettings()):
-        assert settings.candidates_for(10) == 18
+        assert settings.candidates_for(10) == 14
         assert settings.ranks_exactly
 
 
