@@ -1,5 +1,6 @@
 """The command that a user types, as a process that tests can watch and end."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -36,9 +37,14 @@ def wait_for_rounds(process: subprocess.Popen[str], folder: Path, count: int) ->
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield process id and name of all processes that ``pid`` started, and theirs."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            name = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
-            yield child, name.decode()
-            yield from descendants(child)
+    """Yield process id and name of all processes that ``pid`` started, and theirs.
+
+    Those that end meanwhile are left out.
+    """
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for path in list(Path(f"/proc/{pid}/task").glob("*/children")):
+            for child in map(int, path.read_text().split()):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    name = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
+                    yield child, name.decode()
+                yield from descendants(child)
