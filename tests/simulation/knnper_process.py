@@ -1,6 +1,8 @@
 """The command that a user types, as a process that tests can watch and end."""
 
 import contextlib
+import functools
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +27,8 @@ def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background may have it ignored.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
