@@ -157,7 +157,8 @@ class MemoryRows:
             self._inputs.update(
                 zip(ids, [one.copy() for one in change.inputs], strict=True)
             )
-        names = zip(ids, change.external_ids, strict=False)
+        given = change.external_ids or [None] * len(ids)
+        names = zip(ids, given, strict=True)
         self._external_ids.update({one: name for one, name in names if name})
         self._contents = self._contents.followed_by(change.added)
         num_removed = self._head.num_removed + len(change.removed)
