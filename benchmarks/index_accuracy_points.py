@@ -9,7 +9,6 @@ the bytes of its indexes as a share of flat's.
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch
 from benchmarks.command import make_parser, say
 from benchmarks.index_kinds import kinds_to_compare
 from benchmarks.measurement import Measurement, rounded
-from benchmarks.workload import Workload
+from benchmarks.models import ModelAndData, add_run_option, model_and_data
 from datastore.index.catalogue import IndexSettings
 from datastore.index.flat import FlatSettings
 from datastore.memory import memory_store
@@ -26,15 +25,13 @@ from datastore.prediction.interpolation import interpolate
 from datastore.settings import StoreSettings
 from datastore.store import Store
 from datastore.tuning.mixing import choose_knn_weight
+from datastore.tuning.settings import PAPER_KNN_WEIGHTS
 from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.dataset import LabelledArrays
 from simulation.figures.embedded import Embedded
 from simulation.partition.dirichlet import DirichletSettings, dirichlet
-from simulation.trained_model import trained_model
-from strategies.core.task import Task
 
 NUM_NEIGHBORS = 10
-KNN_WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def _num_right(client: Client, store: Store) -> int:
         classifier(held_out.embeddings),
         held_out.probabilities,
         held_out.labels,
-        KNN_WEIGHTS,
+        PAPER_KNN_WEIGHTS,
     )
     mixed = interpolate(classifier(test.embeddings), test.probabilities, knn_weight)
     return int((mixed.argmax(dim=1) == test.labels).sum())
@@ -125,32 +122,18 @@ def _take(embedded: Embedded, positions: np.ndarray) -> Embedded:
     )
 
 
-def embed(task: Task, weights: torch.Tensor, split: LabelledArrays) -> Embedded:
+def embed(model: ModelAndData, split: LabelledArrays) -> Embedded:
     """Return a split as the global model sees it."""
     say("index_accuracy_points: embedding")
-    embeddings = task.embed(weights, torch.from_numpy(np.array(split.images)))
+    embeddings = model.embed(torch.from_numpy(np.array(split.images)))
     labels = torch.from_numpy(np.array(split.labels))
-    return Embedded(embeddings, task.head(weights, embeddings), labels)
-
-
-def model_and_data(run: Path | None, images: str) -> tuple[Task, torch.Tensor, Dataset]:
-    """Return the model of a run, or one before any training, and its images."""
-    if run is not None:
-        model = trained_model(run)
-        return model.bench.task, model.weights, model.dataset
-    workload = Workload(1, model="leaf_cnn", embedding_dim=512, images=images)
-    task = workload.workbench().task
-    return task, task.initial_weights, workload.dataset()
+    return Embedded(embeddings, model.head(embeddings), labels)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
     parser = make_parser(__doc__, repetitions=1)
-    parser.add_argument(
-        "--run",
-        type=Path,
-        help="folder of a finished run, whose model and images are taken",
-    )
+    add_run_option(parser)
     parser.add_argument("--clients", type=int, default=20)
     return parser
 
@@ -159,8 +142,8 @@ def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
     torch.set_num_threads(1)
-    task, weights, dataset = model_and_data(given.run, given.images)
-    train, test = (embed(task, weights, one) for one in (dataset.train, dataset.test))
+    model = model_and_data(given.run, given.images)
+    train, test = (embed(model, s) for s in (model.dataset.train, model.dataset.test))
     clients = list(deal(train, test, given.clients))
     flat = outcome(clients, FlatSettings())
     for kind in kinds_to_compare():

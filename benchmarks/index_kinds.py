@@ -10,7 +10,6 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, rounded, seconds_of
-from benchmarks.workload import Workload
+from benchmarks.models import add_run_option, model_and_data
 from datastore.core.ranking import nearest
 from datastore.index.base import Ids, VectorIndex, Vectors
 from datastore.index.catalogue import INDEX_KINDS, IndexSettings, build_index
@@ -29,7 +28,6 @@ from datastore.prediction.kernel import paper_kernel
 from datastore.prediction.vote import neighbor_vote
 from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset, LabelledArrays
-from simulation.trained_model import trained_model
 
 NUM_NEIGHBORS = 10
 TIMED_QUERIES = 50
@@ -165,21 +163,6 @@ def _nearest(
     )
 
 
-def embed_untrained(images: str, num_queries: int) -> Embedded:
-    """Embed images, or random ones, with LEAF's CNN before any training."""
-    workload = Workload(1, model="leaf_cnn", embedding_dim=512, images=images)
-    task, dataset = workload.workbench().task, workload.dataset()
-    return embed_dataset(
-        dataset, lambda part: task.embed(task.initial_weights, part), num_queries
-    )
-
-
-def embed_with_run(run: Path, num_queries: int) -> Embedded:
-    """Embed the data set of the run in the folder ``run`` with its model."""
-    model = trained_model(run)
-    return embed_dataset(model.dataset, model.embed, num_queries)
-
-
 def embed_dataset(dataset: Dataset, embed: Embed, num_queries: int) -> Embedded:
     """Embed the training images, and the first of the test images, in random order."""
     say("index_kinds: embedding")
@@ -207,11 +190,7 @@ def kinds_to_compare() -> list[IndexSettings]:
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
     parser = make_parser(__doc__, repetitions=5)
-    parser.add_argument(
-        "--run",
-        type=Path,
-        help="folder of a finished run, whose model and images are taken",
-    )
+    add_run_option(parser)
     parser.add_argument("--queries", type=int, default=2000)
     return parser
 
@@ -220,10 +199,8 @@ def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
     torch.set_num_threads(1)
-    if given.run is None:
-        data = embed_untrained(given.images, given.queries)
-    else:
-        data = embed_with_run(given.run, given.queries)
+    model = model_and_data(given.run, given.images)
+    data = embed_dataset(model.dataset, model.embed, given.queries)
     for measurement in measure(data, kinds_to_compare(), given.repetitions):
         print(measurement.as_json(), flush=True)
 

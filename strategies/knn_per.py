@@ -7,10 +7,8 @@ Memorization", ICML 2022, Algorithm 1 (knn-per.txt).
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from datastore.examples import NewExamples, StoreSpec
@@ -31,8 +29,13 @@ from datastore.tuning.evidence import (
 )
 from datastore.tuning.prior import prior_of_size
 from datastore.tuning.scores import CRITERIA
-from datastore.tuning.settings import EvidenceKind, TuningSettings
-from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
+from datastore.tuning.settings import (
+    PAPER_KNN_WEIGHTS,
+    EvidenceKind,
+    KnnWeights,
+    TuningSettings,
+)
+from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
@@ -68,15 +71,7 @@ class KnnSettings(Settings):
     num_neighbors: PositiveInt = 10
     kernel: KernelName = "paper"
     kernel_scale: PositiveFloat = 1.0
-    knn_weights: Annotated[tuple[UnitInterval, ...], Field(min_length=1)] = (
-        0.0,
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-        1.0,
-    )
+    knn_weights: KnnWeights = PAPER_KNN_WEIGHTS
     tuning: TuningSettings = field(default_factory=TuningSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
 

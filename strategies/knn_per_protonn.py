@@ -7,10 +7,8 @@ Compressed and Accurate kNN for Resource-scarce Devices", ICML 2017.
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from datastore.prediction.predictor import KnnPredictor
@@ -18,8 +16,11 @@ from datastore.protonn.settings import ProtoNNSettings
 from datastore.protonn.training import fit_protonn
 from datastore.tuning.candidates import weights_to_choose_from
 from datastore.tuning.mixing import choose_knn_weight
-from datastore.tuning.settings import CriterionName
-from knnper.config.ranges import UnitInterval
+from datastore.tuning.settings import (
+    PAPER_KNN_WEIGHTS,
+    CriterionName,
+    KnnWeights,
+)
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
@@ -45,15 +46,7 @@ class PrototypeSettings(Settings):
     """
 
     prototypes: ProtoNNSettings = field(default_factory=ProtoNNSettings)
-    knn_weights: Annotated[tuple[UnitInterval, ...], Field(min_length=1)] = (
-        0.0,
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-        1.0,
-    )
+    knn_weights: KnnWeights = PAPER_KNN_WEIGHTS
     criterion: CriterionName = "accuracy"
 
 

@@ -1,6 +1,5 @@
 """Whether a store's files are its own, and the saved index that of its database."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from datastore.care.finding import Finding
 from datastore.care.row_checks import named
-from datastore.core.cache import MANIFEST, IndexCache
+from datastore.core.cache import MANIFEST, IndexCache, file_sha256
 from datastore.errors import StoreDamagedError
 from datastore.folder import DATABASE, INDEX, LOCK, Identity
 from datastore.index.base import VectorIndex
@@ -67,7 +66,7 @@ def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterato
     file = folder / f"{manifest.get('token')}.index"
     if not file.is_file():
         return
-    if _sha256(file) != manifest.get("sha256"):
+    if file_sha256(file) != manifest.get("sha256"):
         yield "is not what was written"
         return
     with rows.reading():
@@ -109,8 +108,3 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

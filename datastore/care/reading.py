@@ -6,10 +6,8 @@ from pathlib import Path
 
 from datastore.contents import Ids
 from datastore.folder import DATABASE, Identity, read_identity
+from datastore.sqlite.raw import ROWS_AT_ONCE
 from datastore.sqlite.rows import SqliteRows
-
-ROWS_AT_ONCE = 256
-"""Large rows that are in memory together."""
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ class IndexCache:
             manifest = {
                 **_identity(token, version, settings),
                 "num_examples": len(index),
-                "sha256": _sha256(file),
+                "sha256": file_sha256(file),
             }
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=2))
             self.tokens.set_index_token(token)
@@ -141,7 +141,7 @@ class IndexCache:
             for key, value in expected.items():
                 if manifest.get(key) != value:
                     return f"{key} is {manifest.get(key)!r}, expected {value!r}"
-            if _sha256(self._index_file()) != manifest["sha256"]:
+            if file_sha256(self._index_file()) != manifest["sha256"]:
                 return "its checksum is not that of its manifest"
         except (OSError, ValueError, KeyError) as error:
             return f"{type(error).__name__}: {error}"
@@ -168,7 +168,8 @@ def _identity(
     }
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

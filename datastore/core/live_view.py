@@ -37,7 +37,6 @@ class LiveView:
         self._rows, self._cache, self._settings = rows, cache, settings
         self._refreshing, self._renewing = threading.Lock(), threading.Lock()
         self._num_unsaved = 0
-        self._num_forgotten = self._num_forgotten_when_built = 0
         self._is_behind = self._is_torn = False
         with rows.reading():
             self._open()
@@ -143,7 +142,6 @@ class LiveView:
             lacking = self._rows.without_vector(version.number, 0, len(ids))
             ids = np.setdiff1d(ids, lacking)
             vectors = self._rows.vectors(ids, version.number)
-            self._num_forgotten_when_built = self._num_forgotten
         return build_index(self._settings, version.embedding_dim, ids, vectors)
 
     def switch(self, version: Version, index: VectorIndex) -> None:
@@ -157,7 +155,8 @@ class LiveView:
             Of that version, at this or an earlier moment.
         """
         contents = self._rows.contents()
-        if not index.forgets and self._num_forgotten != self._num_forgotten_when_built:
+        if not index.forgets and len(np.setdiff1d(index.ids, contents.ids)):
+            # It would keep a trace of what was deleted since it was built.
             index = self._build(version, contents.ids)
         bring_up_to_date(index, contents, self._reads(version))
         with self._torn_if_cut_short():
@@ -191,7 +190,6 @@ class LiveView:
         NotErasedError
             If that cannot be done now.
         """
-        self._num_forgotten += 1
         self._num_unsaved = max(1, len(self.view.contents))
         if not self.view.index.forgets:
             self.view.rebuild()

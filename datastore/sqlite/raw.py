@@ -11,6 +11,7 @@ from datastore.sqlite.connection import connect, understood
 from datastore.sqlite.row_checksum import read_damaged_text
 
 ROWS_AT_ONCE = 256
+"""Large rows that are in memory together."""
 
 
 @contextlib.contextmanager

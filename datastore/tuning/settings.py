@@ -1,7 +1,9 @@
 """How a client chooses λ, k and σ."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from knnper.config.ranges import (
     NonNegativeFloat,
@@ -14,6 +16,11 @@ from knnper.config.sections import Settings
 CriterionName = Literal["accuracy", "log_loss"]
 EvidenceName = Literal["validation", "leave_one_out", "auto"]
 EvidenceKind = Literal["none", "validation", "leave_one_out"]
+
+KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
+
+PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The paper's grid of λ (knn-per.txt, section 5)."""
 
 
 @dataclass(frozen=True)
