@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from pydantic_core import to_jsonable_python
 
 from knnper.config.seeding import RandomKey
 from simulation.figures.drift import ClientDrift, DriftSettings, follow_client
 from simulation.figures.drift_curves import GLOBAL, DriftCurves, drift_curves
 from simulation.figures.drift_streams import drift_streams, require_enough_images
 from simulation.figures.embedded import Embedder
-from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.folder import FigureFolder, OnPart, PartRecord, identity_of
 from simulation.figures.style import accuracy_axis
 from simulation.partition.split import client_names
 from simulation.trained_model import TrainedModel
@@ -57,29 +56,19 @@ def draw_drift(
         clients.
     """
     require_enough_images(len(model.dataset.train.labels), settings.streams.num_clients)
-    identity = {
-        "figure": NAME,
-        "model": model.fingerprint,
-        "seed": seed,
-        "settings": to_jsonable_python(settings),
-    }
+    identity = identity_of(NAME, model, settings, seed)
     folder = FigureFolder.open(output, identity)
     records = _records(model, folder, settings, RandomKey(seed).child(NAME), on_part)
     curves = drift_curves(
         records, settings.streams.num_steps, settings.streams.shift_at
     )
     _write(folder, curves, settings)
-    seconds = sum(record["seconds"] for record in records)
-    folder.write_json(
-        f"{NAME}.json",
-        {
-            **identity,
-            "run": model.experiment.name,
-            "seconds": round(seconds, 1),
-            "num_clients": curves.num_clients,
-            "mean_knn_weight": curves.mean_knn_weight,
-        },
-    )
+    details = {
+        "run": model.experiment.name,
+        "num_clients": curves.num_clients,
+        "mean_knn_weight": curves.mean_knn_weight,
+    }
+    folder.write_description(identity, records, details)
     return curves
 
 

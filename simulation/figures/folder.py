@@ -11,9 +11,12 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from pydantic_core import to_jsonable_python
 
 from knnper.config.errors import RunError
+from knnper.config.sections import Settings
 from knnper.durable_files import JsonLines, write_atomically
+from simulation.trained_model import TrainedModel
 
 PartRecord = Mapping[str, Any]
 OnPart = Callable[[int, int], None]
@@ -21,6 +24,18 @@ OnPart = Callable[[int, int], None]
 
 _PARTS = "parts.jsonl"
 _DOTS_PER_INCH = 150
+
+
+def identity_of(
+    name: str, model: TrainedModel, settings: Settings, seed: int
+) -> Mapping[str, Any]:
+    """Return all that the numbers of a figure depend on, as plain values."""
+    return {
+        "figure": name,
+        "model": model.fingerprint,
+        "seed": seed,
+        "settings": to_jsonable_python(settings),
+    }
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,28 @@ class FigureFolder:
             on_part(num_done, len(names))
         return [done[name] for name in names]
 
+    def write_description(
+        self,
+        identity: Mapping[str, Any],
+        records: Sequence[PartRecord],
+        details: Mapping[str, Any],
+    ) -> None:
+        """Write how the figure was made to a file of its name.
+
+        Parameters
+        ----------
+        identity
+            As of `identity_of`.
+        records
+            Of all parts; their seconds are summed up.
+        details
+            What else there is to say, as plain values.
+        """
+        seconds = round(sum(record["seconds"] for record in records), 1)
+        document = {**identity, **details, "seconds": seconds}
+        text = json.dumps(document, indent=2) + "\n"
+        write_atomically(self.path / f"{identity['figure']}.json", text)
+
     def write_csv(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
@@ -99,10 +136,6 @@ class FigureFolder:
         writer.writerow(header)
         writer.writerows(rows)
         write_atomically(self.path / name, text.getvalue())
-
-    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """Write plain values to ``name``."""
-        write_atomically(self.path / name, json.dumps(document, indent=2) + "\n")
 
     def write_pictures(self, name: str, figure: Figure) -> None:
         """Write ``name``.png and ``name``.svg."""

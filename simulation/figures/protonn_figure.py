@@ -4,12 +4,11 @@ from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from pydantic_core import to_jsonable_python
 
 from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from simulation.figures.embedded import Embedder
-from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.folder import FigureFolder, OnPart, PartRecord, identity_of
 from simulation.figures.knn_weight import knn_settings
 from simulation.figures.protonn import (
     ClientSplits,
@@ -115,27 +114,17 @@ def draw_protonn(
     RunError
         If the folder holds something else, or the clients have no test images.
     """
-    identity = {
-        "figure": NAME,
-        "model": model.fingerprint,
-        "seed": seed,
-        "settings": to_jsonable_python(settings),
-    }
+    identity = identity_of(NAME, model, settings, seed)
     folder = FigureFolder.open(output, identity)
     records = _records(model, folder, settings, RandomKey(seed).child(NAME), on_part)
     points = protonn_points(records, settings)
     _write(folder, points)
-    seconds = sum(record["seconds"] for record in records)
-    folder.write_json(
-        f"{NAME}.json",
-        {
-            **identity,
-            "run": model.experiment.name,
-            "seconds": round(seconds, 1),
-            "num_clients": points.num_clients,
-            "global_accuracy": points.global_accuracy,
-        },
-    )
+    details = {
+        "run": model.experiment.name,
+        "num_clients": points.num_clients,
+        "global_accuracy": points.global_accuracy,
+    }
+    folder.write_description(identity, records, details)
     return points
 
 

@@ -69,5 +69,7 @@ def test_tables_and_documents(tmp_path: Path) -> None:
     folder = FigureFolder(tmp_path)
     folder.write_csv("t.csv", ["a", "b"], [[1, None], ["x,y", 0.5]])
     assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n"x,y",0.5\n'
-    folder.write_json("t.json", {"a": [1]})
-    assert json.loads((tmp_path / "t.json").read_text()) == {"a": [1]}
+    records = [{"seconds": 1.25}, {"seconds": 2.5}]
+    folder.write_description({"figure": "t", "seed": 3}, records, {"a": [1]})
+    expected = {"figure": "t", "seed": 3, "a": [1], "seconds": 3.8}
+    assert json.loads((tmp_path / "t.json").read_text()) == expected

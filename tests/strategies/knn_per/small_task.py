@@ -1,0 +1,38 @@
+"""What the tests of kNN-Per have in common."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datastore.prediction.predictor import KnnPredictor
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples, InputSpec
+from strategies.core.task import Task
+from strategies.knn_per import KnnSettings, memorize
+
+NUM_CLASSES = 4
+INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
+Draw = Callable[[str, int], Examples]
+
+
+def served(task: Task, data: ClientData, settings: KnnSettings) -> KnnPredictor:
+    return memorize(task, task.initial_weights, data, settings, RandomKey(5))
+
+
+def oracle(
+    stored: Tensor, labels: Tensor, queries: Tensor, settings: KnnSettings
+) -> NDArray[np.float64]:
+    """p_kNN by a loop over the queries; Eq. 6 in float64."""
+    keys, asked = stored.double().numpy(), queries.double().numpy()
+    probabilities = np.zeros((len(asked), NUM_CLASSES))
+    for row, query in enumerate(asked):
+        distances = np.sqrt(((keys - query) ** 2).sum(axis=1))
+        nearest = np.argsort(distances, kind="stable")[: settings.num_neighbors]
+        kept = distances[nearest]
+        if settings.kernel == "squared":
+            kept = kept**2 / keys.shape[1]
+        weights = np.exp(-(kept - kept.min()) / settings.kernel_scale)
+        np.add.at(probabilities[row], labels.numpy()[nearest], weights / weights.sum())
+    return probabilities

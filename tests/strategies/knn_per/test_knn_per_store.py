@@ -1,0 +1,92 @@
+"""The store of a client of kNN-Per: its index, its policy, its seed."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from datastore.index.catalogue import INDEX_KINDS
+from datastore.index.quantized import ProductSettings, ScalarSettings
+from datastore.settings import StoreSettings
+from datastore.tuning.settings import TuningSettings
+from knnper.config.errors import ConfigError
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.method import NoSettings
+from strategies.core.task import Task
+from strategies.knn_per import KnnSettings, knn_per, memorize
+from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, served
+
+
+def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
+    data = ClientData(draw("train", 300), draw("validation", 60))
+    images = draw("test", 20).images
+    exact, coarse = (
+        served(tiny_task, data, KnnSettings(knn_weights=(1.0,), store=store))
+        for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
+    )
+
+    # 8 bits a number move the votes, but few of them to another label.
+    found, expected = coarse(images), exact(images)
+    assert not torch.equal(found, expected)
+    assert (found.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("name", INDEX_KINDS)
+def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -> None:
+    index = INDEX_KINDS[name].settings_type()
+    tuning = TuningSettings(evidence="leave_one_out")
+    store = StoreSettings(index=index)
+    settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
+    image = draw("train", 1).images
+    examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
+    data = ClientData(examples, draw("validation", 0))
+
+    assert served(tiny_task, data, settings).describe()["knn_weight"] == 0.0
+
+
+def test_the_policy_says_what_is_stored(tiny_task: Task, draw: Draw) -> None:
+    data = ClientData(draw("train", 30), draw("validation", 10))
+    images = draw("test", 20).images
+    last = data.train_and_validation().take(torch.arange(28, 40))
+    store = StoreSettings("fifo", capacity=12)
+    weights = (1.0,)
+    kept = served(tiny_task, data, KnnSettings(knn_weights=weights, store=store))
+
+    assert kept.describe()["num_stored"] == 12.0
+    alone = ClientData(last, draw("none", 0))
+    expected = served(tiny_task, alone, KnnSettings(knn_weights=weights))
+    assert torch.equal(kept(images), expected(images))
+
+
+def test_chance_is_each_client_s_own_and_the_seed_s(
+    tiny_task: Task, draw: Draw
+) -> None:
+    data = ClientData(draw("train", 60), draw("validation", 0))
+    images = draw("test", 20).images
+
+    def answers(client: str, seed: int) -> Tensor:
+        store = StoreSettings("reservoir", capacity=15, seed=seed)
+        settings = KnnSettings(knn_weights=(1.0,), store=store)
+        rng = RandomKey(5).child(client)
+        return memorize(tiny_task, tiny_task.initial_weights, data, settings, rng)(
+            images
+        )
+
+    assert torch.equal(answers("one", 0), answers("one", 0))
+    assert not torch.equal(answers("one", 0), answers("two", 0))
+    assert not torch.equal(answers("one", 0), answers("one", 1))
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (StoreSettings("fifo"), "capacity: found none with policy = fifo"),
+        (StoreSettings(budget_mb=1e-6), "budget_mb"),
+        (StoreSettings(index=ProductSettings(num_parts=7)), "num_parts"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_before_training(
+    tiny_task: Task, store: StoreSettings, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        knn_per(tiny_task, NoSettings(), KnnSettings(store=store))
