@@ -29,9 +29,9 @@ from benchmarks.measurement import (
 )
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
+from server.conduct import untrained
 from server.federation import Federation
 from server.hand_over import HandOver
-from simulation.runner import untrained
 from simulation.workbench import Workbench
 from strategies.core.evaluation import ClientResult, Evaluation
 
@@ -48,13 +48,14 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
                 bare_results.extend(part)
 
         def lead(bench: Workbench, federation: Federation) -> Turns:
-            start, clients = untrained(bench), bench.clients
+            roster = bench.roster
+            start = untrained(bench, roster)
             hand_over = HandOver(bench.method, federation, bench.key)
 
             def hand_over_all() -> None:
                 say("personalize_vs_bare: all clients personalise")
-                found = hand_over.personalize(start, clients.sizes(), clients.seen())
-                results[:] = found
+                handed = hand_over.personalize(start, roster.sizes(), roster.seen())
+                results[:] = [one.result for one in handed if one.result]
 
             with tempfile.TemporaryDirectory() as folder:
                 weights_file = str(Path(folder) / "weights.safetensors")

@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
 from server.checkpoint import CheckpointFolder
+from server.conduct import round_loop, untrained
 from server.federation import Federation
 from server.observer import RoundRecord
-from simulation.runner import round_loop, untrained
 from simulation.workbench import Workbench
 
 
@@ -27,9 +27,11 @@ class Rounds:
     """
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
-        self._latest = untrained(bench)
+        self._latest = untrained(bench, bench.roster)
         checkpoints = CheckpointFolder(folder, "benchmark")
-        self._loop = round_loop(bench, federation, checkpoints, _require_all)
+        self._loop = round_loop(
+            bench, bench.roster, federation, checkpoints, _require_all
+        )
 
     def make_one(self) -> None:
         """Make the next round."""

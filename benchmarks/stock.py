@@ -15,7 +15,7 @@ from flwr.simulation import run_simulation
 from torch import Tensor
 
 from knnper.config.sections import RunSettings
-from simulation.machine import num_workers
+from knnper.machine import num_workers
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from knnper.transport.messages import Job
 from server.federation import Federation
 from server.flower_federation import FlowerFederation
 from simulation.catalogue import experiment_catalogue
-from simulation.client_runtime import introduce, runtime_of
+from simulation.client_runtime import VirtualHost, runtime_of
 from simulation.flower_engine import carrier_folder
 from simulation.flower_runtime import play, requests_at_once
 from simulation.nodes import in_turn, wait_for_nodes
@@ -193,8 +193,11 @@ def _resident_runtime(workload: str, run_folder: str) -> ClientRuntime:
     return runtime_of(Workload(**json.loads(workload)).workbench(), Path(run_folder))
 
 
-def _open_runtime(context: Context, job: Job) -> ClientRuntime:  # noqa: ARG001
-    return _resident_runtime(job.experiment, job.run_folder)
+class _WorkloadHost(VirtualHost):
+    """A node that plays the clients of a workload."""
+
+    def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
+        return _resident_runtime(job.experiment, job.run_folder)
 
 
-client_app = make_client_app(_open_runtime, introduce)
+client_app = make_client_app(_WorkloadHost())

@@ -1,11 +1,11 @@
-"""The Flower ClientApp: messages in, `ClientRuntime`, messages out."""
+"""The Flower ClientApp: messages in, whoever plays the clients, messages out."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.runtime import ClientRuntime
 from knnper.config.errors import KnnPerError
 from knnper.transport.codec import CodecError
 from knnper.transport.messages import (
@@ -13,48 +13,86 @@ from knnper.transport.messages import (
     CarrierError,
     Job,
     Purpose,
+    has_job,
     job_of,
     pack,
     packed_of,
     to_content,
     unpack_shared,
 )
+from strategies.core.evaluation import ClientResults, Evaluation
+from strategies.core.method import Method
 
-OpenRuntime = Callable[[Context, Job], ClientRuntime]
-Roster = Callable[[Context], ConfigRecord]
+
+class Player(Protocol):
+    """Does what clients are asked for; see `client.runtime.ClientRuntime`."""
+
+    @property
+    def method(self) -> Method:
+        """What the clients do."""
+
+    def train(
+        self, client: str, payload: object, server_round: int, keep_round: int
+    ) -> Any:
+        """Train in one round; return the method's update."""
+
+    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+        """Evaluate the unpersonalised model on all the clients' validation splits."""
+
+    def personalize(
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object,
+        last_round: int,
+    ) -> ClientResults:
+        """Personalise, then read the test splits."""
 
 
-def make_client_app(open_runtime: OpenRuntime, introduce: Roster) -> ClientApp:
-    """Return the ClientApp of a federation.
+class Host(Protocol):
+    """What is behind a node: the place where data comes from."""
 
-    Parameters
-    ----------
-    open_runtime
-        Gives the runtime for a job; the place where data comes from.
-    introduce
-        What the node answers when it is asked who it is.
-    """
+    def open(self, context: Context, job: Job) -> Player:
+        """Return who plays the clients of a job."""
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:
+        """Return what the node answers when it is asked who it is.
+
+        Parameters
+        ----------
+        context
+            Flower's, of the node.
+        job
+            Holds the experiment that it is asked for; None where it is not said.
+        """
+
+    def refused(self, context: Context, reason: str) -> None:
+        """Take note that the server does not let this node take part."""
+
+
+def make_client_app(host: Host) -> ClientApp:
+    """Return the ClientApp of a federation whose nodes are like ``host``."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        job, runtime = _open(message, context)
-        payload = _record(message, "payload", runtime.method.payload_type)
+        job, player = _open(message, context)
+        payload = _record(message, "payload", player.method.payload_type)
         (client,) = job.clients
-        update = runtime.train(client, payload, job.server_round, job.keep_round)
+        update = player.train(client, payload, job.server_round, job.keep_round)
         return _reply(message, job, update)
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
-        job, runtime = _open(message, context)
-        reference = _record(message, "payload", runtime.method.payload_type)
-        return _reply(message, job, runtime.validate(job.clients, reference))
+        job, player = _open(message, context)
+        reference = _record(message, "payload", player.method.payload_type)
+        return _reply(message, job, player.validate(job.clients, reference))
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
-        job, runtime = _open(message, context)
-        payload_type = runtime.method.payload_type
-        result = runtime.personalize(
+        job, player = _open(message, context)
+        payload_type = player.method.payload_type
+        result = player.personalize(
             job.clients,
             _record(message, "payload", payload_type),
             _record(message, "reference", payload_type),
@@ -64,13 +102,18 @@ def make_client_app(open_runtime: OpenRuntime, introduce: Roster) -> ClientApp:
 
     @app.query()
     def who_are_you(message: Message, context: Context) -> Message:
-        content = RecordDict({"node": introduce(context)})
-        return Message(content, reply_to=message)
+        job = job_of(message.content) if has_job(message.content) else None
+        return Message(host.introduce(context, job), reply_to=message)
 
-    def _open(message: Message, context: Context) -> tuple[Job, ClientRuntime]:
+    @app.query(Purpose.REFUSE.action)
+    def refused(message: Message, context: Context) -> Message:
+        host.refused(context, str(message.content.config_records["refusal"]["reason"]))
+        return Message(RecordDict(), reply_to=message)
+
+    def _open(message: Message, context: Context) -> tuple[Job, Player]:
         job = job_of(message.content)
         try:
-            return job, open_runtime(context, job)
+            return job, host.open(context, job)
         except (KnnPerError, OSError) as error:
             raise CannotPlayError(str(error)) from error
 

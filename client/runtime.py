@@ -62,6 +62,32 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
+class Personalized:
+    """A client that has been handed the model.
+
+    Attributes
+    ----------
+    data
+        What it learnt from.
+    reference
+        What the method broadcasts to nobody in particular.
+    predictor
+        What it serves.
+    result
+        How that does.
+    """
+
+    data: ClientData
+    reference: object
+    predictor: Predictor
+    result: ClientResult
+
+
+def _keep_nothing(personalized: Personalized) -> None:
+    """Forget the predictor: a virtual client serves nobody."""
+
+
+@dataclass(frozen=True)
 class ClientRuntime:
     """A method, bound to the data and the memory of the clients of this process.
 
@@ -79,6 +105,8 @@ class ClientRuntime:
         The experiment's root key.
     pool
         Where the method's task looks for embeddings first.
+    keep
+        Is given each client that has been handed the model.
     """
 
     method: Method
@@ -87,6 +115,7 @@ class ClientRuntime:
     states: ClientStateStore
     key: RandomKey
     pool: EmbeddingPool
+    keep: Callable[[Personalized], None] = _keep_nothing
 
     def train(
         self, client: str, payload: object, server_round: int, keep_round: int
@@ -142,7 +171,10 @@ class ClientRuntime:
             return _Prepared(client, data[client], predictor, validation)
 
         def report(client: str) -> ClientResult:
-            return self._report(prepared[client], unpersonalised, tests[client])
+            one = prepared[client]
+            result = self._report(one, unpersonalised, tests[client])
+            self.keep(Personalized(one.data, reference, one.predictor, result))
+            return result
 
         data = {client: self.source.data(client) for client in clients}
         train = [one.train.images for one in data.values()]

@@ -160,8 +160,8 @@ class Store(StoreReader):
         Raises
         ------
         StoreError
-            If the store keeps no inputs, is empty, is closed meanwhile, or is being
-            embedded anew already.
+            If the store keeps no inputs, is closed meanwhile, or is being embedded
+            anew already.
         StoreFullError
             If the budget does not hold all examples with embeddings of that size.
         DataError

@@ -1,8 +1,9 @@
 """How the server reaches its clients, whatever carries the messages."""
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from knnper.transport.messages import Purpose
 
@@ -20,11 +21,14 @@ class Request:
         What the method broadcasts to them.
     reference
         What the method broadcasts to nobody in particular; for `Purpose.PERSONALIZE`.
+    seen
+        Whether they may have taken part in training.
     """
 
     clients: tuple[str, ...]
     payload: object
     reference: object | None = None
+    seen: bool = True
 
     @property
     def client(self) -> str:
@@ -58,9 +62,32 @@ class Reply:
         return name
 
 
-class Federation(Protocol):
-    """The clients as the server sees them."""
+class Federation(ABC):
+    """The clients as the server sees them.
 
+    Attributes
+    ----------
+    round_attempts
+        Times that a round in which too many clients fail is made. Once, where they
+        would fail again.
+    may_be_away
+        Whether a client that does not personalise is left out, and gets the model when
+        it is back. Else the run ends, since something is wrong with it.
+    """
+
+    round_attempts: int = 1
+    may_be_away: bool = False
+
+    def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027
+        """Wait until at least ``least`` of ``clients`` can be reached.
+
+        Raises
+        ------
+        RunError
+            If they cannot, for longer than the federation waits.
+        """
+
+    @abstractmethod
     def exchange(
         self,
         purpose: Purpose,

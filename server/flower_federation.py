@@ -2,8 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
@@ -21,14 +21,20 @@ from knnper.transport.messages import (
     unpack,
     why_none_can_be_played,
 )
-from knnper.transport.polling import MESSAGES_AT_ONCE, replies_in_order
-from server.federation import Reply, Request
+from knnper.transport.polling import (
+    ENDLESS,
+    MESSAGES_AT_ONCE,
+    NoReply,
+    Patience,
+    replies_in_order,
+)
+from server.federation import Federation, Reply, Request
 from server.packing import Packer
 from strategies.core.evaluation import ClientResults, Evaluation
 
 
 @dataclass
-class FlowerFederation:
+class FlowerFederation(Federation):
     """A `Federation` behind a Flower grid.
 
     Attributes
@@ -47,6 +53,15 @@ class FlowerFederation:
         Requests that are under way at any time.
     stop
         Ends waiting for replies when it is set.
+    timeouts_s
+        How long clients may take for what they are asked; for ever where it is not
+        said.
+    patience
+        How often is looked for replies.
+    model
+        See `Job`.
+    may_be_away
+        See `Federation`; with it, whatever goes wrong is that client's fault alone.
     """
 
     grid: Grid
@@ -58,6 +73,10 @@ class FlowerFederation:
     session: str = ""
     at_once: int = MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
+    timeouts_s: Mapping[Purpose, float] = field(default_factory=dict)
+    patience: Patience = ENDLESS
+    model: str = ""
+    may_be_away: bool = False
 
     def exchange(
         self,
@@ -74,10 +93,13 @@ class FlowerFederation:
             for request in requests:
                 records = packer.pack_request(request)
                 under_way.append((request, records))
-                job = self._job(request, server_round, keep_round)
+                job = self._job(purpose, request, server_round, keep_round)
                 yield self._message(purpose, job, records)
 
-        replies = replies_in_order(self.grid, messages(), self.stop, self.at_once)
+        patience = replace(self.patience, timeout_s=self.timeouts_s.get(purpose))
+        replies = replies_in_order(
+            self.grid, messages(), self.stop, self.at_once, patience
+        )
         for message in replies:
             request, records = under_way.popleft()
             packer.answered(records)
@@ -86,7 +108,9 @@ class FlowerFederation:
         # whole at the end of the run.
         packer.discard_all()
 
-    def _job(self, request: Request, server_round: int, keep_round: int) -> Job:
+    def _job(
+        self, purpose: Purpose, request: Request, server_round: int, keep_round: int
+    ) -> Job:
         return Job(
             clients=list(request.clients),
             server_round=server_round,
@@ -95,6 +119,9 @@ class FlowerFederation:
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
             session=self.session,
+            timeout_s=self.timeouts_s.get(purpose, 0.0),
+            model=self.model,
+            seen=request.seen,
         )
 
     def _message(
@@ -105,12 +132,19 @@ class FlowerFederation:
             dst_node_id=self.choose_node(job.clients[0]),
             message_type=purpose.value,
             group_id=str(job.server_round),
+            # One that nobody has taken by then would only keep a client busy.
+            ttl=job.timeout_s or None,
         )
 
-    def _reply(self, request: Request, purpose: Purpose, message: Message) -> Reply:
+    def _reply(
+        self, request: Request, purpose: Purpose, message: Message | NoReply
+    ) -> Reply:
         clients = request.clients
+        if isinstance(message, NoReply):
+            return Reply(clients, None, message.reason)
         if message.has_error():
-            _stop_if_no_client_is_to_blame(message)
+            if not self.may_be_away:
+                _stop_if_no_client_is_to_blame(message)
             return Reply(clients, None, message.error.reason or "no reason was given")
         packed = packed_of(message.content, "reply")
         if packed is None:

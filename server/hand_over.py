@@ -1,6 +1,7 @@
 """After the last round: every client pulls the model, personalises and reports."""
 
 import itertools
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,24 @@ from server.federation import Federation, Reply, Request
 from server.grouping import in_groups
 from strategies.core.evaluation import ClientResult, ClientResults
 from strategies.core.method import NEWCOMER, Method
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A client that has the model.
+
+    Attributes
+    ----------
+    client
+        Its name.
+    result
+        What it reports; None if it keeps that to itself.
+    """
+
+    client: str
+    result: ClientResult | None
 
 
 @dataclass(frozen=True)
@@ -39,8 +58,8 @@ class HandOver:
         sizes: Mapping[str, int],
         seen: Collection[str],
         done: Collection[str] = (),
-    ) -> Iterator[ClientResult]:
-        """Yield the result of each client that is not ``done``.
+    ) -> Iterator[Handed]:
+        """Yield each client that is not ``done`` as soon as it has the model.
 
         Parameters
         ----------
@@ -57,7 +76,7 @@ class HandOver:
         Raises
         ------
         RunError
-            If a client cannot personalise.
+            If a client cannot personalise, where none may be away.
         """
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
@@ -66,12 +85,15 @@ class HandOver:
             self._requests(trained, self._groups(sizes, seen), seen, set(done)),
         )
         for reply in replies:
-            found = _results(reply)
+            found = self._results(reply)
             for result in found.results:
                 if result.client not in done:
-                    yield result
+                    yield Handed(result.client, result)
+            for client in found.withheld:
+                if client not in done:
+                    yield Handed(client, None)
             for client, reason in found.failures.items():
-                raise RunError(f"client {client} could not personalise: {reason}")
+                self._failed(client, reason)
 
     def _groups(
         self, sizes: Mapping[str, int], seen: Collection[str]
@@ -106,7 +128,34 @@ class HandOver:
                 continue
             for clients, payload in _sent_the_same(group, payload_of):
                 if not done.issuperset(clients):
-                    yield Request(clients, payload, reference)
+                    yield Request(clients, payload, reference, clients[0] in seen)
+
+    def _results(self, reply: Reply) -> ClientResults:
+        """Return what the clients of one request report.
+
+        Raises
+        ------
+        RunError
+            If they report nothing, where none may be away, or it is not about them.
+        """
+        names = ", ".join(reply.clients)
+        if not isinstance(reply.record, ClientResults):
+            self._failed(names, reply.failure)
+            return ClientResults((), {})
+        reported = [result.client for result in reply.record.results]
+        told = [*reported, *reply.record.failures, *reply.record.withheld]
+        if sorted(told) != sorted(reply.clients):
+            raise RunError(
+                f"expected results of {names}, found those of {', '.join(told)}; "
+                "the two sides run different versions"
+            )
+        return reply.record
+
+    def _failed(self, client: str, reason: str | None) -> None:
+        message = f"client {client} could not personalise: {reason}"
+        if not self.federation.may_be_away:
+            raise RunError(message)
+        log.warning("%s", message)
 
 
 def _largest_first(
@@ -128,23 +177,3 @@ def _sent_the_same(
             run = []
         run.append(client)
     yield tuple(run), payloads[-1][1]
-
-
-def _results(reply: Reply) -> ClientResults:
-    """Return what the clients of one request report.
-
-    Raises
-    ------
-    RunError
-        If they report nothing, or it is not about them.
-    """
-    names = ", ".join(reply.clients)
-    if not isinstance(reply.record, ClientResults):
-        raise RunError(f"client {names} could not personalise: {reply.failure}")
-    reported = [result.client for result in reply.record.results]
-    if sorted([*reported, *reply.record.failures]) != sorted(reply.clients):
-        raise RunError(
-            f"expected results of {names}, found those of {', '.join(reported)}; the "
-            "two sides run different versions"
-        )
-    return reply.record

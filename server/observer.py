@@ -73,7 +73,8 @@ class LoggingObserver:
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Say which rounds begin."""
         self._num_rounds = num_rounds
-        self._log.info("training: rounds %d to %d", first_round, num_rounds)
+        if first_round <= num_rounds:
+            self._log.info("training: rounds %d to %d", first_round, num_rounds)
 
     def round_finished(self, record: RoundRecord) -> None:
         """Say how a round went."""
@@ -88,7 +89,8 @@ class LoggingObserver:
 
     def personalization_started(self, num_clients: int) -> None:
         """Say how many clients are about to be personalised."""
-        self._log.info("personalising %d clients", num_clients)
+        if num_clients:
+            self._log.info("personalising %d clients", num_clients)
 
     def client_personalized(self) -> None:
         """Say nothing of a single client."""

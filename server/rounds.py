@@ -17,7 +17,7 @@ from server.federation import Federation, Request
 from server.grouping import in_groups
 from server.observer import RoundRecord
 from server.sampling import sample_participants
-from server.validation import Tally, num_bytes, usable_updates
+from server.validation import Tally, usable_updates
 from strategies.core.evaluation import Evaluation
 from strategies.core.method import NEWCOMER, Method
 
@@ -71,7 +71,7 @@ class RoundLoop:
         latest, state = start, start.state
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
-            state, tally = self._one_round(state, server_round)
+            state, tally = self._one_of_several_attempts(state, server_round)
             figures: dict[str, float | int] = {
                 "server_round": server_round,
                 "num_clients": tally.num_used,
@@ -92,9 +92,27 @@ class RoundLoop:
                 latest = self.checkpoints.save(server_round, state)
         return latest
 
-    def _one_round(self, state: Any, server_round: int) -> tuple[Any, Tally]:
+    def _one_of_several_attempts(
+        self, state: Any, server_round: int
+    ) -> tuple[Any, Tally]:
+        """Return what a round comes to, made again where too many clients failed."""
         participants = self._participants(server_round)
-        tally = Tally()
+        num_spare = int(self.run.max_failed_fraction * len(participants))
+        least = max(1, len(participants) - num_spare)
+        for attempts_left in reversed(range(self.federation.round_attempts)):
+            self.federation.await_clients(participants, least)
+            try:
+                return self._one_round(state, server_round, participants)
+            except TooManyFailuresError as error:
+                if not attempts_left:
+                    raise
+                log.warning("%s; the round is made again", error)
+        raise ValueError("expected at least one attempt")
+
+    def _one_round(
+        self, state: Any, server_round: int, participants: Sequence[str]
+    ) -> tuple[Any, Tally]:
+        tally = Tally(max_norm_ratio=self.run.max_update_norm_ratio)
         replies = self.federation.exchange(
             Purpose.TRAIN,
             server_round,
@@ -129,7 +147,7 @@ class RoundLoop:
         for client in clients:
             key = self.key.child("broadcast", server_round, client)
             payload = self.method.broadcast(state, client, key)
-            tally.bytes_down += num_bytes(payload)
+            tally.sends(client, payload)
             yield Request((client,), payload)
 
     def _validate(self, state: Any, server_round: int) -> RoundRecord:
@@ -161,10 +179,14 @@ def _warn_of_failure(server_round: int, client: str, reason: str | None) -> None
     log.warning("round %d: client %s failed: %s", server_round, client, reason)
 
 
-def _too_many_failures(server_round: int, tally: Tally) -> RunError:
+class TooManyFailuresError(RunError):
+    """So many clients failed in a round that it does not count."""
+
+
+def _too_many_failures(server_round: int, tally: Tally) -> TooManyFailuresError:
     total = len(tally.failures) + tally.num_used
     client, reason = next(iter(tally.failures.items()))
-    return RunError(
+    return TooManyFailuresError(
         f"round {server_round}: {len(tally.failures)} of {total} clients failed, more "
         f"than run.max_failed_fraction allows; client {client} said: {reason}"
     )

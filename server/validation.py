@@ -4,9 +4,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from knnper.transport.codec import is_finite, take_apart
 from server.federation import Reply
 from strategies.core.records import Update
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass
@@ -23,13 +27,42 @@ class Tally:
         Shape of each tensor of the first update that was used, by its path.
     bytes_down, bytes_up
         Size of the tensors of all payloads and of all used updates.
+    max_norm_ratio
+        Most that an update's norm may be, in multiples of that of what the client was
+        sent, plus 1.
     """
+
+    max_norm_ratio: float = math.inf
 
     losses: list[tuple[int, float]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
+    _sent_norms: dict[str, float] = field(default_factory=dict)
+    _sent_shapes: Shapes = field(default_factory=dict)
+    _latest: tuple[object, float] = (None, 0.0)
+
+    def sends(self, client: str, payload: object) -> None:
+        """Take note of what a client is sent."""
+        self.bytes_down += num_bytes(payload)
+        self._sent_shapes.update(_shapes(payload))
+        latest, norm = self._latest
+        if payload is not latest:  # most methods send everyone the same
+            norm = _norm(payload)
+        self._latest = payload, norm
+        self._sent_norms[client] = norm
+
+    def most_norm(self, client: str) -> float:
+        """Return the largest norm of an update that is taken from a client."""
+        return self.max_norm_ratio * (self._sent_norms.get(client, 0.0) + 1)
+
+    def as_sent(self, shapes: Shapes) -> Shapes:
+        """Return an update's shapes, but for what was sent under the same name.
+
+        That has the shape in which it was sent.
+        """
+        return {name: self._sent_shapes.get(name, shapes[name]) for name in shapes}
 
     @property
     def num_used(self) -> int:
@@ -53,7 +86,7 @@ def usable_updates(
     passed over.
     """
     for reply in replies:
-        problem = reply.failure or _problem(reply.record, update_type, tally.shapes)
+        problem = reply.failure or _problem(reply, update_type, tally)
         if problem:
             tally.failures[reply.client] = problem
             continue
@@ -67,10 +100,21 @@ def num_bytes(record: object) -> int:
     return sum(tensor.nbytes for tensor in take_apart(record).tensors.values())
 
 
-def _problem(
-    update: object, update_type: type, shapes: dict[str, tuple[int, ...]]
-) -> str | None:
-    """Return what is wrong with ``update``, or None and its shapes in ``shapes``."""
+def _shapes(record: object) -> Shapes:
+    """Return the shape of each of a record's tensors, by its path."""
+    tensors = take_apart(record).tensors
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _norm(record: object) -> float:
+    """Return the Euclidean norm of all of a record's tensors together."""
+    tensors = take_apart(record).tensors.values()
+    return math.hypot(*(float(torch.linalg.vector_norm(one)) for one in tensors))
+
+
+def _problem(reply: Reply, update_type: type, tally: Tally) -> str | None:
+    """Return what is wrong with an update, or None and its shapes in ``tally``."""
+    update, shapes = reply.record, tally.shapes
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
@@ -80,8 +124,16 @@ def _problem(
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             return f"{name} is not finite: training diverged, lower the learning rate"
-    arrived = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if shapes and arrived != shapes:
-        return f"expected tensors of shapes {shapes}, found {arrived}"
+    arrived = _shapes(update)
+    known = shapes or tally.as_sent(arrived)
+    if arrived != known:
+        return f"expected tensors of shapes {known}, found {arrived}"
+    norm, most = _norm(update), tally.most_norm(reply.client)
+    if norm > most:
+        return (
+            f"the update's norm is {norm:.3g}, more than {most:.3g}, "
+            "run.max_update_norm_ratio times that of what was sent: training diverged, "
+            "or the client sends nonsense"
+        )
     shapes.update(arrived)
     return None

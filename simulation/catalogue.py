@@ -1,51 +1,47 @@
 """All that an experiment can choose from, and what does not go together."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
-from knnper.config.catalogue import Catalogue, SettingsTypes
+from knnper.config.catalogue import Catalogue
 from knnper.config.errors import Problem
-from knnper.config.sections import Experiment, Settings
+from knnper.config.sections import Experiment
 from knnper.data.catalogue import DATA_SETS
-from knnper.models.catalogue import MODELS
+from knnper.data.site.agreement import SITES
 from simulation.partition.catalogue import PARTITIONS
 from simulation.partition.settings import CountedSettings
-from strategies.catalogue import METHODS
+from strategies.experiments import (
+    SITE_DATA_SETS,
+    SITE_PARTITIONS,
+    catalogue_of,
+    settings_types,
+)
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
 _TOLERANCE = 1e-9
 
 
-class _Entry(Protocol):
-    """What the tables of data sets, partitions, models and methods have in common."""
-
-    @property
-    def settings_type(self) -> type[Settings]:
-        """Return what the section takes beside the name."""
-
-
 def experiment_catalogue() -> Catalogue:
     """Return the catalogue of everything this project ships."""
-    return Catalogue(
-        data=_settings_types(DATA_SETS),
-        partition=_settings_types(PARTITIONS),
-        model=_settings_types(MODELS),
-        method=_settings_types(METHODS),
-        personalization={
-            name: spec.personalization_type for name, spec in METHODS.items()
-        },
-        check=check_experiment,
+    return catalogue_of(
+        {**settings_types(DATA_SETS), **SITE_DATA_SETS},
+        {**settings_types(PARTITIONS), **SITE_PARTITIONS},
+        check_experiment,
     )
 
 
 def check_experiment(experiment: Experiment) -> Sequence[Problem]:
-    """Return what in a valid experiment does not go together."""
-    method = METHODS[experiment.method.name]
-    return (*_participation_problems(experiment), *method.check(experiment))
+    """Return what in the data's sections does not go together."""
+    return (*_site_problems(experiment), *_participation_problems(experiment))
 
 
-def _settings_types(entries: Mapping[str, _Entry]) -> SettingsTypes:
-    return {name: entry.settings_type for name, entry in entries.items()}
+def _site_problems(experiment: Experiment) -> Iterable[Problem]:
+    data, partition = experiment.data.name, experiment.partition.name
+    if (data == SITES) != (partition == SITES):
+        message = (
+            f"found {partition} with data of {data}, expected {{name: sites}} for "
+            "both or for neither: data that stays with the sites is not dealt"
+        )
+        yield Problem("partition.name", message)
 
 
 def _participation_problems(experiment: Experiment) -> Iterable[Problem]:

@@ -3,16 +3,16 @@
 import functools
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, Context, RecordDict
 
 from client.app import make_client_app
 from client.runtime import ClientRuntime
 from client.state_store import ClientStateStore
 from knnper.config.document import from_json
 from knnper.config.errors import RunError
+from knnper.machine import compute_device, keep_freed_memory
 from knnper.transport.messages import Job
 from simulation.catalogue import experiment_catalogue
-from simulation.machine import compute_device, keep_freed_memory
 from simulation.workbench import Workbench, open_workbench
 from strategies.core.records import NoState
 
@@ -69,14 +69,28 @@ def require_same_folder(run_folder: Path, session: str) -> None:
         )
 
 
-def _open_runtime(context: Context, job: Job) -> ClientRuntime:  # noqa: ARG001
-    return _resident_runtime(job.experiment, job.run_folder, job.session)
+class VirtualHost:
+    """A node of a simulation: it can play any virtual client."""
+
+    def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
+        """See `client.app.Host`."""
+        return _resident_runtime(job.experiment, job.run_folder, job.session)
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:  # noqa: ARG002
+        """Return which node of how many this one is."""
+        names = ("partition-id", "num-partitions")
+        node = ConfigRecord({name: context.node_config[name] for name in names})
+        return RecordDict({"node": node})
+
+    def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
+        """Refuse to be refused: every node of a simulation takes part.
+
+        Raises
+        ------
+        RunError
+            Always.
+        """
+        raise RunError(f"a node of a simulation was refused: {reason}")
 
 
-def introduce(context: Context) -> ConfigRecord:
-    """Return which node of how many this one is."""
-    names = ("partition-id", "num-partitions")
-    return ConfigRecord({name: context.node_config[name] for name in names})
-
-
-client_app = make_client_app(_open_runtime, introduce)
+client_app = make_client_app(VirtualHost())

@@ -32,8 +32,8 @@ from flwr.simulation.run_simulation import _run_simulation
 
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
+from knnper.machine import num_workers
 from knnper.transport.polling import MESSAGES_AT_ONCE, POLL_INTERVAL_S, Interrupted
-from simulation.machine import num_workers
 
 T = TypeVar("T")
 

@@ -9,7 +9,13 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from knnper.config.errors import RunError
-from knnper.transport.polling import POLL_INTERVAL_S, Interrupted, replies_in_order
+from knnper.transport.messages import Purpose
+from knnper.transport.polling import (
+    POLL_INTERVAL_S,
+    Interrupted,
+    NoReply,
+    replies_in_order,
+)
 
 CONNECT_TIMEOUT_S = 120.0
 
@@ -55,8 +61,12 @@ def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
 
 
 def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
-    query = Message(content=RecordDict(), dst_node_id=node, message_type="query")
+    query = Message(
+        content=RecordDict(), dst_node_id=node, message_type=Purpose.INTRODUCE.value
+    )
     (reply,) = replies_in_order(grid, [query], stop)
+    if isinstance(reply, NoReply):
+        raise RunError(f"a node did not introduce itself: {reply.reason}")
     if reply.has_error():
         raise RunError(f"a node did not introduce itself: {reply.error.reason}")
     return int(str(reply.content.config_records["node"]["num-partitions"]))

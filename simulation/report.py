@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.config.errors import RunError
-from simulation.run_folder import RunFolder
+from server.run_folder import RunFolder
 from strategies.catalogue import METHODS
 
 GROUPS = ("seen", "unseen")
@@ -41,7 +41,7 @@ class Row:
     group
         ``seen`` or ``unseen``.
     average, bottom_decile, fraction_hurt, num_clients
-        See `simulation.results.Summary`; ``average`` is weighted by local test size.
+        See `server.results.Summary`; ``average`` is weighted by local test size.
     num_rounds, seconds
         What training took, with the hand-over for a personalised model.
     is_reference

@@ -8,11 +8,11 @@ from client.runtime import ClientRuntime
 from knnper.config.errors import KnnPerError
 from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
-from server.federation import Reply, Request
+from server.federation import Federation, Reply, Request
 
 
 @dataclass(frozen=True)
-class SerialFederation:
+class SerialFederation(Federation):
     """A `Federation` that calls the clients as functions.
 
     An error that the project raises on purpose makes a failed client, as in any other

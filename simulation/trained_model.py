@@ -1,30 +1,35 @@
 """The global model of a finished run, for all that works after training."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from knnper.config.document import to_document
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from knnper.data.dataset import Dataset
-from knnper.data.examples import InputSpec
-from knnper.models.base import ModelSettings
-from knnper.transport.codec import fingerprint
+from knnper.data.site.agreement import SiteTask
+from knnper.transport.model_folder.files import is_model_folder, load_model
+from knnper.transport.model_folder.global_model import (
+    GlobalModel,
+    global_model,
+    require_global_model,
+)
 from server.checkpoint import Checkpoint, CheckpointFolder
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
 from simulation.partition.split import Partition
 from simulation.partition.split import fingerprint as partition_fingerprint
-from simulation.run_folder import RunFolder
 from simulation.workbench import Workbench, open_workbench
-from strategies.catalogue import METHODS
-from strategies.core.records import Record
+from strategies.experiments import without_start
+
+MODEL = "model"
+"""The folder in a run's folder where a federation leaves the model."""
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedModel:
-    """What a run ended with; made by `trained_model`.
+class TrainedModel(GlobalModel):
+    """What a simulation ended with, and its data; made by `trained_model`.
 
     Attributes
     ----------
@@ -32,35 +37,10 @@ class TrainedModel:
         The run's settings.
     bench
         What they stand for.
-    weights
-        w, shape (num_weights,).
-    fingerprint
-        SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
-        model's name and settings, how images are normalised, and the precision.
     """
 
     experiment: Experiment
     bench: Workbench
-    weights: Tensor
-    fingerprint: str
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Return φ_w(x), float32 of shape (n, p), of uint8 images (n, h, w, ch)."""
-        return self.bench.task.embed(self.weights, images)
-
-    def head(self, embeddings: Tensor) -> Tensor:
-        """Return the model's probabilities (n, c) from its embeddings (n, p)."""
-        return self.bench.task.head(self.weights, embeddings)
-
-    @property
-    def embedding_dim(self) -> int:
-        """p, the size of an embedding."""
-        return self.bench.task.model.module.embedding_dim
-
-    @property
-    def spec(self) -> InputSpec:
-        """What the model knows about the data."""
-        return self.bench.task.spec
 
     @property
     def dataset(self) -> Dataset:
@@ -68,27 +48,25 @@ class TrainedModel:
         return self.bench.clients.dataset
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """One for each label."""
-        return self.dataset.class_names
-
-    @property
     def partition(self) -> Partition:
         """Who had which of the data in the run."""
         return self.bench.partition
 
 
-@dataclass(frozen=True)
-class _Identity(Record):
-    """All that an embedding depends on but the image."""
+def find_model(path: Path) -> GlobalModel:
+    """Return the model in an exported folder, or that of a finished run.
 
-    weights: Tensor
-    model: dict[str, object]
-    image_shape: tuple[int, ...]
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    precision: str
+    Raises
+    ------
+    ModelError
+        If an exported model is damaged.
+    RunError, CheckpointError, DataError
+        As `trained_model`.
+    """
+    for folder in (path, path / MODEL):
+        if is_model_folder(folder):
+            return load_model(folder)
+    return trained_model(path)
 
 
 def trained_model(run: Path) -> TrainedModel:
@@ -105,9 +83,8 @@ def trained_model(run: Path) -> TrainedModel:
     Raises
     ------
     RunError
-        If there is no run, it is not done, its method ends with no such model (Local
-        trains one a client, FedEM several that are mixed, pFedHN a network that makes
-        them), or the data is not what it was.
+        If there is no run, it is not done, its method ends with no such model (see
+        `require_global_model`), or the data is not what it was.
     CheckpointError
         If the checkpoint cannot be read.
     DataError
@@ -116,37 +93,17 @@ def trained_model(run: Path) -> TrainedModel:
     folder = RunFolder.open(run)
     experiment = folder.experiment(experiment_catalogue())
     manifest = folder.results()["manifest"]
-    bench = open_workbench(_without_start(experiment))
-    _require_global_model(bench, run)
+    bench = open_workbench(without_start(experiment))
+    require_global_model(bench.experiment, bench.method, f"the run in {run}")
     _require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
     checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])
     weights: Tensor = _last_checkpoint(checkpoints, folder, bench).state.weights
+    learned = SiteTask(bench.task.spec, bench.clients.dataset.class_names)
+    model = global_model(experiment, bench.task, learned, weights)
     return TrainedModel(
-        experiment, bench, weights, fingerprint(_identity(experiment, bench, weights))
+        model.card, model.task, model.weights, model.fingerprint, experiment, bench
     )
-
-
-def _require_global_model(bench: Workbench, run: Path) -> None:
-    # A method names its unpersonalised model where it has one of any worth: Local's is
-    # what its clients start from.
-    method = METHODS[bench.experiment.method.name]
-    held = {field.name for field in fields(bench.method.state_type)}
-    if method.reference_title is None or "weights" not in held:
-        raise RunError(
-            f"the run in {run} trained with {method.title}, which does not end with "
-            "one model for all clients; expected a run of a method that does, such as "
-            "FedAvg or kNN-Per"
-        )
-
-
-def _without_start(experiment: Experiment) -> Experiment:
-    """Return the experiment less the file of initial weights, which may be gone."""
-    settings = experiment.model.settings
-    if not isinstance(settings, ModelSettings):
-        raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")
-    choice = replace(experiment.model, settings=replace(settings, weights=None))
-    return replace(experiment, model=choice)
 
 
 def _require_same_split(partition: Partition, expected: str, run: Path) -> None:
@@ -169,17 +126,3 @@ def _last_checkpoint(
             f"{folder.checkpoints}, found {found}; bring it back, or run again"
         )
     return latest
-
-
-def _identity(experiment: Experiment, bench: Workbench, weights: Tensor) -> _Identity:
-    model = to_document(experiment)["model"]
-    spec = bench.task.spec
-    return _Identity(
-        weights=weights,
-        model={name: model[name] for name in model if name != "weights"},
-        image_shape=spec.image_shape,
-        num_classes=spec.num_classes,
-        mean=spec.mean,
-        std=spec.std,
-        precision=experiment.training.precision,
-    )

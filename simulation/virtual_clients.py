@@ -1,9 +1,11 @@
 """Virtual clients: the shares of a central data set, made on demand."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from knnper.data.dataset import Dataset
 from knnper.data.examples import ClientData, Examples
+from server.roster import Member
 from simulation.partition.split import ClientPart, Partition
 
 
@@ -43,30 +45,13 @@ class VirtualClients:
         """Return whether ``client`` may take part in training."""
         return self.parts[client].seen
 
-    def names(self) -> list[str]:
-        """Return all clients, sorted."""
-        return sorted(self.parts)
-
-    def trainable(self) -> dict[str, int]:
-        """Return the number of training examples of each client that may take part.
-
-        These are the seen ones with data, sorted by name.
-        """
-        sizes = {name: len(self.parts[name].train) for name in self.names()}
-        return {
-            name: size
-            for name, size in sizes.items()
-            if self.parts[name].seen and size > 0
-        }
-
-    def num_validation(self) -> dict[str, int]:
-        """Return the number of validation examples of each `trainable` client."""
-        return {name: len(self.parts[name].validation) for name in self.trainable()}
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of images of each client, in all splits; sorted by name."""
-        return {name: self.parts[name].num_examples for name in self.names()}
-
-    def seen(self) -> frozenset[str]:
-        """Return the clients that are not held out."""
-        return frozenset(name for name, part in self.parts.items() if part.seen)
+    def members(self) -> Iterator[Member]:
+        """Yield what the server knows of each client."""
+        for part in self.parts.values():
+            yield Member(
+                name=part.name,
+                seen=part.seen,
+                num_train=len(part.train),
+                num_validation=len(part.validation),
+                num_test=len(part.test),
+            )

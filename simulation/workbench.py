@@ -6,48 +6,37 @@ Server and workers each make their own: it depends on nothing but the experiment
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from knnper.config.sections import Experiment
 from knnper.config.seeding import RandomKey
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dataset import Dataset
-from knnper.data.preprocess import Normalizer
-from knnper.models.catalogue import build_model
-from simulation.machine import prepare_process
-from simulation.partition.split import Partition, make_partition
+from server.roster import Roster
+from simulation.partition.split import Partition, fingerprint, make_partition
+from simulation.sites import require_central
 from simulation.virtual_clients import VirtualClients
-from strategies.catalogue import METHODS
-from strategies.core.method import Method
-from strategies.core.task import Task
+from strategies.assembly import Assembly, assemble
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """The parts of one experiment.
+class Workbench(Assembly):
+    """An experiment with the virtual clients that a central data set is dealt to.
 
     Attributes
     ----------
-    experiment
-        Its settings.
-    key
-        The root of all its random choices.
     partition
         The split of the data.
     clients
         The virtual clients.
-    task
-        What is learned.
-    method
-        How.
     """
 
-    experiment: Experiment
-    key: RandomKey
     partition: Partition
     clients: VirtualClients
-    task: Task
-    method: Method
+
+    @property
+    def roster(self) -> Roster:
+        """The clients as the server knows them."""
+        return Roster.of(self.clients.members(), fingerprint(self.partition))
 
 
 def open_workbench(
@@ -55,7 +44,7 @@ def open_workbench(
 ) -> Workbench:
     """Load the data, split it, build model and method.
 
-    What torch takes from the whole process is set too, see `prepare_process`.
+    What torch takes from the whole process is set too, see `assemble`.
 
     Parameters
     ----------
@@ -64,7 +53,15 @@ def open_workbench(
     device
         Where the model computes; `compute_device` says it of a process that plays
         clients. Data, records and whatever the method returns stay on the CPU.
+
+    Raises
+    ------
+    RunError
+        If the data stays with the sites.
+    DataError
+        If it cannot be loaded.
     """
+    require_central(experiment)
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
     key = RandomKey(experiment.run.seed).child("partition")
     partition = make_partition(dataset, experiment.partition, key)
@@ -75,23 +72,12 @@ def build_workbench(
     experiment: Experiment, dataset: Dataset, partition: Partition, device: torch.device
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
-    prepare_process(experiment.run, device)
-    key = RandomKey(experiment.run.seed)
-
-    def fresh_weights(rng: RandomKey) -> Tensor:
-        return build_model(experiment.model, dataset.spec, rng).read()
-
-    model = build_model(experiment.model, dataset.spec, key.child("model"), device)
-    task = Task(
-        model=model,
-        initial_weights=model.read(),
-        fresh_weights=fresh_weights,
-        normalize=Normalizer(dataset.spec, device),
-        spec=dataset.spec,
-        training=experiment.training,
-        evaluation_batch_size=experiment.run.evaluation_batch_size,
+    made = assemble(experiment, dataset.spec, device)
+    return Workbench(
+        experiment=experiment,
+        key=made.key,
+        task=made.task,
+        method=made.method,
+        partition=partition,
+        clients=VirtualClients.of(dataset, partition),
     )
-    spec = METHODS[experiment.method.name]
-    method = spec.build(task, experiment.method.settings, experiment.personalization)
-    clients = VirtualClients.of(dataset, partition)
-    return Workbench(experiment, key, partition, clients, task, method)

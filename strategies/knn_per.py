@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from datastore.examples import NewExamples, StoreSpec
-from datastore.memory import memory_store
+from datastore.memory import UNNAMED, empty_memory_store
 from datastore.prediction.classifier import NeighborClassifier
 from datastore.prediction.kernel import KERNELS, KernelName
 from datastore.prediction.predictor import KnnPredictor
 from datastore.settings import StoreSettings, require_settings
 from datastore.store import Store
+from datastore.store_reader import StoreReader
 from datastore.tuning.candidates import Candidates, Choice, candidates
 from datastore.tuning.choice import choose
 from datastore.tuning.evidence import (
@@ -100,6 +101,18 @@ class KnnSettings(Settings):
         )
 
 
+Apply = Callable[[Tensor], Tensor]
+"""φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
+
+
+def default_memory() -> KnnSettings:
+    """Return how a client remembers where an experiment does not say.
+
+    As the paper's, but a client with little validation data chooses by leave-one-out.
+    """
+    return KnnSettings(tuning=TuningSettings(evidence="auto"))
+
+
 def knn_per(task: Task, settings: NoSettings, personalization: KnnSettings) -> Method:
     """Return FedAvg on ``task`` with a local memory at each client.
 
@@ -151,62 +164,126 @@ def memorize(
     embed = functools.partial(task.embed, weights)
     head = functools.partial(task.head, weights)
     train, validation = (
-        _Embedded(embed(split.images), split.labels)
+        NewExamples(embed(split.images), split.labels)
         for split in (data.train, data.validation)
     )
-    kind = settings.evidence_of(len(data.train), len(data.validation))
-    most = max(settings.candidates().num_neighbors)
-    evidence = no_evidence(task.spec.num_classes)
-    store = memory_store(
-        train.embeddings,
-        train.labels,
-        task.spec.num_classes,
-        replace(settings.store, seed=_seed(settings.store, rng)),
+    store = empty_memory_store(
+        StoreSpec(task.spec.num_classes),
+        int(train.embeddings.shape[1]),
+        UNNAMED,
+        store_settings_of(settings, rng),
     )
-    if kind == "validation":
-        evidence = held_out(store, validation.queries(head), most)
-    store.add(NewExamples(validation.embeddings, validation.labels))
-    if kind == "leave_one_out":
-        evidence = _left_one_out(store, head, most)
-    choice = _choose(evidence, len(store), settings)
-    return KnnPredictor(
-        embed=embed,
-        head=head,
-        neighbors=NeighborClassifier(
-            store, choice.num_neighbors, settings.kernel, choice.kernel_scale
-        ),
-        knn_weight=choice.knn_weight,
-        tuning=_report(choice, kind, len(evidence), settings.tuning),
-    )
+    tuned = remember(store, train, validation, head, settings)
+    return tuned.predictor(embed, head, store, settings)
 
 
 @dataclass(frozen=True)
-class _Embedded:
-    """Representations (n, p) and labels (n,) of a split."""
+class Tuned:
+    """What a client chose, and on what.
 
-    embeddings: Tensor
-    labels: Tensor
+    Attributes
+    ----------
+    choice
+        λ, k and σ.
+    kind
+        What was scored.
+    evidence
+        The examples that were; none where nothing could be.
+    """
 
-    def queries(self, head: Callable[[Tensor], Tensor]) -> Queries:
-        """Return them with the global model's probabilities."""
-        return Queries(self.embeddings, head(self.embeddings), self.labels)
+    choice: Choice
+    kind: EvidenceKind
+    evidence: Evidence
+
+    def predictor(
+        self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
+    ) -> KnnPredictor:
+        """Return what is served with the global model's φ and head, and a store."""
+        return KnnPredictor(
+            embed=embed,
+            head=head,
+            neighbors=NeighborClassifier(
+                store,
+                self.choice.num_neighbors,
+                settings.kernel,
+                self.choice.kernel_scale,
+            ),
+            knn_weight=self.choice.knn_weight,
+            tuning=_report(self.choice, self.kind, len(self.evidence), settings.tuning),
+        )
 
 
-def _seed(store: StoreSettings, rng: RandomKey) -> int:
-    return rng.child("store", store.seed).entropy(num_bytes=7)
+def remember(
+    store: Store,
+    train: NewExamples,
+    validation: NewExamples,
+    head: Apply,
+    settings: KnnSettings,
+) -> Tuned:
+    """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
+
+    Parameters
+    ----------
+    store
+        Gets both splits, train first.
+    train, validation
+        The splits, embedded.
+    head
+        From representations (n, p) to the global model's probabilities (n, c).
+    settings
+        See `memorize`.
+    """
+    kind = settings.evidence_of(len(train), len(validation))
+    most = max(settings.candidates().num_neighbors)
+    evidence = no_evidence(store.num_classes)
+    store.add(train)
+    if kind == "validation":
+        evidence = held_out(store, _queries(validation, head), most)
+    store.add(validation)
+    if kind == "leave_one_out":
+        evidence = all_left_out(store, head, most)
+    return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
 
 
-def _left_one_out(
-    store: Store, head: Callable[[Tensor], Tensor], num_neighbors: int
-) -> Evidence:
-    """Return the evidence of all that is stored."""
+def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
+    """Return a client's store settings, with a seed that no other client has.
+
+    Parameters
+    ----------
+    settings
+        Of the local memory.
+    rng
+        The client's, as `memorize` takes it.
+    """
+    seed = rng.child("store", settings.store.seed).entropy(num_bytes=7)
+    return replace(settings.store, seed=seed)
+
+
+def all_left_out(store: StoreReader, head: Apply, num_neighbors: int) -> Evidence:
+    """Return the evidence of all that is stored, by leave-one-out.
+
+    Parameters
+    ----------
+    store
+        A client's memory; the evidence is in the order of its ids.
+    head
+        From representations (n, p) to the global model's probabilities (n, c).
+    num_neighbors
+        The largest k that is to be scored.
+    """
     contents = store.contents()
-    stored = _Embedded(store.vectors(contents.ids), torch.from_numpy(contents.labels))
+    stored = NewExamples(store.vectors(contents.ids), torch.from_numpy(contents.labels))
     ids = torch.from_numpy(contents.ids)
-    return left_one_out(store, stored.queries(head), ids, num_neighbors)
+    return left_one_out(store, _queries(stored, head), ids, num_neighbors)
 
 
-def _choose(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
+def _queries(examples: NewExamples, head: Apply) -> Queries:
+    """Return examples with the global model's probabilities."""
+    return Queries(examples.embeddings, head(examples.embeddings), examples.labels)
+
+
+def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
+    """Return the λ, k and σ of a client that stores so many examples."""
     tuning = settings.tuning
     prior = prior_of_size(tuning.prior, tuning.prior_strength, num_stored)
     from_what = (

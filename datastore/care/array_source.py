@@ -1,6 +1,5 @@
 """Examples as arrays in one file."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datastore.care.folder_source import ImageShape
 from datastore.core.arriving import require_arrivals
 from datastore.validation import require_labels
 from knnper.config.errors import DataError
-
-Array = NDArray[np.generic]
+from knnper.data.array_file import Array, load_array, load_arrays
+from knnper.data.class_folders import ImageShape
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 
@@ -45,7 +43,7 @@ def array_source(
     DataError
         With the file, if an array is missing or does not fit.
     """
-    arrays = _loaded(path)
+    arrays = load_arrays(path, NAMES)
     inputs = _inputs(arrays, path, image_shape)
     num_rows = len(inputs)
     names = _column(arrays, "external_ids", "U", path, num_rows)
@@ -74,8 +72,8 @@ def inputs_of(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
         With the file, if they do not fit.
     """
     if path.suffix == ".npz":
-        return _inputs(_loaded(path), path, image_shape)
-    found = _loaded_array(path)
+        return _inputs(load_arrays(path, NAMES), path, image_shape)
+    found = load_array(path)
     single = found.shape == image_shape
     return _fitting(found[None] if single else found, path, image_shape)
 
@@ -146,29 +144,3 @@ def _column(
             f"{found.dtype} of shape {found.shape}"
         )
     return found
-
-
-def _loaded(path: Path) -> dict[str, Array]:
-    # Anything else would be taken for a single array, or for a pickle.
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} cannot be read as .npz: it is not an archive")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in NAMES if name in arrays}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, "an archive") from error
-
-
-def _loaded_array(path: Path) -> Array:
-    try:
-        found: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _unreadable(path, "an array") from error
-    return found
-
-
-def _unreadable(path: Path, what: str) -> DataError:
-    return DataError(
-        f"{path} cannot be read as {path.suffix}: it is damaged, or not {what} of "
-        "numbers or texts that NumPy saved"
-    )

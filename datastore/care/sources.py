@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datastore.care.array_source import array_source, inputs_of
-from datastore.care.folder_source import ImageShape, decoded, folder_source
+from datastore.care.folder_source import folder_source
 from knnper.config.errors import DataError
+from knnper.data.class_folders import ImageShape, decoded
 
 LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
 

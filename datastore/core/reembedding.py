@@ -57,8 +57,6 @@ class VersionFiller:
 
         Raises
         ------
-        StoreError
-            If the store is empty and the model was never used: its p is not known.
         DataError
             If the model gives no finite float32 of shape (m, p).
         ReembeddingStopped
@@ -72,12 +70,7 @@ class VersionFiller:
             self._fill_some(ids, inputs)
             on_progress(len(ids))
             after = int(ids[-1])
-        if self._version is None:
-            raise StoreError(
-                "the store is empty: there is nothing to embed anew; create a store "
-                "for the new model instead"
-            )
-        return self._version
+        return self._version or self._begun(self._embed(inputs))
 
     def _next(self, after: int) -> tuple[Ids, Tensor]:
         """Return some ids above ``after`` that lack an embedding, and their inputs."""
@@ -95,10 +88,13 @@ class VersionFiller:
         vectors = self._embed(inputs)
         dim = None if self._version is None else self._version.embedding_dim
         require_embeddings("embeddings by the new model", vectors, dim)
-        if self._version is None:
-            dim = int(vectors.shape[1])
-            self._version = self._rows.add_version(self._fingerprint, dim)
-        self._rows.add_vectors(self._version.number, ids, vectors.detach().numpy())
+        version = self._version or self._begun(vectors)
+        self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
+
+    def _begun(self, vectors: Tensor) -> Version:
+        """Return a new version of embeddings like ``vectors``, shape (m, p)."""
+        self._version = self._rows.add_version(self._fingerprint, int(vectors.shape[1]))
+        return self._version
 
     def _lacking(self, after: int) -> Ids:
         if self._version is not None:

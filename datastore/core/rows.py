@@ -118,7 +118,7 @@ class Rows(Protocol):
         """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""
 
     def external_ids(self, ids: Ids) -> list[str | None]:
-        """Return the owner's names of ``ids``."""
+        """Return the owner's names of ``ids``; None for one that is not there."""
 
     def select(self, selection: Selection) -> Ids:
         """Return the ids that the selection describes, ascending."""

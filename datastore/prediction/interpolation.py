@@ -39,6 +39,13 @@ def interpolate(
             f"{tuple(knn_probabilities.shape)} and global ones of shape "
             f"{tuple(global_probabilities.shape)}"
         )
+    return mixed(knn_probabilities, global_probabilities, knn_weight)
+
+
+def mixed(
+    knn_probabilities: Tensor, global_probabilities: Tensor, knn_weight: float
+) -> Tensor:
+    """Return what `interpolate` does of what is known to be distributions."""
     if knn_weight == 0:
         return global_probabilities
     if knn_weight == 1:

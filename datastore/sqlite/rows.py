@@ -111,7 +111,7 @@ class SqliteRows:
             json.dumps(ids.tolist()),
         )
         names = dict(rows)
-        return [names[one] for one in ids.tolist()]
+        return [names.get(one) for one in ids.tolist()]
 
     def select(self, selection: Selection) -> Ids:
         """See `Rows`."""

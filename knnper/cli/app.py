@@ -1,18 +1,28 @@
 """The command ``knnper``."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 import knnper
+from knnper.cli.client import client
+from knnper.cli.data import data
 from knnper.cli.datasets import datasets
+from knnper.cli.doctor import doctor
 from knnper.cli.errors import ErrorReportingGroup
+from knnper.cli.export import export
+from knnper.cli.federation.app import federation
 from knnper.cli.figure import figure
 from knnper.cli.methods import methods
+from knnper.cli.onboard import onboard
 from knnper.cli.partition import partition
 from knnper.cli.report import report
+from knnper.cli.serve import serve
+from knnper.cli.server import server
 from knnper.cli.simulate import simulate
 from knnper.cli.store.app import store
+from knnper.cli.submit import submit, watch
 
 app = typer.Typer(
     name="knnper",
@@ -44,8 +54,25 @@ def root(
     """Personalised federated learning through local memorisation (kNN-Per)."""
 
 
-for _command in (simulate, report, partition, methods, datasets):
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    simulate,
+    report,
+    partition,
+    methods,
+    datasets,
+    server,
+    client,
+    submit,
+    watch,
+    export,
+    onboard,
+    serve,
+    doctor,
+)
+for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(federation)
+app.add_typer(data)
 app.add_typer(figure)
 app.add_typer(store)
 

@@ -19,12 +19,20 @@ PlotFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE.png", help="Draw clients against labels."),
 ]
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write each client's share as an .npz file that a real client reads.",
+    ),
+]
 
 
 def partition(
     experiment: ExperimentFile,
     overrides: Overrides = None,
     plot: PlotFile = None,
+    export: ExportFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how an experiment deals the data to its clients; nothing is trained."""
@@ -49,6 +57,11 @@ def partition(
 
         draw_partition(summary.class_counts, data.class_names, plot)
         say(f"The picture is in {plot}")
+    if export is not None:
+        from simulation.partition.exporting import export_shares
+
+        files = export_shares(data, bench.partition, export)
+        say(f"{len(files)} clients' shares and labels.json are in {export}")
 
 
 def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) -> None:

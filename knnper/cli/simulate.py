@@ -16,7 +16,7 @@ from knnper.cli.output import print_json, print_table, say
 from knnper.config.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
-    from simulation.run_folder import RunFolder
+    from server.run_folder import RunFolder
     from simulation.workbench import Workbench
 
 
@@ -98,9 +98,9 @@ def _start(
 ) -> "tuple[Workbench, RunFolder]":
     # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.config.loading import read_experiment
+    from knnper.machine import with_fixed_threads
+    from server.run_folder import RunFolder
     from simulation.catalogue import experiment_catalogue
-    from simulation.machine import with_fixed_threads
-    from simulation.run_folder import RunFolder
     from simulation.workbench import open_workbench
 
     settings = read_experiment(path, experiment_catalogue(), changes)
@@ -113,8 +113,8 @@ def _start(
 
 
 def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
+    from server.run_folder import RunFolder
     from simulation.catalogue import experiment_catalogue
-    from simulation.run_folder import RunFolder
     from simulation.workbench import open_workbench
 
     folder = RunFolder.open(path)

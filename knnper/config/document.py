@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -44,9 +45,19 @@ def to_json(experiment: Experiment) -> str:
 
 
 def from_json(
-    text: str, catalogue: Catalogue, source: str = "experiment"
+    text: str,
+    catalogue: Catalogue,
+    overrides: Sequence[str] = (),
+    source: str = "experiment",
 ) -> Experiment:
     """Return the experiment of which `to_json` made ``text``.
+
+    Parameters
+    ----------
+    text
+        JSON.
+    catalogue, overrides, source
+        See `load_experiment`.
 
     Raises
     ------
@@ -57,7 +68,7 @@ def from_json(
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError([Problem("document", f"no JSON: {error}")], source) from error
-    return load_experiment(document, catalogue, source=source)
+    return load_experiment(document, catalogue, overrides, source)
 
 
 def results_identity(experiment: Experiment) -> str:

@@ -52,3 +52,7 @@ class TrainingDivergedError(KnnPerError):
 
 class CheckpointError(RunError):
     """A checkpoint is missing, damaged or belongs to another experiment."""
+
+
+class CredentialError(KnnPerError):
+    """A certificate or a key is missing, unreadable or of another kind."""

@@ -115,6 +115,38 @@ class TrainingSettings(Settings):
 
 
 @dataclass(frozen=True)
+class FederationSettings(Settings):
+    """How long a run with clients on machines of their own waits for them.
+
+    Attributes
+    ----------
+    min_clients
+        The first round begins as soon as so many are there. With null, when all that
+        are registered are there, or after ``wait_for_clients_s`` with those who came.
+    wait_for_clients_s
+        Longest wait for clients, at the start and before any round of whose clients
+        too few are connected; then the run ends.
+    round_timeout_s
+        A client that has not answered after this time is left out of the round. Its
+        own process ends itself then, and is free for the next one.
+    round_attempts
+        Times that a round in which too many clients fail is made before the run ends.
+    hand_over_timeout_s
+        Time that a client has to embed its data and to choose λ after the last round.
+    stay_s
+        How long the server stays after the hand-over, to give the model to clients
+        that come later or were away.
+    """
+
+    min_clients: PositiveInt | None = None
+    wait_for_clients_s: NonNegativeFloat = 300.0
+    round_timeout_s: PositiveFloat = 3600.0
+    round_attempts: PositiveInt = 3
+    hand_over_timeout_s: PositiveFloat = 3600.0
+    stay_s: NonNegativeFloat = 3600.0
+
+
+@dataclass(frozen=True)
 class RunSettings(Settings):
     """How the experiment is carried out.
 
@@ -151,6 +183,11 @@ class RunSettings(Settings):
         Images in one forward pass where nothing is trained.
     max_failed_fraction
         A round in which a larger part of the clients fails ends the run.
+    max_update_norm_ratio
+        An update whose Euclidean norm is more than this many times that of what the
+        client was sent (plus 1) is not aggregated: it counts as a failure.
+    federation
+        What concerns clients on machines of their own alone.
     """
 
     seed: NonNegativeInt = 0
@@ -165,6 +202,8 @@ class RunSettings(Settings):
     validate_every: NonNegativeInt = 0
     evaluation_batch_size: PositiveInt = 256
     max_failed_fraction: UnitInterval = 0.5
+    max_update_norm_ratio: PositiveFloat = 1000.0
+    federation: FederationSettings = field(default_factory=FederationSettings)
 
 
 S = TypeVar("S", bound=Settings, covariant=True)

@@ -6,7 +6,7 @@ horizontal flip. Everything is done on uint8 images, before they are normalised,
 frame is black.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from knnper.config.errors import ConfigError, Problem
 from knnper.config.sections import Augmentation
+from knnper.data.examples import InputDtype, InputSpec
 
 FRAME = 4
 """Pixels by which a crop is moved at most; never so far that it holds no image."""
@@ -56,6 +58,31 @@ def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
 def frame_of(length: int) -> int:
     """Return how many black pixels are added at both ends of a side of ``length``."""
     return min(FRAME, length - 1)
+
+
+def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
+    """Refuse random changes to inputs that are no images.
+
+    Raises
+    ------
+    ConfigError
+        If ``spec`` describes features and ``augmentation`` is not ``none``.
+    """
+    problems = list(augmentation_problems(augmentation, spec.dtype))
+    if problems:
+        raise ConfigError(problems)
+
+
+def augmentation_problems(
+    augmentation: Augmentation, dtype: InputDtype
+) -> Iterator[Problem]:
+    """Yield why inputs of this type cannot be changed so."""
+    if dtype != "uint8" and augmentation != "none":
+        message = (
+            f"found {augmentation!r}, but the inputs are rows of features ({dtype}), "
+            "which cannot be flipped or cropped; expected 'none'"
+        )
+        yield Problem("training.augmentation", message)
 
 
 def _random_flip(images: Tensor, generator: np.random.Generator) -> Tensor:

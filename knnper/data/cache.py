@@ -1,12 +1,9 @@
 """Decode a data set once; afterwards every process memory-maps the result."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -17,11 +14,9 @@ from knnper.data.cache_entry import (
     Contents,
     EntryWriter,
     read_entry,
-    sync_to_disc,
 )
 from knnper.data.dataset import Dataset
-
-_LOG = logging.getLogger(__name__)
+from knnper.data.whole_entry import alone, make_entry, read_if_sound
 
 Source: TypeAlias = Mapping[str, str | int | float | None]
 Build: TypeAlias = Callable[[EntryWriter], Contents]
@@ -64,11 +59,15 @@ def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
     disc, so a half-written one is never seen. A damaged one is replaced.
     """
     entry = cache_root() / f"{name}-{_fingerprint(source)}"
-    found = _read_if_sound(entry)
+    found = read_if_sound(entry, read_entry)
     if found is not None:
         return found
     with _exclusive(entry):
-        return _read_if_sound(entry) or _rebuild(entry, name, build)
+        found = read_if_sound(entry, read_entry)
+        if found is not None:
+            return found
+        make_entry(entry, lambda folder: _fill(folder, name, build))
+        return read_entry(entry)
 
 
 def _fingerprint(source: Source) -> str:
@@ -76,43 +75,21 @@ def _fingerprint(source: Source) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read_if_sound(entry: Path) -> Dataset | None:
-    if not entry.exists():
-        return None
-    try:
-        return read_entry(entry)
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        _LOG.warning("%s is damaged (%s) and will be decoded again", entry, error)
-        return None
-
-
-def _rebuild(entry: Path, name: str, build: Build) -> Dataset:
-    """Make the entry; only the holder of its lock may."""
-    unfinished = entry.with_name(f"{entry.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
-        writer = EntryWriter(unfinished)
-        writer.seal(name, build(writer))
-        shutil.rmtree(entry, ignore_errors=True)
-        unfinished.rename(entry)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    sync_to_disc(entry.parent)
-    return read_entry(entry)
+def _fill(folder: Path, name: str, build: Build) -> None:
+    writer = EntryWriter(folder)
+    writer.seal(name, build(writer))
 
 
 @contextlib.contextmanager
 def _exclusive(entry: Path) -> Iterator[None]:
-    """Hold the entry's lock; the system releases it when a process dies."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        lock = entry.with_name(f"{entry.name}.lock").open("w")
-    except OSError as error:
-        raise DataError(
-            f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
-            "folder that can"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Hold the entry's lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(entry.with_name(f"{entry.name}.lock")))
+        except OSError as error:
+            raise DataError(
+                f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
+                "folder that can"
+            ) from error
         yield

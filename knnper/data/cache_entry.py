@@ -1,7 +1,6 @@
 """One decoded data set as a folder of .npy files and a manifest."""
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from knnper.config.errors import DataError
 from knnper.data.dataset import Dataset, LabelledArrays
 from knnper.data.examples import InputSpec
 from knnper.data.pixel_statistics import channel_statistics
+from knnper.data.whole_entry import sync_to_disc
 
 FORMAT_VERSION = 1
 Split: TypeAlias = Literal["train", "test"]
@@ -168,15 +168,6 @@ def read_entry(folder: Path) -> Dataset:
         class_names=manifest.class_names,
         coarse_of=manifest.coarse_of,
     )
-
-
-def sync_to_disc(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disc."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:

@@ -9,6 +9,7 @@ from knnper.config.sections import Settings
 from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.image_folder import ImageFolderSettings, load_image_folder
+from knnper.data.table_set import TableSettings, load_table
 from knnper.data.torchvision_sets import (
     DownloadSettings,
     EmnistSettings,
@@ -52,6 +53,12 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             "your own images: ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE",
             ImageFolderSettings,
             load_image_folder,
+        ),
+        "table": DataSpec(
+            "Table",
+            "your own rows of features: CSV or Parquet files, a column a feature",
+            TableSettings,
+            load_table,
         ),
         "cifar10": DataSpec(
             "CIFAR-10",

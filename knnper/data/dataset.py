@@ -16,14 +16,15 @@ class LabelledArrays:
     Attributes
     ----------
     images
-        uint8, shape (n, height, width, channels); memory-mapped.
+        Shape (n, height, width, channels), of the type that the spec says; images
+        (uint8) are memory-mapped.
     labels
         int64, shape (n,).
     client_ids
         int64, shape (n,): who each image belongs to, where the data set says so.
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8 | np.float32]
     labels: NDArray[np.int64]
     client_ids: NDArray[np.int64] | None = None
 
@@ -55,6 +56,8 @@ class Dataset:
     coarse_of
         For each label, the coarse label it belongs to (CIFAR-100's superclasses);
         None where the data set has one level of labels.
+    feature_names
+        For rows of features, what each of them is called.
     """
 
     name: str
@@ -63,3 +66,4 @@ class Dataset:
     spec: InputSpec
     class_names: tuple[str, ...]
     coarse_of: tuple[int, ...] | None = None
+    feature_names: tuple[str, ...] = ()

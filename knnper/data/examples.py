@@ -1,19 +1,29 @@
-"""Labelled images as every method sees them, and a client's share of a data set."""
+"""Labelled inputs as every method sees them, and a client's share of a data set."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+InputDtype: TypeAlias = Literal["uint8", "float32"]
+
+TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = MappingProxyType(
+    {"uint8": torch.uint8, "float32": torch.float32}
+)
+
 
 @dataclass(frozen=True)
 class Examples:
-    """Some labelled images, in memory.
+    """Some labelled images, or rows of features, in memory.
 
     Attributes
     ----------
     images
-        uint8, shape (n, height, width, channels).
+        Shape (n, height, width, channels), of the type that `InputSpec.dtype` says. A
+        row of d features is an image of shape (1, 1, d).
     labels
         int64, shape (n,).
     """
@@ -63,22 +73,26 @@ class InputSpec:
     Attributes
     ----------
     image_shape
-        (height, width, channels).
+        (height, width, channels); (1, 1, d) for rows of d features.
     num_classes
         c, the number of labels.
     mean, std
-        Per channel, of pixel values scaled to [0, 1]; used to normalise.
+        Per channel; used to normalise. For ``uint8`` they are those of pixel values
+        scaled to [0, 1], for ``float32`` those of the values as they are.
+    dtype
+        ``uint8`` for images, ``float32`` for features.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    dtype: InputDtype = "uint8"
 
 
 def no_examples(spec: InputSpec) -> Examples:
     """Return an empty set of examples of the data set described by ``spec``."""
     return Examples(
-        torch.empty((0, *spec.image_shape), dtype=torch.uint8),
+        torch.empty((0, *spec.image_shape), dtype=TORCH_DTYPES[spec.dtype]),
         torch.empty((0,), dtype=torch.int64),
     )

@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
 from knnper.config.errors import DataError
 
 _MODES = {1: "L", 3: "RGB"}
+
+DECODER = f"1, Pillow {PIL.__version__}"
+"""What `read_image` makes of a file may be another with another one of these."""
 
 
 def read_image(

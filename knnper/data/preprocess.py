@@ -1,4 +1,4 @@
-"""From stored uint8 images to what a model takes."""
+"""From stored images or features to what a model takes."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from knnper.data.examples import InputSpec
 
 
 class Normalizer:
-    """Scales uint8 images to [0, 1] and standardises each channel.
+    """Standardises each channel; uint8 images are scaled to [0, 1] before.
 
     Parameters
     ----------
     spec
-        Gives mean and standard deviation per channel.
+        Gives mean and standard deviation per channel, and the type of the inputs.
     device
         Where the images are when they are normalised.
     """
@@ -22,7 +22,8 @@ class Normalizer:
     ) -> None:
         mean = torch.tensor(spec.mean, dtype=torch.float32, device=device)
         std = torch.tensor(spec.std, dtype=torch.float32, device=device)
-        self._scale = 1.0 / (255.0 * std)
+        largest = 255.0 if spec.dtype == "uint8" else 1.0
+        self._scale = 1.0 / (largest * std)
         self._shift = -mean / std
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ class Normalizer:
         Parameters
         ----------
         images
-            uint8, shape (n, height, width, channels).
+            Shape (n, height, width, channels), of the type that the spec says.
 
         Notes
         -----

@@ -13,6 +13,7 @@ from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel, ModelSettings
 from knnper.models.flat import FlatModel
 from knnper.models.leaf_cnn import LeafCnn, LeafCnnSettings
+from knnper.models.mlp import Mlp, MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
 from knnper.models.pretrained import load_weights
 from knnper.models.tiny_cnn import TinyCnn, TinyCnnSettings
@@ -59,6 +60,12 @@ MODELS: Mapping[str, ModelSpec] = {
         summary="The paper's network for CIFAR; embeddings of 1280 numbers.",
         settings_type=MobileNetV2Settings,
         build=MobileNetV2,
+    ),
+    "mlp": ModelSpec(
+        title="MLP",
+        summary="Fully connected hidden layers, for rows of features; takes any input.",
+        settings_type=MlpSettings,
+        build=Mlp,
     ),
 }
 

@@ -55,6 +55,8 @@ class Purpose(StrEnum):
     TRAIN = "train"
     VALIDATE = "evaluate.validate"
     PERSONALIZE = "evaluate.personalize"
+    INTRODUCE = "query"
+    REFUSE = "query.refuse"
 
     @property
     def action(self) -> str:
@@ -85,6 +87,13 @@ class Job:
     session
         What the server wrote to the run's folder, so that clients know that it is the
         same one; empty if there is nothing to compare.
+    timeout_s
+        When the server stops waiting; 0 if it does not.
+    model
+        Fingerprint of the global model that is handed over, where the method ends with
+        one.
+    seen
+        Whether the clients may have taken part in training.
     """
 
     clients: list[str]
@@ -94,6 +103,9 @@ class Job:
     run_folder: str = ""
     shared_folder: str = ""
     session: str = ""
+    timeout_s: float = 0.0
+    model: str = ""
+    seen: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,11 @@ def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
         content[f"{name}.array"] = one.array
         content[f"{name}.entry"] = one.entry
     return content
+
+
+def has_job(content: RecordDict) -> bool:
+    """Return whether a request says what job it is for."""
+    return "job" in content.config_records
 
 
 def job_of(content: RecordDict) -> Job:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -15,6 +16,8 @@ LONGEST_INTERVAL_S = 0.02
 
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
+OF_WHAT_WAS_WAITED = 0.05
+NOT_ACCEPTED = "Flower did not accept a message"
 
 MESSAGES_AT_ONCE = 64
 """Requests without a reply at any time, unless there are many workers.
@@ -22,6 +25,44 @@ MESSAGES_AT_ONCE = 64
 Enough to keep workers busy while Flower looks for new messages, with `flwr run` ten
 times a second; few enough that its look through all of them takes no time.
 """
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long, and how often, a server looks for replies.
+
+    Attributes
+    ----------
+    timeout_s
+        After this time a message is taken to have no reply; None waits for ever.
+    longest_interval_s
+        Between two looks. A look over a network takes longer than one in a process.
+    looks_for_the_first
+        How often only the first missing reply is asked for before all are.
+    may_be_away
+        Whether a node that is gone has no reply; else it ends the run.
+    """
+
+    timeout_s: float | None = None
+    longest_interval_s: float = LONGEST_INTERVAL_S
+    looks_for_the_first: int = LOOKS_FOR_THE_FIRST
+    may_be_away: bool = False
+
+
+ENDLESS = Patience()
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """Stands for a reply that will not come.
+
+    Attributes
+    ----------
+    reason
+        Why.
+    """
+
+    reason: str
 
 
 class Interrupted(RunError):
@@ -33,7 +74,8 @@ def replies_in_order(
     messages: Iterable[Message],
     stop: threading.Event,
     at_once: int = MESSAGES_AT_ONCE,
-) -> Iterator[Message]:
+    patience: Patience = ENDLESS,
+) -> Iterator[Message | NoReply]:
     """Send ``messages`` and yield their replies in the order of the messages.
 
     A message is made and pushed when fewer than ``at_once`` are not answered, and fewer
@@ -44,8 +86,10 @@ def replies_in_order(
     ------
     Interrupted
         If ``stop`` is set while replies are missing.
+    RunError
+        If Flower does not accept a message, where no node may be away.
     """
-    window = _Window(grid, at_once)
+    window = _Window(grid, at_once, patience)
     for message in messages:
         window.push(message)
         while window.is_full():
@@ -63,16 +107,27 @@ class _Window:
         Where they were sent.
     at_once
         How many may be without a reply.
+    patience
+        How long a reply is waited for.
     """
 
-    def __init__(self, grid: Grid, at_once: int) -> None:
+    def __init__(self, grid: Grid, at_once: int, patience: Patience) -> None:
         self.sent: deque[str] = deque()
         self._grid = grid
         self._at_once = at_once
-        self._replies: dict[str, Message] = {}
+        self._patience = patience
+        self._sent_at: dict[str, float] = {}
+        self._replies: dict[str, Message | NoReply] = {}
 
     def push(self, message: Message) -> None:
-        self.sent.append(_push(self._grid, message))
+        pushed = _push(self._grid, message)
+        if pushed is None and not self._patience.may_be_away:
+            raise RunError(f"{NOT_ACCEPTED}; the run was stopped or the node is gone")
+        name = pushed or f"not accepted {len(self._sent_at)}"
+        self.sent.append(name)
+        self._sent_at[name] = time.monotonic()
+        if pushed is None:
+            self._replies[name] = NoReply(f"{NOT_ACCEPTED}: it has just left")
 
     def is_full(self) -> bool:
         num_missing = len(self.sent) - len(self._replies)
@@ -81,34 +136,52 @@ class _Window:
             or len(self.sent) >= MOST_HELD_BACK * self._at_once
         )
 
-    def wait(self, stop: threading.Event) -> Iterator[Message]:
+    def wait(self, stop: threading.Event) -> Iterator[Message | NoReply]:
         """Wait for replies, and yield those whose turn it is: perhaps none.
 
         Only the first is asked for, as a rule: a look for all takes longer the more
         there are. Those that overtook it are fetched now and then.
         """
-        for look in range(1, LOOKS_FOR_THE_FIRST + 1):
+        for _ in range(self._patience.looks_for_the_first):
             self._fetch([self.sent[0]])
             if self.sent[0] in self._replies:
                 break
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
-            # Less and less often, since a look takes time from those who work.
-            time.sleep(min(look * POLL_INTERVAL_S, LONGEST_INTERVAL_S))
+            time.sleep(self._interval_s())
         else:
             self._fetch([sent for sent in self.sent if sent not in self._replies])
+            self._give_up()
         while self.sent and self.sent[0] in self._replies:
             yield self._replies.pop(self.sent.popleft())
 
+    def _interval_s(self) -> float:
+        """Return how long to wait for the next look.
+
+        Longer and longer, since a look takes time from those who work; but never more
+        than a small part of what the first one has taken already.
+        """
+        waited_s = time.monotonic() - self._sent_at[self.sent[0]]
+        longest_s = self._patience.longest_interval_s
+        return min(max(POLL_INTERVAL_S, waited_s * OF_WHAT_WAS_WAITED), longest_s)
+
+    def _give_up(self) -> None:
+        """Stop waiting for the replies that are due."""
+        timeout_s = self._patience.timeout_s
+        if timeout_s is None:
+            return
+        now = time.monotonic()
+        for sent in self.sent:
+            if sent not in self._replies and now - self._sent_at[sent] > timeout_s:
+                self._replies[sent] = NoReply(f"no answer within {timeout_s:g} s")
+
     def _fetch(self, message_ids: list[str]) -> None:
-        for reply in self._grid.pull_messages(message_ids):
+        wanted = [one for one in message_ids if one not in self._replies]
+        for reply in self._grid.pull_messages(wanted) if wanted else ():
             self._replies[reply.metadata.reply_to_message_id] = reply
 
 
-def _push(grid: Grid, message: Message) -> str:
+def _push(grid: Grid, message: Message) -> str | None:
+    """Return the id of a message that was sent; None if it was not accepted."""
     pushed = list(grid.push_messages([message]))
-    if len(pushed) != 1 or not pushed[0]:
-        raise RunError(
-            "Flower did not accept a message; the run was stopped or the node is gone"
-        )
-    return pushed[0]
+    return (pushed[0] or None) if len(pushed) == 1 else None

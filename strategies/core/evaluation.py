@@ -83,10 +83,13 @@ class ClientResults:
         One a client, in the order in which they were asked, but for the failures.
     failures
         Why, by name, of the clients that could not be served.
+    withheld
+        Clients that are served and keep the figures to themselves.
     """
 
     results: tuple[ClientResult, ...]
     failures: Mapping[str, str] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
 
 
 def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:

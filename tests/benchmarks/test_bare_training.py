@@ -24,7 +24,7 @@ def sizes_of_our_batches(workload: Workload) -> list[int]:
 
     bench.task.model.module.register_forward_pre_hook(note)
     payload = ModelPayload(bench.task.initial_weights)
-    for client in bench.clients.names():
+    for client in bench.roster.names():
         data = bench.clients.data(client)
         bench.method.client_update(payload, None, data, 1, RandomKey(0))
     return sizes

@@ -23,6 +23,8 @@ NAMES = [
     "store_query_vs_faiss",
     "index_kinds",
     "index_accuracy_points",
+    "real_round_s",
+    "service_latency",
 ]
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from knnper.config.loading import load_experiment
 from knnper.data.digits import DigitsSettings, load_digits
 from server.observer import SilentObserver
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
-from simulation.run_folder import RunFolder
 from simulation.runner import simulate
 from simulation.workbench import open_workbench
 from tests.cli.store_commands import done

@@ -14,8 +14,8 @@ import simulation.runner
 from knnper.cli.app import app
 from knnper.config.errors import RunError
 from knnper.config.loading import read_experiment
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
-from simulation.run_folder import RunFolder
 from simulation.workbench import Workbench
 from strategies.catalogue import METHODS
 

@@ -60,9 +60,16 @@ def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
             store.reembed(lambda inputs: inputs * torch.nan, "third")
 
 
-def test_there_may_be_nothing_to_embed_or_to_roll_back_to(tmp_path: Path) -> None:
+def test_there_may_be_nothing_to_roll_back_to(tmp_path: Path) -> None:
+    with (
+        new_store(tmp_path / "s") as store,
+        pytest.raises(StoreError, match="nothing to roll back to"),
+    ):
+        store.roll_back()
+
+
+def test_an_empty_store_takes_another_model(tmp_path: Path) -> None:
     with new_store(tmp_path / "s") as store:
-        with pytest.raises(StoreError, match="nothing to roll back to"):
-            store.roll_back()
-        with pytest.raises(StoreError, match="the store is empty"):
-            store.reembed(lambda inputs: inputs, "other")
+        store.reembed(lambda inputs: torch.empty((len(inputs), 7)), "other")
+        assert (store.fingerprint, store.embedding_dim) == ("other", 7)
+        assert len(store) == 0

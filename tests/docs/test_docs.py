@@ -10,6 +10,7 @@ import click
 import pytest
 import typer
 
+from client.settings import read_client
 from knnper.cli.app import app
 from knnper.config.loading import SECTIONS, load_experiment, read_experiment
 from knnper.config.yaml_text import parse_yaml
@@ -91,8 +92,21 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_experiments_load(page: str, listings: Listings) -> None:
     for text in listings(page, "ya?ml"):
         document = parse_yaml(text, page)
+        if "server" in document:
+            continue  # a client's file
         if set(document) & (set(SECTIONS) - {"name"}):
             load_experiment(REST | document, experiment_catalogue(), source=page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_of_clients_can_be_read(
+    page: str, listings: Listings, tmp_path: Path
+) -> None:
+    for text in listings(page, "ya?ml"):
+        document = parse_yaml(text, page)
+        if isinstance(document, dict) and "server" in document:
+            (tmp_path / "client.yaml").write_text(text)
+            read_client(tmp_path / "client.yaml")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -119,10 +133,12 @@ def test_commands_in_the_text_exist(page: str) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     for text in re.findall(r"`knnper ([a-z][^`]*)`", prose(page)):
-        name, *arguments = text.split()
-        known = {
-            option for one in group.commands[name].params for option in one.opts
-        } | {"--help", "-h"}
+        command: click.Command = group
+        arguments = text.split()
+        while isinstance(command, click.Group) and arguments:
+            command = command.commands[arguments.pop(0)]
+        known = {option for one in command.params for option in one.opts}
+        known |= {"--help", "-h"}
         options = {word for word in arguments if word.startswith("-")}
         assert options <= known, f"{page}: knnper {text}"
 

@@ -18,6 +18,7 @@ from datastore.tuning.settings import PriorPoint, TuningSettings
 from knnper.config.catalogue import SettingsTypes
 from knnper.config.sections import (
     ConstantSchedule,
+    FederationSettings,
     MultiStepSchedule,
     RunSettings,
     TrainingSettings,
@@ -48,6 +49,7 @@ TYPES: Mapping[str, SettingsTypes] = {
         name: kind.settings_type for name, kind in INDEX_KINDS.items()
     },
     "run": {"": RunSettings},
+    "run.federation": {"": FederationSettings},
 }
 
 

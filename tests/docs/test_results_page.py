@@ -14,8 +14,8 @@ from knnper.config.loading import load_experiment
 from knnper.data.preprocess import Normalizer
 from knnper.models.flat import FlatModel
 from server.observer import SilentObserver
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
-from simulation.run_folder import RunFolder
 from simulation.runner import simulate
 from simulation.workbench import open_workbench
 

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from knnper.config.errors import ConfigError
 from knnper.config.sections import Augmentation
 from knnper.config.seeding import RandomKey
-from knnper.data.augmentation import AUGMENTATIONS, FRAME, crop, flip, frame_of
+from knnper.data.augmentation import (
+    AUGMENTATIONS,
+    FRAME,
+    crop,
+    flip,
+    frame_of,
+    require_augmentable,
+)
+from knnper.data.examples import InputSpec
 
 SIDES = st.integers(1, 7)
 
@@ -126,3 +135,15 @@ def test_the_generator_alone_decides_and_the_images_stay(name: Augmentation) -> 
 def test_none_changes_nothing() -> None:
     images = numbered(2, 3, 3)
     assert torch.equal(AUGMENTATIONS["none"](images, RandomKey(0).numpy()), images)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_only_images_are_changed_at_random(name: Augmentation) -> None:
+    require_augmentable(name, InputSpec((8, 8, 1), 2, (0.0,), (1.0,)))
+    features = InputSpec((1, 1, 1), 2, (0.0,), (1.0,), dtype="float32")
+    if name == "none":
+        require_augmentable(name, features)
+        return
+    message = rf"training.augmentation: found '{name}', but the inputs are rows of"
+    with pytest.raises(ConfigError, match=message):
+        require_augmentable(name, features)

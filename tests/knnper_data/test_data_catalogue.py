@@ -7,6 +7,11 @@ from knnper.config.sections import Settings
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.digits import DigitsSettings
 
+REQUIRED = {
+    "image_folder": {"root": "/data"},
+    "table": {"train": "rows.csv", "label": "kind"},
+}
+
 
 def test_names() -> None:
     expected = {
@@ -16,6 +21,7 @@ def test_names() -> None:
         "cifar100",
         "fashion_mnist",
         "emnist",
+        "table",
     }
     assert set(DATA_SETS) == expected
 
@@ -28,7 +34,7 @@ def test_a_data_set_is_loaded_by_name() -> None:
 def test_settings_refuse_unknown_keys(name: str) -> None:
     settings_type = DATA_SETS[name].settings_type
     assert issubclass(settings_type, Settings)
-    given = {"root": "/data"} if name != "digits" else {}
+    given = REQUIRED.get(name, {})
     adapter = TypeAdapter(settings_type)
     assert isinstance(adapter.validate_json(json.dumps(given)), settings_type)
     with pytest.raises(ValidationError, match="colour"):

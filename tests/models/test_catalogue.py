@@ -8,12 +8,13 @@ from torch.nn import functional
 from knnper.config.errors import ConfigError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import InputSpec
+from knnper.data.examples import TORCH_DTYPES, InputSpec
 from knnper.data.preprocess import Normalizer
 from knnper.models.base import ModelSettings
 from knnper.models.catalogue import MODELS, build_model
 from knnper.models.flat import FlatModel
 from knnper.models.leaf_cnn import LeafCnnSettings
+from knnper.models.mlp import MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2Settings
 from knnper.models.tiny_cnn import TinyCnnSettings
 
@@ -35,7 +36,7 @@ def build(name: str, settings: Settings, spec: InputSpec) -> FlatModel:
 
 def pictures(spec: InputSpec, count: int) -> Tensor:
     drawn = RandomKey(2).numpy().integers(0, 256, (count, *spec.image_shape), "uint8")
-    return Normalizer(spec)(torch.from_numpy(drawn))
+    return Normalizer(spec)(torch.from_numpy(drawn).to(TORCH_DTYPES[spec.dtype]))
 
 
 EVERY_MODEL = [
@@ -51,6 +52,16 @@ EVERY_MODEL = [
         spec_of(28, 1),
         1280,
         id="mobilenet-group-grey",
+    ),
+    pytest.param(
+        "mlp", MlpSettings(hidden_sizes=(32, 16)), spec_of(8, 3), 16, id="mlp-images"
+    ),
+    pytest.param(
+        "mlp",
+        MlpSettings(hidden_sizes=(24,), norm="group"),
+        InputSpec((1, 1, 7), 5, (0.5,) * 7, (2.0,) * 7, dtype="float32"),
+        24,
+        id="mlp-features-group",
     ),
 ]
 
@@ -117,6 +128,18 @@ def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
     assert count(group, nn.GroupNorm) == 52
 
 
+def test_mlp_has_the_layers_that_are_asked_for() -> None:
+    spec = spec_of(2, 3)
+    plain = build("mlp", MlpSettings(hidden_sizes=(16, 8)), spec)
+    group = build("mlp", MlpSettings(hidden_sizes=(16, 8), norm="group"), spec)
+
+    # 12*16+16, 16*8+8, 8*5+5; GroupNorm adds two numbers for each hidden unit.
+    assert plain.num_parameters == 208 + 136 + 45
+    assert group.num_parameters == plain.num_parameters + 2 * (16 + 8)
+    with pytest.raises(ValueError, match="found hidden_sizes of 12 with norm = group"):
+        MlpSettings(hidden_sizes=(16, 12), norm="group")
+
+
 def test_mobilenet_v2_repeats_a_grey_channel() -> None:
     grey = build("mobilenet_v2", MobileNetV2Settings(), spec_of(32, 1)).module.eval()
     images = pictures(spec_of(32, 1), 2)
@@ -160,7 +183,7 @@ def test_settings_of_another_model_are_refused() -> None:
 
 
 def test_every_entry_takes_a_weights_file() -> None:
-    assert MODELS.keys() == {"leaf_cnn", "tiny_cnn", "mobilenet_v2"}
+    assert MODELS.keys() == {"leaf_cnn", "tiny_cnn", "mobilenet_v2", "mlp"}
     assert all(
         issubclass(entry.settings_type, ModelSettings) for entry in MODELS.values()
     )

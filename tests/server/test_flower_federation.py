@@ -1,7 +1,7 @@
 """The federation against a grid of functions."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from knnper.config.errors import RunError
 from knnper.transport.codec import fingerprint
@@ -26,41 +25,10 @@ from knnper.transport.polling import Interrupted
 from server.federation import Reply, Request
 from server.flower_federation import FlowerFederation
 from strategies.core.records import ModelPayload, ModelUpdate
+from tests.server.fake_grid import Answer, FakeGrid
 
-Answer = Callable[[Message], Message]
+pytestmark = pytest.mark.usefixtures("inside_a_run")
 WEIGHTS = torch.linspace(0, 1, 50)
-
-
-@pytest.fixture(autouse=True)
-def inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages can only be made by a process that takes part in a run."""
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-class FakeGrid:
-    """Answers each message when it is looked for the second time."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.messages: dict[str, Message] = {}
-        self.looked_for: set[str] = set()
-        self.num_answered = 0
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            ids.append(f"message-{len(self.messages)}")
-            message.metadata.__dict__["_message_id"] = ids[-1]
-            self.messages[ids[-1]] = message
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        wanted = list(message_ids)
-        ready = [one for one in wanted if one in self.looked_for]
-        self.looked_for.update(wanted)
-        self.num_answered += len(ready)
-        return [self.answer(self.messages[one]) for one in ready]
 
 
 def add_client_number(message: Message) -> Message:
@@ -237,3 +205,31 @@ def test_the_payload_arrives_bit_for_bit() -> None:
     assert packed is not None
     payload = unpack(ModelPayload, packed)
     assert fingerprint(payload) == fingerprint(ModelPayload(WEIGHTS))
+
+
+def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
+    def answer(message: Message) -> Message | None:
+        if job_of(message.content).clients == ["2"]:
+            return None
+        return add_client_number(message)
+
+    timeouts_s = {Purpose.TRAIN: 0.3}
+    clients = federation(answer, timeouts_s=timeouts_s)
+    first, late, last = ask(clients.made)
+    assert late.failure == "no answer within 0.3 s"
+    assert [first.failure, last.failure] == [None, None]
+    message = next(iter(clients.grid.messages.values()))
+    assert job_of(message.content).timeout_s == 0.3, "the client must know, too"
+    assert message.metadata.ttl == 0.3
+
+
+def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
+    def answer(message: Message) -> Message:
+        if job_of(message.content).clients == ["2"]:
+            reason = str(CannotPlayError("the data is gone"))
+            return Message(Error(code=0, reason=reason), reply_to=message)
+        return add_client_number(message)
+
+    first, gone, last = ask(federation(answer, may_be_away=True).made)
+    assert "the data is gone" in str(gone.failure)
+    assert [first.failure, last.failure] == [None, None]

@@ -8,8 +8,8 @@ from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
-from server.federation import Reply, Request
-from server.hand_over import HandOver
+from server.federation import Federation, Reply, Request
+from server.hand_over import Handed, HandOver
 from strategies.core.evaluation import ClientResult, ClientResults, Evaluation
 from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -43,7 +43,7 @@ def method(together: bool) -> Method:
     )
 
 
-class Recorder:
+class Recorder(Federation):
     """Keeps what the clients were sent; one of them fails."""
 
     def __init__(self, failing: str = "") -> None:
@@ -72,7 +72,7 @@ class Recorder:
         return Reply(clients, ClientResults(results, failures))
 
 
-def hand_over(recorder: Recorder) -> list[ClientResult]:
+def hand_over(recorder: Recorder) -> list[Handed]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     made = HandOver(method(together=False), recorder, RandomKey(0))
     return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
@@ -119,7 +119,7 @@ def test_the_groups_are_the_same_when_some_are_done() -> None:
     assert clients == ["e", "c", "f", "b"]
 
 
-def served(recorder: Recorder, *clients: str) -> Iterator[ClientResult]:
+def served(recorder: Recorder, *clients: str) -> Iterator[Handed]:
     """Serve some clients together."""
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     made = HandOver(method(together=True), recorder, RandomKey(0))
@@ -154,3 +154,20 @@ def test_an_answer_that_is_not_about_the_clients_is_an_error(
 
     with pytest.raises(RunError, match=r"could not personalise: lost|results of a, b"):
         list(served(Confused(), "a", "b"))
+
+
+def test_who_may_be_away_is_left_out_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = Recorder(failing="b")
+    recorder.may_be_away = True
+    assert [one.client for one in served(recorder, "a", "b", "c")] == ["a", "c"]
+    assert "client b could not personalise: no disk" in caplog.text
+
+
+def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
+    class Discreet(Recorder):
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, ClientResults((), {}, withheld=clients))
+
+    assert list(served(Discreet(), "a")) == [Handed("a", None)]

@@ -13,7 +13,7 @@ from knnper.config.seeding import RandomKey
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
-from server.federation import Reply, Request
+from server.federation import Federation, Reply, Request
 from server.observer import RoundRecord
 from server.rounds import RoundLoop
 from strategies.core.averaging import average_weights
@@ -27,12 +27,16 @@ SIZES = {"a": 1000, "b": 3000, "c": 1000, "d": 2000}
 Answer = Callable[[str, ModelPayload, int], Reply]
 
 
-class Functions:
+class Functions(Federation):
     """A federation whose clients are one function."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.keep_rounds: list[int] = []
+        self.awaited: list[tuple[Sequence[str], int]] = []
+
+    def await_clients(self, clients: Sequence[str], least: int) -> None:
+        self.awaited.append((clients, least))
 
     def exchange(
         self,
@@ -88,10 +92,12 @@ def train(
     answer: Answer,
     num_rounds: int = 2,
     participation: float = 1.0,
+    round_attempts: int = 1,
     **run: Any,
 ) -> tuple[Checkpoint, list[RoundRecord], Functions]:
     records: list[RoundRecord] = []
     federation = Functions(answer)
+    federation.round_attempts = round_attempts
     checkpoints = CheckpointFolder(folder, "test")
     loop = RoundLoop(
         method=method(num_rounds),
@@ -229,3 +235,47 @@ def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="expected a ModelUpdate, found a ModelPayload"):
         train(tmp_path, answer)
+
+
+@pytest.mark.parametrize("ratio", [1000.0, 2.0])
+def test_an_update_of_an_enormous_norm_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ratio: float
+) -> None:
+    # What was sent is zero, so the most that is taken is ratio x (0 + 1).
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        length = ratio * (1.01 if client == "c" else 0.99)
+        weights = torch.tensor([0.6, 0.8]) * length
+        return Reply((client,), ModelUpdate(weights, 1, 0.0))
+
+    trained, records, _ = train(
+        tmp_path, answer, num_rounds=1, max_update_norm_ratio=ratio
+    )
+    assert float(trained.state.weights.norm()) == pytest.approx(0.99 * ratio)
+    assert records[0]["num_failed"] == 1
+    assert "client c failed: the update's norm is" in caplog.text
+
+
+def test_a_round_with_too_many_failures_is_made_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        asked.append(client)
+        if len(asked) <= 3:
+            return Reply((client,), None, "gone")
+        return add_one(client, payload, server_round)
+
+    trained, records, federation = train(
+        tmp_path, answer, num_rounds=1, round_attempts=2, max_failed_fraction=0.5
+    )
+    assert trained.state.weights.tolist() == [3.0, 3.0], "as if nothing had happened"
+    assert records[0]["num_failed"] == 0
+    # Of four clients, half may fail: two are waited for, before each attempt.
+    assert federation.awaited == [(["b", "d", "a", "c"], 2)] * 2
+
+
+def test_after_the_last_attempt_the_run_ends(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        return Reply((client,), None, "gone")
+
+    with pytest.raises(RunError, match="4 of 4 clients failed"):
+        train(tmp_path, answer, num_rounds=1, round_attempts=3)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from knnper.config.loading import load_experiment
 from server.observer import SilentObserver
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
-from simulation.run_folder import RunFolder
 from simulation.runner import simulate
 from simulation.workbench import open_workbench
 

@@ -5,7 +5,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["simulation.apps", "simulation.flower_engine", "simulation.nodes"]
+    "module", ["knnper.apps.server", "simulation.flower_engine", "simulation.nodes"]
 )
 def test_flower_reports_nothing(module: str) -> None:
     code = (

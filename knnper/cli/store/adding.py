@@ -31,10 +31,10 @@ def add(
     from datastore.care.filling import fill
     from datastore.care.sources import open_source
     from datastore.folder import open_store, read_identity
-    from simulation.trained_model import trained_model
+    from simulation.trained_model import find_model
 
     spec = read_identity(folder).spec
-    model = trained_model(run)
+    model = find_model(run)
     found = open_source(
         source, model.spec.image_shape, spec.class_names, spec.num_classes
     )

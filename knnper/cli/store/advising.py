@@ -70,9 +70,9 @@ def advise(
 
 def _head(run: Path, stored: str) -> "Callable[[Tensor], Tensor]":
     from datastore.store_reader import require_model
-    from simulation.trained_model import trained_model
+    from simulation.trained_model import find_model
 
-    model = trained_model(run)
+    model = find_model(run)
     require_model(stored, model.fingerprint)
     return model.head
 

@@ -66,10 +66,14 @@ def create(  # noqa: PLR0913 (one parameter an option)
     # Everything below loads torch, which `knnper --help` need not wait for.
     from datastore.examples import InputLayout, StoreSpec
     from datastore.folder import create_store
-    from simulation.trained_model import trained_model
+    from simulation.trained_model import find_model
 
-    model = trained_model(run)
-    layout = None if without_inputs else InputLayout(model.spec.image_shape)
+    model = find_model(run)
+    layout = (
+        None
+        if without_inputs
+        else InputLayout(model.spec.image_shape, model.spec.dtype)
+    )
     spec = StoreSpec(model.spec.num_classes, layout, model.class_names)
     create_store(folder, spec, model.embedding_dim, model.fingerprint, settings).close()
     say(f"{folder} is an empty store for the model {model.fingerprint[:12]} of {run}")

@@ -14,7 +14,7 @@ ModelRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="Folder of the finished run whose global model embeds.",
+        help="Folder of the finished run, or of the exported model, that embeds.",
     ),
 ]
 OptionalRun = Annotated[
@@ -22,7 +22,7 @@ OptionalRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="Folder of the finished run whose global model embeds.",
+        help="Folder of the finished run, or of the exported model, that embeds.",
     ),
 ]
 Changes = Annotated[

@@ -11,7 +11,7 @@ from knnper.cli.store.options import OptionalRun, StoreFolder
 from knnper.config.errors import DataError
 
 if TYPE_CHECKING:
-    from simulation.trained_model import TrainedModel
+    from knnper.transport.model_folder.global_model import GlobalModel
 
 RollBack = Annotated[
     bool,
@@ -45,7 +45,7 @@ def _reembed(folder: Path, run: Path) -> None:
     # Everything below loads torch, which `knnper --help` need not wait for.
     from datastore.care.summary import num_to_embed
     from datastore.folder import open_store, read_identity
-    from simulation.trained_model import trained_model
+    from simulation.trained_model import find_model
 
     if read_identity(folder).spec.input is None:
         raise DataError(
@@ -53,7 +53,7 @@ def _reembed(folder: Path, run: Path) -> None:
             f"another store, knnper store create NEW_FOLDER --run {run} without "
             "--no-inputs, and add the examples to it"
         )
-    model = trained_model(run)
+    model = find_model(run)
     with open_store(folder, writable=True) as store:
         _require_same_task(folder, model)
         if store.fingerprint == model.fingerprint:
@@ -69,7 +69,7 @@ def _reembed(folder: Path, run: Path) -> None:
         )
 
 
-def _require_same_task(folder: Path, model: "TrainedModel") -> None:
+def _require_same_task(folder: Path, model: "GlobalModel") -> None:
     from datastore.folder import read_identity
 
     spec = read_identity(folder).spec

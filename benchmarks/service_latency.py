@@ -1,0 +1,271 @@
+"""Milliseconds of one prediction by a client's service.
+
+A client remembers 5,000 images of 32x32 pixels. `service_prediction_ratio`: one image
+embedded, its neighbours searched, their votes mixed with the model's, all in process
+and ready to be explained, as a multiple of a bare forward pass of the same model.
+`service_http_ms`: what a request adds to that, with the image as PNG, over a connection
+that is kept on loopback, to a process of its own. Questions are put in turn.
+"""
+
+import argparse
+import http.client
+import io
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.command import make_parser, say
+from benchmarks.measurement import Measurement, Turns, rounded
+from benchmarks.store_fixture import IMAGE, NUM_CLASSES
+from client.residence.residence import Residence
+from client.residence.served_model import ServedModel, open_served
+from client.service.app import make_service
+from client.service.server import Binding, serve
+from knnper.config.loading import load_experiment
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import Examples, InputSpec
+from knnper.data.site.agreement import SiteTask
+from knnper.data.site.site_data import NamedExamples, SiteData
+from knnper.transport.model_folder.global_model import GlobalModel, global_model
+from simulation.catalogue import experiment_catalogue
+from strategies.assembly import assemble
+
+MODELS = ("mobilenet_v2", "leaf_cnn")
+CLIENT = "benchmark"
+SITE = SiteTask(
+    InputSpec(IMAGE, NUM_CLASSES, (0.5,) * 3, (0.25,) * 3),
+    tuple(str(label) for label in range(NUM_CLASSES)),
+)
+
+Ways = tuple[Callable[[Tensor], object], ...]
+
+
+def measure(
+    name: str, index: str, num_examples: int, num_questions: int, repetitions: int
+) -> list[Measurement]:
+    """Return the ratio of a prediction, and what HTTP adds, for one kind of model."""
+    torch.set_num_threads(1)
+    say(f"service_latency: {name} remembers {num_examples} images")
+    with tempfile.TemporaryDirectory(prefix="knnper-service-") as folder:
+        state = Path(folder) / "state"
+        model = untrained(name, index)
+        data = SiteData(drawn(num_examples), drawn(0), drawn(0), SITE)
+        Residence(state, CLIENT).install(model, data, took_part=False)
+        images = drawn(num_questions, seed=1).examples.images
+        with (
+            service(state) as address,
+            closing(open_served(Residence(state, CLIENT), writable=False)) as served,
+        ):
+            timings = [
+                _in_turn(served, address, images) for _ in range(repetitions + 1)
+            ][1:]
+    details: dict[str, object] = {
+        "model": name,
+        "index": index,
+        "examples": num_examples,
+        "embedding_dim": model.embedding_dim,
+    }
+    return [_ratio(timings, details), _added_by_http(timings, details)]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Medians of one repetition, in seconds."""
+
+    forward: float
+    prediction: float
+    as_png: float
+    as_numbers: float
+
+
+def _in_turn(served: ServedModel, address: str, images: Tensor) -> Timings:
+    """Put each image to all in turn, of which each is the first as often as others.
+
+    What is done before decides what is in the processor's cache: model or memory.
+    """
+    model = served.model
+    module, normalize = model.task.model.module, model.task.normalize
+
+    def forward(image: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return torch.softmax(module(normalize(image)), dim=1)
+
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port)
+    ways: Ways = (
+        forward,
+        served.predict,
+        lambda image: _ask(connection, "image/png", _png(image)),
+        lambda image: _ask(connection, "application/json", _numbers(image)),
+    )
+    with closing(connection):
+        seconds = [
+            _seconds_of_each(ways, image, number)
+            for number, image in enumerate(images[:, None])
+        ]
+    return Timings(
+        *(statistics.median(column) for column in zip(*seconds, strict=True))
+    )
+
+
+def _seconds_of_each(ways: Ways, image: Tensor, first: int) -> list[float]:
+    """Return the seconds of each way, of which ``first`` (modulo all) begins."""
+    places = [(first + step) % len(ways) for step in range(len(ways))]
+    seconds = {place: _seconds(ways[place], image) for place in places}
+    return [seconds[place] for place in range(len(ways))]
+
+
+def _seconds(way: Callable[[Tensor], object], image: Tensor) -> float:
+    began = time.perf_counter()
+    way(image)
+    return time.perf_counter() - began
+
+
+def _ask(connection: http.client.HTTPConnection, kind: str, body: bytes) -> None:
+    connection.request("POST", "/predict", body, {"Content-Type": kind})
+    answer = connection.getresponse()
+    content = answer.read()
+    assert answer.status == http.HTTPStatus.OK, content
+
+
+def _png(image: Tensor) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image[0].numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def _numbers(image: Tensor) -> bytes:
+    return json.dumps({"inputs": image.tolist()}).encode()
+
+
+def _ratio(timings: list[Timings], details: dict[str, object]) -> Measurement:
+    turns = Turns([one.prediction for one in timings], [one.forward for one in timings])
+    return Measurement(
+        "service_prediction_ratio",
+        turns.ratios(),
+        turns.bare,
+        "seconds of a bare forward pass",
+        {**details, "ms_in_process": _milliseconds(turns.ours)},
+    )
+
+
+def _added_by_http(timings: list[Timings], details: dict[str, object]) -> Measurement:
+    base = [1000 * one.prediction for one in timings]
+    as_png = Turns([1000 * one.as_png for one in timings], base)
+    as_numbers = Turns([1000 * one.as_numbers for one in timings], base)
+    added = rounded(statistics.median(as_numbers.differences()))
+    return Measurement(
+        "service_http_ms",
+        as_png.differences(),
+        base,
+        "ms of a prediction in process",
+        {**details, "ms_added_with_numbers_in_json": added},
+    )
+
+
+def _milliseconds(seconds: Sequence[float]) -> float:
+    return rounded(1000 * statistics.median(seconds))
+
+
+def untrained(name: str, index: str) -> GlobalModel:
+    """Return a model as it is before any training."""
+    document = {
+        "name": "benchmark",
+        "data": {"name": "digits"},  # not read
+        "partition": {"name": "iid", "num_clients": 1},
+        "model": {"name": name},
+        "method": {"name": "knn_per"},
+        "personalization": {
+            "knn_weights": [0.5],
+            "store": {"index": {"name": index}},
+        },
+        "run": {"engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    task = assemble(experiment, SITE.spec).task
+    return global_model(experiment, task, SITE, task.initial_weights)
+
+
+def drawn(count: int, seed: int = 0) -> NamedExamples:
+    """Return random images."""
+    generator = RandomKey(seed, ("service",)).numpy()
+    images = generator.integers(0, 256, (count, *IMAGE), "uint8")
+    labels = generator.integers(0, NUM_CLASSES, count)
+    examples = Examples(torch.from_numpy(images), torch.from_numpy(labels))
+    names = tuple(f"{seed}/{count}/{number:05d}" for number in range(count))
+    return NamedExamples(examples, names)
+
+
+@contextmanager
+def service(state: Path) -> Iterator[str]:
+    """Give the address of a service in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    listening, told = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(state, told))
+    process.start()
+    try:
+        address = listening.recv()
+        _wait_until_ready(address)
+        yield address
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(state: Path, told: Connection) -> None:
+    torch.set_num_threads(1)
+    residence = Residence(state, CLIENT)
+    app = make_service(
+        CLIENT, lambda: open_served(residence, writable=True), token=None
+    )
+    serve(app, Binding("127.0.0.1", 0), told.send)
+
+
+def _wait_until_ready(address: str) -> None:
+    place = urlsplit(address)
+    with closing(
+        http.client.HTTPConnection(place.hostname or "", place.port)
+    ) as connection:
+        while True:
+            connection.request("GET", "/ready")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == http.HTTPStatus.OK:
+                return
+            time.sleep(0.05)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options."""
+    parser = make_parser(__doc__, repetitions=5)
+    parser.add_argument("--examples", type=int, default=5000)
+    parser.add_argument("--index", default="flat", help="how the nearest are found")
+    parser.add_argument("--questions", type=int, default=100)
+    return parser
+
+
+def main() -> None:
+    """Measure and print."""
+    given = parser().parse_args()
+    for name in MODELS:
+        figures = measure(
+            name, given.index, given.examples, given.questions, given.repetitions
+        )
+        for figure in figures:
+            print(figure.as_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What can be wrong with a client, looked at without disturbing its node."""

@@ -1,0 +1,1 @@
+"""What a client keeps: who it is, its models, its memory, and what it serves."""

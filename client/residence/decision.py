@@ -1,0 +1,108 @@
+"""From a filled memory to what is served with it."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from client.residence.measuring import UNKNOWN, Estimate, estimate, tested
+from client.residence.serving import Accuracy, Gain, MeasuredOn, Serving, TunedOn
+from datastore.store_reader import StoreReader
+from knnper.data.site.site_data import SiteData
+from knnper.transport.model_folder.global_model import GlobalModel
+from strategies.knn_per import Tuned
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A memory that holds a client's examples, and what was chosen on them.
+
+    Attributes
+    ----------
+    store
+        The memory.
+    tuned
+        λ, k and σ.
+    num_train
+        Training examples that were offered to it, before those of the validation
+        split; ids are given in that order.
+    """
+
+    store: StoreReader
+    tuned: Tuned
+    num_train: int
+
+
+def decide(
+    model: GlobalModel,
+    filled: Filled,
+    data: SiteData,
+    *,
+    took_part: bool,
+) -> Serving:
+    """Return what is served: the choice, or the global model where that loses.
+
+    Parameters
+    ----------
+    model
+        Has embedded the memory.
+    filled
+        The memory.
+    data
+        The site's; its test split is read here, last, and nowhere else.
+    took_part
+        Whether the model may have been trained on the training split: then only the
+        validation split says what to expect.
+    """
+    measured = _measured(model, filled, took_part)
+    serving = _serving(model, filled.tuned, data)
+    if measured.is_loss:
+        tuned_on = replace(serving.tuned_on, overruled=True)
+        serving = replace(serving, knn_weight=0.0, tuned_on=tuned_on)
+    serving = replace(serving, accuracy=measured.accuracy, expected_gain=measured.gain)
+    if serving.knn_weight == 0:
+        serving = _without_memory(serving)
+    if len(data.test) == 0:
+        return serving
+    accuracy = tested(model, filled.store, serving, data.test.examples)
+    return replace(serving, accuracy=accuracy)
+
+
+def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
+    ids = torch.from_numpy(filled.store.contents().ids)
+    measured_on: MeasuredOn = "validation" if took_part else "leave_one_out"
+    positions = torch.arange(len(ids))
+    if took_part:
+        positions = positions[ids > filled.num_train]
+    if len(ids) < 2:
+        return UNKNOWN
+    settings = model.card.memory
+    return estimate(model, filled.store, positions, settings, measured_on)
+
+
+def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
+    return Serving(
+        model=model.fingerprint,
+        knn_weight=tuned.choice.knn_weight,
+        num_neighbors=tuned.choice.num_neighbors,
+        kernel=model.card.memory.kernel,
+        kernel_scale=tuned.choice.kernel_scale,
+        tuned_on=TunedOn(tuned.kind, len(tuned.evidence)),
+        accuracy=Accuracy(),
+        expected_gain=Gain(),
+        num_train=len(data.train),
+        num_validation=len(data.validation),
+        num_test=len(data.test),
+        run=model.card.name,
+        installed=time.time(),
+    )
+
+
+def _without_memory(serving: Serving) -> Serving:
+    """Return what is known of a client that serves the global model alone."""
+    accuracy = serving.accuracy
+    return replace(
+        serving,
+        accuracy=replace(accuracy, mixed=accuracy.global_model),
+        expected_gain=replace(serving.expected_gain, expected=0.0, margin=0.0),
+    )

@@ -1,0 +1,196 @@
+"""How accurate a client's predictions are, measured without fooling oneself."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from client.residence.mixture import predict
+from client.residence.names import Names
+from client.residence.serving import Accuracy, Gain, MeasuredOn, Serving
+from datastore.prediction.interpolation import interpolate
+from datastore.prediction.kernel import KERNELS
+from datastore.prediction.vote import neighbor_vote
+from datastore.store_reader import StoreReader
+from datastore.tuning.candidates import Choice
+from datastore.tuning.evidence import Evidence, Queries, left_one_out
+from knnper.data.examples import Examples
+from knnper.transport.model_folder.global_model import GlobalModel
+from strategies.knn_per import KnnSettings, choose_on
+
+FEWEST = 10
+"""Fewer examples say nothing about an accuracy: its interval would span 50 points."""
+
+MOST = 2000
+"""The margin of so many is about a point; more only take longer."""
+
+NUM_FOLDS = 10
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What was measured on examples that the client knows.
+
+    Attributes
+    ----------
+    accuracy
+        Of the global model, of the neighbours and of both.
+    gain
+        Of both over the global model.
+    """
+
+    accuracy: Accuracy
+    gain: Gain
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether mixing is worse than the global model beyond doubt."""
+        gain = self.gain
+        if gain.expected is None or gain.margin is None:
+            return False
+        return gain.expected + gain.margin < 0
+
+
+UNKNOWN = Estimate(Accuracy(), Gain())
+
+
+def estimate(
+    model: GlobalModel,
+    store: StoreReader,
+    positions: Tensor,
+    settings: KnnSettings,
+    measured_on: MeasuredOn,
+) -> Estimate:
+    """Return what to expect of a client's memory, by nested cross-validation.
+
+    Every example that is measured is looked up among all others that are stored, with
+    the λ, k and σ that the other nine tenths of them choose: it has no part in what
+    predicts it.
+
+    Parameters
+    ----------
+    model
+        Has embedded the store.
+    store
+        The client's memory.
+    positions
+        Of the examples to measure among the stored ones, int64 of shape (m,). The
+        global model should not have been trained on them.
+    settings
+        How the client chooses.
+    measured_on
+        What they are.
+    """
+    if len(positions) < FEWEST:
+        return Estimate(Accuracy(), Gain(num_examples=len(positions)))
+    most = max(settings.candidates().num_neighbors)
+    evidence = _evidence(model, store, _spread(positions), most)
+    outcomes = torch.cat(
+        [_outcomes(evidence, fold, store, settings) for fold in _folds(len(evidence))]
+    )
+    alone, knn, mixed = outcomes.double().mean(dim=0).tolist()
+    accuracy = Accuracy(alone, knn, mixed, len(outcomes), measured_on)
+    return Estimate(accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2]))
+
+
+def paired_gain(before: Tensor, after: Tensor) -> Gain:
+    """Return by how much ``after`` is right more often than ``before``.
+
+    Parameters
+    ----------
+    before, after
+        Whether each example was predicted rightly, bool of shape (m,).
+    """
+    count = len(before)
+    won = int((after & ~before).sum())
+    lost = int((before & ~after).sum())
+    # Half an example more in each cell of the table, which keeps small counts honest.
+    total, changed, surplus = count + 2, won + lost + 1, won - lost
+    variance = (changed - surplus**2 / total) / total**2
+    return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
+
+
+def tested(
+    model: GlobalModel, store: StoreReader, serving: Serving, test: Examples
+) -> Accuracy:
+    """Return the accuracies on a test split, which is read here and nowhere else."""
+    made = predict(model, store, serving, Names(store), test.images)
+    votes = made.knn_probabilities
+    knn = None if votes is None else _share_right(votes, test.labels)
+    return Accuracy(
+        global_model=_share_right(made.global_probabilities, test.labels),
+        knn=knn,
+        mixed=_share_right(made.probabilities, test.labels),
+        num_examples=len(test),
+        measured_on="test",
+    )
+
+
+def _share_right(probabilities: Tensor, labels: Tensor) -> float:
+    return int((probabilities.argmax(dim=1) == labels).sum()) / len(labels)
+
+
+def _spread(positions: Tensor) -> Tensor:
+    """Return at most `MOST` of the positions, evenly spread."""
+    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
+    return positions[chosen.round().long()]
+
+
+def _evidence(
+    model: GlobalModel, store: StoreReader, positions: Tensor, num_neighbors: int
+) -> Evidence:
+    contents = store.contents()
+    ids = contents.ids[positions.numpy()]
+    embeddings = store.vectors(ids)
+    labels = torch.from_numpy(contents.labels)[positions]
+    queries = Queries(embeddings, model.head(embeddings), labels)
+    return left_one_out(store, queries, torch.from_numpy(ids), num_neighbors)
+
+
+def _folds(num_examples: int) -> Iterator[Tensor]:
+    """Yield which examples are in each fold, bool of shape (m,)."""
+    # Every tenth: a site's files come sorted by class.
+    fold_of = torch.arange(num_examples) % NUM_FOLDS
+    for fold in range(NUM_FOLDS):
+        yield fold_of == fold
+
+
+def _outcomes(
+    evidence: Evidence, fold: Tensor, store: StoreReader, settings: KnnSettings
+) -> Tensor:
+    """Return who is right in a fold, bool (m, 3): global model, neighbours, both."""
+    choice = choose_on(_part(evidence, ~fold), len(store), settings)
+    asked = _part(evidence, fold)
+    alone, labels = asked.queries.probabilities, asked.queries.labels
+    knn = _votes(asked, choice, settings)
+    mixed = interpolate(knn, alone, choice.knn_weight)
+    return torch.stack(
+        [one.argmax(dim=1) == labels for one in (alone, knn, mixed)], dim=1
+    )
+
+
+def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
+    count, embeddings = choice.num_neighbors, evidence.queries.embeddings
+    log_weights = KERNELS[settings.kernel](
+        evidence.squared_distances[:, :count],
+        choice.kernel_scale,
+        embeddings.shape[1],
+    )
+    labels = evidence.neighbor_labels[:, :count]
+    return neighbor_vote(log_weights, labels, evidence.queries.probabilities.shape[1])
+
+
+def _part(evidence: Evidence, chosen: Tensor) -> Evidence:
+    queries = evidence.queries
+    return Evidence(
+        Queries(
+            queries.embeddings[chosen],
+            queries.probabilities[chosen],
+            queries.labels[chosen],
+        ),
+        evidence.squared_distances[chosen],
+        evidence.neighbor_labels[chosen],
+    )

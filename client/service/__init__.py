@@ -1,0 +1,1 @@
+"""Predictions of one client over HTTP, from its model and its memory."""

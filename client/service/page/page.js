@@ -1,0 +1,252 @@
+"use strict";
+
+const TOKEN_KEY = "knnper-token";
+const byId = (id) => document.getElementById(id);
+let info = null;
+let current = null; // what was predicted last, as it is sent: {type, content, input}
+let pictures = []; // addresses of neighbours' pictures, to be given back
+let asked = 0; // so that a slow answer never replaces a newer one
+
+class RequestFailed extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function request(method, path, type, content) {
+  const headers = {};
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (type) headers["Content-Type"] = type;
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: content });
+  } catch {
+    throw new RequestFailed(0, "The service cannot be reached.");
+  }
+  if (answer.ok) return answer;
+  const problem = await answer.json().catch(() => ({ message: answer.statusText }));
+  throw new RequestFailed(answer.status, problem.message);
+}
+
+const requestJson = async (...parts) => (await request(...parts)).json();
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+function show(error) {
+  byId("error").hidden = !error;
+  byId("error").textContent = error ? error.message : "";
+  if (error && error.status === 401) askForToken();
+}
+
+// Runs what a person asked for, and shows what went wrong with it.
+async function attempt(work) {
+  show(null);
+  try {
+    await work();
+  } catch (error) {
+    show(error);
+  }
+}
+
+function askForToken() {
+  sessionStorage.removeItem(TOKEN_KEY);
+  byId("token-form").hidden = false;
+  byId("work").hidden = true;
+  byId("status").textContent = "A token is needed.";
+  byId("token").focus();
+}
+
+async function load() {
+  info = await requestJson("GET", "info");
+  byId("token-form").hidden = true;
+  byId("work").hidden = false;
+  byId("client").textContent = info.client;
+  document.title = `${info.client} – knnper`;
+  byId("status").textContent = "A global model and this client's own examples, mixed.";
+  byId("model").textContent = `model ${info.model} · knnper ${info.version}`;
+  byId("picture-input").hidden = !info.takes_pictures;
+  byId("feature-input").hidden = info.takes_pictures;
+  byId("feature-count").textContent = info.input_shape.join(" × ");
+  byId("label").replaceChildren(
+    ...info.class_names.map((name, number) => new Option(name, number)),
+  );
+  showFacts();
+}
+
+function showFacts() {
+  const accuracy = info.accuracy;
+  const on = accuracy.measured_on ? accuracy.measured_on.replaceAll("_", " ") : "";
+  byId("measured").textContent = accuracy.num_examples
+    ? `Accuracies on ${accuracy.num_examples} ${on} examples, when λ was chosen.`
+    : "";
+  const room = info.store.capacity === null ? "" : ` of ${info.store.capacity}`;
+  const facts = [["stored examples", `${info.store.num_stored}${room}`],
+    ["λ, weight of the neighbours", info.knn_weight.toFixed(2)],
+    ["neighbours that vote", info.num_neighbors]];
+  for (const [name, key] of [["global model", "global_model"], ["neighbours", "knn"],
+    ["mixed", "mixed"]]) {
+    if (accuracy[key] !== null) facts.push([`accuracy, ${name}`, percent(accuracy[key])]);
+  }
+  byId("facts").replaceChildren(...facts.map(([name, value]) => {
+    const fact = element("div");
+    fact.append(element("dt", name), element("dd", String(value)));
+    return fact;
+  }));
+}
+
+function bar(share, kind) {
+  const cell = element("td");
+  const row = element("div", undefined, "bar");
+  const progress = element("progress", undefined, kind);
+  progress.max = 1;
+  progress.value = share ?? 0;
+  progress.setAttribute("aria-hidden", "true");
+  row.append(element("span", share === undefined ? "–" : percent(share)), progress);
+  cell.append(row);
+  return cell;
+}
+
+function showBars(prediction) {
+  const rows = Object.entries(prediction.probabilities)
+    .sort((one, other) => other[1] - one[1])
+    .map(([name, share]) => {
+      const row = element("tr", undefined, name === prediction.class_name ? "best" : "");
+      const title = element("th", name);
+      title.scope = "row";
+      row.append(title, bar(share, "mixed"),
+        bar(prediction.global_probabilities[name], "global"),
+        bar(prediction.knn_probabilities?.[name], "knn"));
+      return row;
+    });
+  byId("bars").tBodies[0].replaceChildren(...rows);
+}
+
+async function neighborItem(neighbor) {
+  const item = element("li");
+  if (info.takes_pictures) {
+    const picture = element("img");
+    picture.alt = `stored example ${neighbor.id}, ${neighbor.class_name}`;
+    item.append(picture);
+    try {
+      const answer = await request("GET", `examples/${neighbor.id}/image`);
+      picture.src = URL.createObjectURL(await answer.blob());
+      pictures.push(picture.src);
+    } catch (error) {
+      picture.alt = `no picture: ${error.message}`;
+    }
+  }
+  item.append(element("strong", neighbor.class_name),
+    element("small", `distance ${neighbor.distance.toPrecision(3)}`),
+    element("small", `vote ${percent(neighbor.weight)}`),
+    element("small", neighbor.name ?? `example ${neighbor.id}`));
+  return item;
+}
+
+async function showPrediction(answer, number) {
+  const prediction = answer.predictions[0];
+  byId("answer").textContent = prediction.class_name;
+  byId("confidence").textContent =
+    `${percent(prediction.probabilities[prediction.class_name])}, ` +
+    `λ = ${answer.knn_weight.toFixed(2)}`;
+  showBars(prediction);
+  byId("result").hidden = false;
+  byId("teach").hidden = false;
+  byId("label").value = String(prediction.label);
+  const old = pictures;
+  pictures = [];
+  const items = await Promise.all(prediction.neighbors.map(neighborItem));
+  if (number !== asked) return;
+  byId("neighbors").replaceChildren(...items);
+  byId("why").hidden = items.length === 0;
+  old.forEach((address) => URL.revokeObjectURL(address));
+}
+
+async function predict(sent) {
+  const number = ++asked;
+  current = sent;
+  byId("taught").textContent = "";
+  const answer = await requestJson("POST", "predict", sent.type, sent.content);
+  if (number === asked) await showPrediction(answer, number);
+}
+
+function asBase64(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(new RequestFailed(0, "The file cannot be read."));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function predictFile(file) {
+  if (!["image/png", "image/jpeg"].includes(file.type)) {
+    throw new RequestFailed(0, `Expected a PNG or JPEG image, found ${file.name}.`);
+  }
+  const preview = byId("preview");
+  if (preview.src) URL.revokeObjectURL(preview.src);
+  preview.src = URL.createObjectURL(file);
+  preview.hidden = false;
+  byId("drop-text").hidden = true;
+  await predict({ type: file.type, content: file, input: { image: await asBase64(file) } });
+}
+
+async function predictFeatures() {
+  const words = byId("features").value.split(/[\s,;]+/).filter(Boolean);
+  const input = words.map(Number);
+  const odd = words.find((_, place) => !Number.isFinite(input[place]));
+  if (odd !== undefined) throw new RequestFailed(0, `Expected numbers, found “${odd}”.`);
+  const content = JSON.stringify({ inputs: [input] });
+  await predict({ type: "application/json", content, input });
+}
+
+async function teach() {
+  const label = Number(byId("label").value);
+  const content = JSON.stringify({ examples: [{ input: current.input, label }] });
+  const answer = await requestJson("POST", "examples", "application/json", content);
+  await load();
+  const kept = answer.examples[0].kept;
+  await predict(current);
+  byId("label").value = String(label);
+  byId("taught").textContent = kept
+    ? `Remembered as ${info.class_names[label]}, example ${answer.examples[0].id}.`
+    : "The store's policy did not keep it.";
+}
+
+function onSubmit(id, work) {
+  byId(id).addEventListener("submit", (event) => {
+    event.preventDefault();
+    attempt(work);
+  });
+}
+
+function takeFirst(files) {
+  if (files.length && info?.takes_pictures) attempt(() => predictFile(files[0]));
+}
+
+onSubmit("token-form", async () => {
+  sessionStorage.setItem(TOKEN_KEY, byId("token").value.trim());
+  byId("token").value = "";
+  await load();
+});
+onSubmit("feature-input", predictFeatures);
+onSubmit("teach", teach);
+byId("file").addEventListener("change", (event) => takeFirst(event.target.files));
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    byId("drop").classList.toggle("over", kind === "dragover");
+    if (kind === "drop") takeFirst(event.dataTransfer.files);
+  });
+}
+document.addEventListener("paste", (event) => takeFirst(event.clipboardData.files));
+
+attempt(load);

@@ -1,0 +1,256 @@
+"""One client, as its YAML file describes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from knnper.config.address import parse_address
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.overrides import apply_overrides, parse_overrides
+from knnper.config.parsing import parse_settings
+from knnper.config.ranges import PositiveInt
+from knnper.config.sections import Choice, Settings
+from knnper.config.suggestions import alternatives, shown
+from knnper.config.yaml_text import parse_yaml
+from knnper.data.site.catalogue import SITE_DATA
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+@dataclass(frozen=True)
+class ServerTrust(Settings):
+    """By what the server is known.
+
+    Attributes
+    ----------
+    ca
+        Certificate of the authority that signed the server's certificate, as PEM.
+    """
+
+    ca: Path
+
+
+@dataclass(frozen=True)
+class ServiceCertificate(Settings):
+    """What the service shows to those who ask it over TLS; both are PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class ServiceSettings(Settings):
+    """Where and how predictions are served.
+
+    Attributes
+    ----------
+    host, port
+        Where the service listens; port 0 is any free one.
+    max_request_mb
+        Larger requests are refused.
+    tls
+        Null is plain HTTP, which is meant for this machine only.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    max_request_mb: PositiveInt = 16
+    tls: ServiceCertificate | None = None
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """One client, validated; all paths but those of ``data`` are absolute.
+
+    Attributes
+    ----------
+    file
+        Where this was read from.
+    name
+        The client's name in the federation, which is one with its key.
+    server
+        ``HOST:PORT`` of the federation's gateway.
+    tls
+        By what the server is known; None with ``insecure``.
+    key
+        The client's private key, OpenSSH; None with ``insecure``.
+    insecure
+        Talk to the server without TLS and without a key.
+    state
+        Folder of everything that the client keeps.
+    data
+        Where its examples come from: a name of `SITE_DATA` and its settings, whose
+        paths are relative to `base`.
+    train
+        Whether it takes part in training; else it only gets the model.
+    share_metrics
+        Whether the server learns more than the counts that aggregation needs.
+    service
+        See `ServiceSettings`.
+    """
+
+    file: Path
+    name: str
+    server: str
+    tls: ServerTrust | None
+    key: Path | None
+    insecure: bool
+    state: Path
+    data: Choice[Settings]
+    train: bool
+    share_metrics: bool
+    service: ServiceSettings
+
+    @property
+    def base(self) -> Path:
+        """The folder to which the file's relative paths refer."""
+        return self.file.parent
+
+    @property
+    def cache(self) -> Path:
+        """Folder of the site's inputs in decoded form; it may be removed."""
+        return self.state / "cache"
+
+
+@dataclass(frozen=True)
+class _Document(Settings):
+    """The file without the section ``data``."""
+
+    name: Name
+    server: str
+    tls: ServerTrust | None = None
+    key: Path | None = None
+    insecure: bool = False
+    state: Path = Path("state")
+    train: bool = True
+    share_metrics: bool = True
+    service: ServiceSettings = field(default_factory=ServiceSettings)
+
+
+def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
+    """Return the client that the YAML file at ``path`` describes.
+
+    Parameters
+    ----------
+    path
+        Relative paths in the file are relative to its folder.
+    overrides
+        ``KEY=VALUE`` with a dotted key and a YAML value; made in order.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read or is no YAML, and with *all* problems: unknown keys
+        and names, values of a wrong type, missing keys, and what does not go together.
+        Whether files exist that it names is not looked at.
+    """
+    file = path.absolute()
+    document = _read(file)
+    problems: list[Problem] = []
+    merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
+    data = _data(merged.pop("data", None), problems)
+    parsed = _parsed(merged, problems)
+    if parsed is None or data is None or problems:
+        raise ConfigError(problems, str(path))
+    return _resolved(file, parsed, data)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    source = str(file)
+    try:
+        document = parse_yaml(file.read_text(encoding="utf-8"), source)
+    except FileNotFoundError as error:
+        message = "there is no such file; give the path of a client's YAML file"
+        raise ConfigError([Problem(source, message)], source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"expected a readable text file in UTF-8: {error}"
+        raise ConfigError([Problem(source, message)], source) from error
+    if not isinstance(document, Mapping):
+        message = f"found {shown(document)}, expected keys such as name, server, data"
+        raise ConfigError([Problem("document", message)], source)
+    return document
+
+
+def _parsed(document: Mapping[str, Any], problems: list[Problem]) -> _Document | None:
+    found: list[Problem] = []
+    parsed = parse_settings(_Document, document, "client", found)
+    problems.extend(
+        Problem(problem.place.removeprefix("client."), problem.message)
+        for problem in found
+    )
+    if parsed is not None:
+        problems.extend(_contradictions(parsed))
+    return parsed
+
+
+def _contradictions(document: _Document) -> list[Problem]:
+    problems: list[Problem] = []
+    try:
+        parse_address(document.server)
+    except ValueError as error:
+        problems.append(Problem("server", str(error)))
+    secrets = [name for name in ("tls", "key") if getattr(document, name) is not None]
+    if document.insecure:
+        message = (
+            "found together with {}, expected one or the other: without TLS nobody can "
+            "prove who they are. Remove `insecure: true`, or the rest"
+        )
+        if secrets:
+            problems.append(Problem("insecure", message.format(" and ".join(secrets))))
+        return problems
+    for name, example in (("tls", "{ca: ca.crt}"), ("key", "client.key")):
+        if name not in secrets:
+            message = (
+                f"found none, expected one such as `{name}: {example}`; what the "
+                "federation's operator gave you, or `insecure: true` for a trial on "
+                "one machine"
+            )
+            problems.append(Problem(name, message))
+    return problems
+
+
+def _data(section: object, problems: list[Problem]) -> Choice[Settings] | None:
+    if not isinstance(section, Mapping):
+        found = "nothing" if section is None else shown(section)
+        message = f"found {found}, expected a mapping such as {{name: image_folder}}"
+        problems.append(Problem("data", message))
+        return None
+    name = section.get("name")
+    if not isinstance(name, str) or name not in SITE_DATA:
+        found = "found no name" if name is None else f"unknown name {shown(name)}"
+        known = alternatives(str(name), SITE_DATA)
+        problems.append(Problem("data.name", f"{found}; {known}"))
+        return None
+    values = {key: value for key, value in section.items() if key != "name"}
+    settings_type = SITE_DATA[name].settings_type
+    settings = parse_settings(settings_type, values, "data", problems)
+    return None if settings is None else Choice(name, settings)
+
+
+def _resolved(file: Path, parsed: _Document, data: Choice[Settings]) -> ClientSettings:
+    base = file.parent
+    service = parsed.service
+    if service.tls is not None:
+        pair = ServiceCertificate(
+            base / service.tls.certificate, base / service.tls.key
+        )
+        service = ServiceSettings(
+            service.host, service.port, service.max_request_mb, pair
+        )
+    return ClientSettings(
+        file=file,
+        name=parsed.name,
+        server=parsed.server,
+        tls=None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
+        key=None if parsed.key is None else base / parsed.key,
+        insecure=parsed.insecure,
+        state=base / parsed.state,
+        data=data,
+        train=parsed.train,
+        share_metrics=parsed.share_metrics,
+        service=service,
+    )

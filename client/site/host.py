@@ -1,0 +1,131 @@
+"""The node of one site: from its configuration file to a player of its client."""
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+
+from client.runtime import ClientRuntime
+from client.settings import ClientSettings, read_client
+from client.site.keeper import keeper_of
+from client.site.player import SitePlayer, in_time
+from client.site.refusals import note_refusal
+from client.site.source import SiteSource
+from client.state_store import ClientStateStore
+from knnper.config.document import from_json, results_identity
+from knnper.config.errors import KnnPerError, RunError
+from knnper.config.sections import Experiment
+from knnper.data.site.agreement import SitesSettings, SiteTask
+from knnper.data.site.catalogue import open_site
+from knnper.data.site.site_data import SiteData
+from knnper.machine import compute_device, keep_freed_memory
+from knnper.transport.introduction import Introduction, introduction_content
+from knnper.transport.messages import Job
+from strategies.assembly import assemble
+from strategies.experiments import site_catalogue
+
+CONFIG = "config"
+"""The key of a node's configuration that names the client's file."""
+
+log = logging.getLogger("flwr")
+
+
+class SiteHost:
+    """A node with one client, whose data lies at the site."""
+
+    def open(self, context: Context, job: Job) -> SitePlayer:
+        """See `client.app.Host`."""
+        settings = _settings(context)
+        experiment = site_experiment(job.experiment)
+        # The owner's code may be what reads it, and may hang.
+        with in_time(job.timeout_s, "reading the data"):
+            data, task = site_data(settings, experiment)
+        device = compute_device(experiment.run)
+        assembly = assemble(experiment, task.spec, device)
+        keep_freed_memory()
+        states = settings.state / "runs" / results_identity(experiment)[:16]
+        runtime = ClientRuntime(
+            method=assembly.method,
+            spec=task.spec,
+            source=SiteSource(data, job.seen and settings.train),
+            states=ClientStateStore(states),
+            key=assembly.key,
+            pool=assembly.task.pool,
+            keep=keeper_of(settings, assembly, data, job.model),
+        )
+        return SitePlayer(settings.name, runtime, job.timeout_s, settings.share_metrics)
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:
+        """Return the client's name and the sizes of its splits."""
+        settings = _settings(context)
+        return introduction_content(_introduction(settings, job))
+
+    def refused(self, context: Context, reason: str) -> None:
+        """See `client.app.Host`."""
+        settings = _settings(context)
+        log.error("the server refuses this client: %s", reason)
+        note_refusal(settings.state, "client", reason)
+
+
+def site_experiment(text: str) -> Experiment:
+    """Return the experiment that a job is for.
+
+    Raises
+    ------
+    RunError
+        If its data does not stay with the sites, or this version does not know it.
+    """
+    try:
+        return from_json(text, site_catalogue())
+    except KnnPerError as error:
+        raise RunError(
+            "this client has data of its own, and the experiment is not one over data "
+            "that stays with the sites; submit it with `knnper submit`. If it was, the "
+            f"two sides run different versions: {error}"
+        ) from error
+
+
+def site_data(
+    settings: ClientSettings, experiment: Experiment
+) -> tuple[SiteData, SiteTask]:
+    """Return the site's data as the experiment needs it.
+
+    Raises
+    ------
+    DataError
+        If it does not fit.
+    """
+    agreed = experiment.data.settings
+    if not isinstance(agreed, SitesSettings):
+        raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
+    task = agreed.task()
+    return open_site(settings.data, settings.base, task, settings.cache), task
+
+
+def _introduction(settings: ClientSettings, job: Job | None) -> Introduction:
+    if job is None:
+        return Introduction(settings.name, settings.train)
+    try:
+        data, _ = site_data(settings, site_experiment(job.experiment))
+    except (KnnPerError, OSError) as error:
+        log.error("this client cannot take part: %s", error)
+        reason = str(error) if settings.share_metrics else "its own log says why"
+        return Introduction(settings.name, settings.train, problem=reason)
+    return Introduction(
+        name=settings.name,
+        train=settings.train,
+        num_train=len(data.train),
+        num_validation=len(data.validation),
+        num_test=len(data.test),
+    )
+
+
+def _settings(context: Context) -> ClientSettings:
+    path = context.node_config.get(CONFIG)
+    if not isinstance(path, str):
+        raise RunError(
+            f"expected the path of the client's file as {CONFIG!r} in the node's "
+            "configuration, found none; start the node with `knnper client`, or with "
+            "flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
+        )
+    return read_client(Path(path))

@@ -1,0 +1,84 @@
+"""What a site does with the model that it is handed: it serves it from then on."""
+
+import logging
+from collections.abc import Callable
+
+from client.residence.residence import Residence
+from client.runtime import Personalized
+from client.settings import ClientSettings
+from client.site.refusals import note_refusal
+from knnper.data.site.site_data import SiteData
+from knnper.transport.credentials.node_keys import fingerprint, read_node_key
+from knnper.transport.model_folder.errors import ModelError
+from knnper.transport.model_folder.global_model import (
+    global_model,
+    require_fingerprint,
+)
+from strategies.assembly import Assembly
+from strategies.core.records import ModelPayload
+
+log = logging.getLogger("flwr")
+
+_SOURCE = "the model that the server handed over"
+
+
+def residence_of(settings: ClientSettings) -> Residence:
+    """Return the client's residence, which is that of its name and key alone.
+
+    Raises
+    ------
+    ResidenceError
+        If the state folder is another client's.
+    CredentialError
+        If the key cannot be read.
+    """
+    key = None
+    if settings.key is not None:
+        key = fingerprint(read_node_key(settings.key).public_key())
+    return Residence(settings.state, settings.name, key)
+
+
+def keeper_of(
+    settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
+) -> Callable[[Personalized], None]:
+    """Return what keeps the model of a hand-over, and the site's memory of its data.
+
+    Parameters
+    ----------
+    settings
+        The client.
+    assembly
+        What was trained.
+    data
+        The site's data.
+    expected
+        Fingerprint of the global model that the server hands over; empty where the
+        method ends with none, and nothing can be served.
+    """
+
+    def keep(personalized: Personalized) -> None:
+        reference = personalized.reference
+        if not expected or not isinstance(reference, ModelPayload):
+            log.warning(
+                "the method ends with no model that all clients share: its result is "
+                "reported, and nothing is served"
+            )
+            return
+        model = global_model(
+            assembly.experiment, assembly.task, data.task, reference.weights
+        )
+        try:
+            require_fingerprint(model, expected, _SOURCE)
+        except ModelError as error:
+            note_refusal(settings.state, "model", str(error))
+            raise
+        serving = residence_of(settings).install(
+            model, data, took_part=personalized.result.seen
+        )
+        log.info(
+            "the model %s is installed, with a weight of %g for the neighbours",
+            model.fingerprint[:12],
+            serving.knn_weight,
+        )
+
+    return keep

@@ -1,0 +1,66 @@
+"""Why the server refused this client, or this client what the server handed over.
+
+A person looks for it later than it is logged, so that it is kept in the state folder.
+"""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from knnper.config.errors import RunError
+from knnper.durable_files import JsonLines
+
+REFUSALS = "refusals.jsonl"
+"""The file in the client's state folder."""
+
+About = Literal["client", "model"]
+
+
+@dataclass(frozen=True)
+class RefusalNote:
+    """One refusal.
+
+    Attributes
+    ----------
+    time
+        When, as ISO 8601 with a time zone.
+    about
+        Whether the server refused the client, or the client a model.
+    reason
+        What was found, what was expected, how to mend it.
+    """
+
+    time: datetime
+    about: About
+    reason: str
+
+
+_NOTE = TypeAdapter(RefusalNote)
+
+
+def note_refusal(state: Path, about: About, reason: str) -> None:
+    """Write down that there was one now."""
+    note = RefusalNote(datetime.now(UTC).replace(microsecond=0), about, reason)
+    state.mkdir(parents=True, exist_ok=True)
+    document = {**asdict(note), "time": note.time.isoformat()}
+    JsonLines(state / REFUSALS).append(document)
+
+
+def last_refusal(state: Path) -> RefusalNote | None:
+    """Return the last one; None if there was none.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
+    notes = JsonLines(state / REFUSALS).read()
+    try:
+        return _NOTE.validate_python(notes[-1]) if notes else None
+    except ValidationError as error:
+        raise RunError(
+            f"the last line of {state / REFUSALS} is damaged; remove the file"
+        ) from error

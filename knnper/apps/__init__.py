@@ -1,0 +1,1 @@
+"""The Flower app: what ``flwr run`` starts, in a simulation and on machines."""

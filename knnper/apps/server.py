@@ -1,0 +1,41 @@
+"""The ServerApp: leads virtual clients, or those that sites start."""
+
+import logging
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from knnper.apps.order import Order, order_of
+from knnper.apps.site_run import lead_sites
+from knnper.apps.virtual_run import lead_virtual_clients
+from knnper.data.site.agreement import SitesSettings
+from server.observer import LoggingObserver
+from server.run_folder import RunFolder
+from simulation.report import as_markdown, comparison_table, load_run
+
+# Flower shows, and streams to `flwr run --stream`, what is written to this log.
+log = logging.getLogger("flwr")
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run configuration names.
+
+    The same server and clients as `knnper simulate` leads; results are the same.
+    """
+    order = order_of(context.run_config)
+    observer = LoggingObserver(log)
+    try:
+        folder = _lead(grid, order, observer)
+    finally:
+        observer.finished()
+    log.info("\n%s", as_markdown(comparison_table([load_run(folder.path)])))
+    log.info("everything about this run is in %s", folder.path)
+
+
+def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
+    if isinstance(order.experiment.data.settings, SitesSettings):
+        return lead_sites(grid, order, observer)
+    return lead_virtual_clients(grid, order, observer)

@@ -1,0 +1,1 @@
+"""``knnper federation``: credentials and registrations."""

@@ -1,0 +1,1 @@
+"""What `knnper doctor` looks at on every machine, and how it says what it found."""

@@ -1,0 +1,1 @@
+"""The trained global model on its own: made, saved, loaded, told apart."""

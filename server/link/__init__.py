@@ -1,0 +1,1 @@
+"""Flower's SuperLink with a gateway in front of it, and who may connect."""

@@ -1,0 +1,58 @@
+"""The bundle that Flower takes a run from: it holds settings, and no code of its own.
+
+Server and clients run what is installed on their machines. Flower wants a folder with a
+project in it, so here is the smallest one.
+"""
+
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomli_w
+
+from knnper.durable_files import write_atomically
+
+_MODULE = "installed"
+_CODE = '''"""Nothing of its own: the installed server and client."""
+
+from knnper.apps.client import client_app
+from knnper.apps.server import server_app
+
+__all__ = ["client_app", "server_app"]
+'''
+
+
+def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> None:
+    """Write the bundle of a run into an empty folder.
+
+    Parameters
+    ----------
+    folder
+        Where; must exist.
+    config
+        Every key of the run configuration with its value.
+    """
+    project = {
+        "project": {
+            "name": "knnper-run",
+            "version": importlib.metadata.version("knnper"),
+            "description": "A run of the knnper that is installed on each machine",
+            "license": "Apache-2.0",
+            # What the machines have is what is used; nothing is fetched for a run.
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "knnper",
+                    "components": {
+                        "serverapp": f"{_MODULE}:server_app",
+                        "clientapp": f"{_MODULE}:client_app",
+                    },
+                    "config": dict(config),
+                }
+            }
+        },
+    }
+    write_atomically(folder / "pyproject.toml", tomli_w.dumps(project))
+    write_atomically(folder / f"{_MODULE}.py", _CODE)

@@ -1,0 +1,1 @@
+"""What can be wrong with a server, looked at without disturbing it."""

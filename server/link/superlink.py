@@ -1,0 +1,215 @@
+"""Flower's SuperLink as a process of ours."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from knnper.config.errors import RunError
+from knnper.transport.credentials.certificates import (
+    issue_server_certificate,
+    new_authority,
+    write_certificate,
+)
+from server.link import tether
+from server.link.commands import commands_folder, flower_command
+from server.link.processes import end_children
+from server.settings import ServerSettings
+
+SERVER_FILE_VARIABLE = "KNNPER_SERVER"
+"""Environment variable with the absolute path of the server's YAML file."""
+
+_LOG_LIMIT = 10_000_000  # bytes after which the last log is put aside
+_LOG_TAIL = 2000
+_STOP_SECONDS = 10.0
+_HELPERS_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+def control_authority(settings: ServerSettings) -> Path | None:
+    """Return the certificate of the authority of Flower's own port; None without TLS.
+
+    It is there once the server has been started.
+    """
+    return None if settings.insecure else _tls_folder(settings) / "ca.crt"
+
+
+class SuperLink:
+    """Starts, watches and stops the process.
+
+    Parameters
+    ----------
+    settings
+        Of the server.
+    server_file
+        The file that ``settings`` are from; the ServerApp finds it in its environment.
+    """
+
+    def __init__(self, settings: ServerSettings, server_file: Path) -> None:
+        self._settings = settings
+        self._server_file = server_file
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def ca(self) -> Path | None:
+        """Certificate of the authority of Flower's own port; None without TLS."""
+        return control_authority(self._settings)
+
+    @property
+    def log_file(self) -> Path:
+        """Where SuperLink and ServerApp write."""
+        return self._settings.state / "superlink.log"
+
+    def prepare(self) -> None:
+        """Make certificates for Flower's own port, which nobody else needs to trust."""
+        if self._settings.insecure:
+            return
+        folder = self._tls_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("ca.crt", "superlink.crt", "superlink.key"):
+            (folder / name).unlink(missing_ok=True)
+        authority = new_authority("knnper loopback")
+        hosts = ("localhost", self._settings.control_address.host)
+        identity = issue_server_certificate(authority, hosts)
+        identity.write(folder / "superlink.crt", folder / "superlink.key")
+        write_certificate(folder / "ca.crt", authority.certificate)
+
+    async def start(self) -> None:
+        """Start the process; it may not answer yet."""
+        self._put_log_aside()
+        command = self._command()
+        with self.log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", tether.__file__, str(os.getpid())),
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                cwd=self._settings.state,
+                start_new_session=True,
+            )
+
+    async def wait(self) -> int:
+        """Wait for the process to end; return its exit status."""
+        if self._process is None:
+            raise RunError("the SuperLink has not been started")
+        return await self._process.wait()
+
+    async def end_helpers(self) -> None:
+        """End what an ended SuperLink left behind: its helpers and ServerApps."""
+        await asyncio.to_thread(end_children, _HELPERS_SECONDS)
+
+    async def answers(self) -> None:
+        """Wait until the process answers.
+
+        Raises
+        ------
+        RunError
+            If it ends instead; with the end of its log.
+        """
+        ended = asyncio.ensure_future(self.wait())
+        try:
+            async with self._client() as client:
+                while not await _is_healthy(client):
+                    await asyncio.wait([ended], timeout=_POLL_SECONDS)
+                    if ended.done():
+                        raise RunError(self._failure(ended.result()))
+        finally:
+            ended.cancel()
+
+    async def stop(self) -> None:
+        """End the process and its helpers, kindly first."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            await _end(self._process)
+        await self.end_helpers()
+
+    @property
+    def _tls_folder(self) -> Path:
+        return _tls_folder(self._settings)
+
+    def _client(self) -> httpx.AsyncClient:
+        scheme = "http" if self.ca is None else "https"
+        verify = self.ca is None or ssl.create_default_context(cafile=self.ca)
+        base = f"{scheme}://{self._settings.control_address}"
+        return httpx.AsyncClient(base_url=base, verify=verify, trust_env=False)
+
+    def _command(self) -> list[str]:
+        address = self._settings.control_address
+        return [
+            str(flower_command("flower-superlink")),
+            *("--host", address.host, "--port", str(address.port)),
+            *("--database", str(self._settings.state / "superlink.db")),
+            "--disable-runtime-dependency-installation",
+            *self._security(),
+        ]
+
+    def _security(self) -> Sequence[str]:
+        if self._settings.insecure:
+            return ["--insecure"]
+        folder = self._tls_folder
+        return [
+            *("--ssl-ca-certfile", str(folder / "ca.crt")),
+            *("--ssl-certfile", str(folder / "superlink.crt")),
+            *("--ssl-keyfile", str(folder / "superlink.key")),
+            "--enable-supernode-auth",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        # SuperLink looks for its helpers by name.
+        paths = os.environ.get("PATH", os.defpath)
+        path = os.pathsep.join((str(commands_folder()), paths))
+        return {
+            **os.environ,
+            "PATH": path,
+            "FLWR_HOME": str(self._settings.flower_home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            # How long a run that was submitted waits to be started, at most.
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "PYTHONUNBUFFERED": "1",
+            SERVER_FILE_VARIABLE: str(self._server_file),
+        }
+
+    def _put_log_aside(self) -> None:
+        log = self.log_file
+        if log.exists() and log.stat().st_size > _LOG_LIMIT:
+            log.replace(log.with_suffix(".log.1"))
+
+    def _failure(self, status: int) -> str:
+        tail = self.log_file.read_text(errors="replace")[-_LOG_TAIL:]
+        return (
+            f"Flower's SuperLink ended with status {status} before it was ready; the "
+            f"end of {self.log_file}:\n{tail}"
+        )
+
+
+def _tls_folder(settings: ServerSettings) -> Path:
+    return settings.flower_home / "tls"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _is_healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).is_success
+    except httpx.HTTPError:
+        return False

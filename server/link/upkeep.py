@@ -1,0 +1,143 @@
+"""What goes on while the server runs: each coroutine runs until it is cancelled."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from knnper.config.address import Address
+from knnper.config.errors import RunError
+from server.link.authorized import AuthorizedFolder, Snapshot
+from server.link.control import ControlPort
+from server.link.gateway.explanation import Clients
+from server.link.gateway.listener import Listener
+from server.link.registration import reconcile
+from server.link.roster_file import Registered
+from server.link.superlink import SuperLink
+from server.settings import TlsFiles
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 2.0
+_CERTIFICATE_SECONDS = 5.0
+_FIRST_BACKOFF = 1.0
+_LONGEST_BACKOFF = 30.0
+_STABLE_SECONDS = 60.0
+
+
+class Registrar:
+    """Registers the clients of the folder, when it changes and when asked to look.
+
+    Parameters
+    ----------
+    folder
+        The authorized keys.
+    control
+        Flower's own port.
+    roster_file
+        Where the clients are written.
+    clients
+        Is told of them.
+    """
+
+    def __init__(
+        self,
+        folder: AuthorizedFolder,
+        control: Address,
+        roster_file: Path,
+        clients: Clients,
+    ) -> None:
+        self._folder = folder
+        self._control = control
+        self._roster_file = roster_file
+        self._clients = clients
+        self._wanted = asyncio.Event()
+        self._seen: Snapshot | None = None
+
+    def look(self) -> None:
+        """Ask for another look: a client may have been registered by other means."""
+        self._wanted.set()
+
+    async def register(self, ca: Path | None) -> None:
+        """Bring registrations in line with the folder.
+
+        Raises
+        ------
+        RunError
+            If Flower cannot be reached, or there is no folder.
+        """
+        self._seen = self._folder.snapshot()
+        self._clients.learn(await asyncio.to_thread(self._reconcile, ca))
+
+    async def keep_registered(self, ca: Path | None) -> None:
+        """Do so whenever there is a reason to."""
+        while True:
+            await self._reason()
+            try:
+                await self.register(ca)
+            except RunError as error:
+                logger.warning("registrations were not looked at: %s", error)
+                self._wanted.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _reason(self) -> None:
+        while self._folder.snapshot() == self._seen and not self._wanted.is_set():
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._wanted.clear()
+
+    def _reconcile(self, ca: Path | None) -> dict[str, Registered]:
+        with ControlPort(self._control, ca) as control:
+            return reconcile(self._folder, control, self._roster_file)
+
+
+async def keep_superlink(superlink: SuperLink) -> None:
+    """Start the SuperLink again whenever it ends; later each time it does so soon."""
+    backoff = _FIRST_BACKOFF
+    while True:
+        started = time.monotonic()
+        status = await superlink.wait()
+        if time.monotonic() - started > _STABLE_SECONDS:
+            backoff = _FIRST_BACKOFF
+        logger.error(
+            "Flower's SuperLink ended with status %d; a run in progress has failed. "
+            "Starting it again in %.0f s; its log is %s",
+            status,
+            backoff,
+            superlink.log_file,
+        )
+        await superlink.end_helpers()
+        await asyncio.sleep(backoff)
+        backoff = min(2 * backoff, _LONGEST_BACKOFF)
+        await superlink.start()
+        try:
+            await superlink.answers()
+            logger.info("Flower's SuperLink runs again; registrations are kept")
+        except RunError as error:
+            logger.error("%s", error)
+
+
+async def keep_certificate(listener: Listener, tls: TlsFiles | None) -> None:
+    """Use a new certificate, without a restart, once its files were replaced."""
+    if tls is None:
+        return
+    seen = _modified(tls)
+    while True:
+        await asyncio.sleep(_CERTIFICATE_SECONDS)
+        now = _modified(tls)
+        if now == seen or now is None:
+            continue
+        seen = now
+        try:
+            listener.renew()
+            logger.info("the gateway uses the new certificate %s", tls.certificate)
+        except OSError as error:
+            logger.warning("the new certificate cannot be used: %s", error)
+
+
+def _modified(tls: TlsFiles) -> tuple[int, int] | None:
+    """Return when both files were written; None while one is being replaced."""
+    try:
+        return tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

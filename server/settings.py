@@ -1,0 +1,209 @@
+"""The server of a federation, from one YAML file."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from knnper.config.address import Address, parse_address
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.overrides import apply_overrides, parse_overrides
+from knnper.config.parsing import parse_settings
+from knnper.config.ranges import PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.suggestions import alternatives, shown
+from knnper.config.yaml_text import parse_yaml
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+@dataclass(frozen=True)
+class TlsFiles(Settings):
+    """Where the server's certificate is.
+
+    Attributes
+    ----------
+    ca
+        Certificate of the authority that clients trust.
+    certificate
+        The server's own, followed by intermediate ones if there are any.
+    key
+        Its private key.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def below(self, base: Path) -> "TlsFiles":
+        """Return the same with relative paths taken as relative to ``base``."""
+        return TlsFiles(base / self.ca, base / self.certificate, base / self.key)
+
+
+@dataclass(frozen=True)
+class ServerSettings(Settings):
+    """One server.
+
+    Attributes
+    ----------
+    name
+        What the federation is called in logs.
+    listen
+        Where clients reach the gateway.
+    control
+        Flower's own port, which can send code to every client: loopback only.
+    tls
+        The server's certificate; may only be missing with ``insecure``.
+    insecure
+        Neither encryption nor authentication: whoever reaches the port is a client.
+    authorized
+        Folder of the clients' public keys: ``NAME.pub`` lets NAME in.
+    state
+        Folder of what the server keeps.
+    runs
+        Folder of the runs' folders.
+    max_request_mb
+        Largest body of a client's request, in 10^6 bytes. Flower sends arrays in
+        pieces of 5 MB.
+    """
+
+    name: Name = "federation"
+    listen: str = "0.0.0.0:8443"
+    control: str = "127.0.0.1:8000"
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    authorized: Path = Path("authorized")
+    state: Path = Path("state")
+    runs: Path | None = None
+    max_request_mb: PositiveInt = 64
+
+    @property
+    def listen_address(self) -> Address:
+        """Where clients reach the gateway."""
+        return parse_address(self.listen)
+
+    @property
+    def control_address(self) -> Address:
+        """Where the operator reaches Flower."""
+        return parse_address(self.control)
+
+    @property
+    def runs_folder(self) -> Path:
+        """The folder of the runs' folders."""
+        return self.runs or self.state / "runs"
+
+    @property
+    def flower_home(self) -> Path:
+        """``FLWR_HOME`` of everything of Flower's that runs on the server."""
+        return self.state / "flwr"
+
+    @property
+    def roster_file(self) -> Path:
+        """Who is registered; see `server.link.roster_file`."""
+        return self.state / "roster.json"
+
+    def below(self, base: Path) -> "ServerSettings":
+        """Return the same with relative paths taken as relative to ``base``."""
+        return dataclasses.replace(
+            self,
+            tls=self.tls and self.tls.below(base),
+            authorized=base / self.authorized,
+            state=base / self.state,
+            runs=self.runs and base / self.runs,
+        )
+
+
+def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
+    """Return the settings in the YAML file ``path``; paths in it become absolute.
+
+    Parameters
+    ----------
+    path
+        The file; relative paths in it are relative to its folder.
+    overrides
+        ``KEY=VALUE`` with a dotted key and a YAML value, made in order.
+
+    Raises
+    ------
+    ConfigError
+        With *all* problems.
+    """
+    problems: list[Problem] = []
+    document = _document(path)
+    merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
+    settings = _parsed(merged, problems)
+    if settings is not None:
+        problems.extend(_inconsistencies(settings))
+    if settings is None or problems:
+        raise ConfigError(problems, str(path))
+    return settings.below(path.resolve().parent)
+
+
+def _parsed(
+    document: Mapping[str, Any], problems: list[Problem]
+) -> ServerSettings | None:
+    """Return the settings; what is wrong is named by the key alone."""
+    found: list[Problem] = []
+    settings = parse_settings(ServerSettings, document, "", found)
+    problems.extend(
+        Problem(problem.place.removeprefix("."), problem.message) for problem in found
+    )
+    return settings
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    source = str(path)
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), source)
+    except FileNotFoundError as error:
+        message = (
+            "there is no such file; make one with: knnper federation init FOLDER "
+            "--host NAME_OR_IP"
+        )
+        raise ConfigError([Problem(source, message)], source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"expected a readable text file in UTF-8: {error}"
+        raise ConfigError([Problem(source, message)], source) from error
+    if not isinstance(document, Mapping):
+        names = (field.name for field in dataclasses.fields(ServerSettings))
+        known = alternatives("", names)
+        message = f"found {shown(document)}, expected a mapping; {known}"
+        raise ConfigError([Problem("document", message)], source)
+    return document
+
+
+def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
+    yield from _tls_problems(settings)
+    addresses: dict[str, Address] = {}
+    for place in ("listen", "control"):
+        try:
+            addresses[place] = parse_address(getattr(settings, place))
+        except ValueError as error:
+            yield Problem(place, str(error))
+    control = addresses.get("control")
+    if control is not None and not control.is_loopback:
+        message = (
+            f"found {shown(settings.control)}, expected a loopback address such as "
+            "127.0.0.1:8000: whoever reaches this port runs code on every client"
+        )
+        yield Problem("control", message)
+    if control is not None and addresses.get("listen") == control:
+        yield Problem("listen", "found the address of control; choose another port")
+
+
+def _tls_problems(settings: ServerSettings) -> Iterable[Problem]:
+    if settings.insecure and settings.tls is not None:
+        message = "found tls and insecure: true, expected one of the two; remove one"
+        yield Problem("tls", message)
+    if not settings.insecure and settings.tls is None:
+        message = (
+            "expected {ca: ..., certificate: ..., key: ...}, found nothing; make them "
+            "with: knnper federation init, or write insecure: true to do without "
+            "encryption and authentication"
+        )
+        yield Problem("tls", message)

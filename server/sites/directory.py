@@ -1,0 +1,123 @@
+"""Which client is behind which node, and who is there."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from knnper.transport.introduction import Introduction
+from knnper.transport.messages import Purpose
+from knnper.transport.polling import NoReply
+from server.roster import Member
+from server.sites.introductions import introductions
+from server.sites.registry import Registry
+
+ASK_AGAIN_S = 20.0
+"""After this time a node that could not take part is asked again."""
+
+log = logging.getLogger("flwr")
+
+
+@dataclass
+class Directory:
+    """Clients by name, and the nodes behind which they are.
+
+    Attributes
+    ----------
+    grid
+        Flower's grid.
+    experiment
+        The experiment as JSON.
+    registry
+        Which names keys are registered under.
+    stop
+        Ends waiting when it is set.
+    """
+
+    grid: Grid
+    experiment: str
+    registry: Registry
+    stop: threading.Event = field(default_factory=threading.Event)
+    _connected: set[int] = field(default_factory=set)
+    _members: dict[int, Member] = field(default_factory=dict)
+    _refused: dict[int, str] = field(default_factory=dict)
+    _ask_at: dict[int, float] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Look who is there, and ask those who are new who they are."""
+        self._connected = set(self.grid.get_node_ids())
+        now = time.monotonic()
+        unknown = [
+            node
+            for node in sorted(self._connected - set(self._members))
+            if self._ask_at.get(node, now) <= now
+        ]
+        if not unknown:
+            return
+        found = introductions(self.grid, unknown, self.experiment, self.stop)
+        for node, said in found.items():
+            problem = self._admit(node, said)
+            if problem:
+                self._turn_away(node, problem)
+
+    def members(self) -> dict[str, Member]:
+        """Return the clients that are connected, by name, as of the last look."""
+        connected = self._connected & set(self._members)
+        found = [self._members[node] for node in connected]
+        return {member.name: member for member in found}
+
+    def node_of(self, client: str) -> int | None:
+        """Return the node behind which a client is connected; None if it is not."""
+        for node in self._connected & set(self._members):
+            if self._members[node].name == client:
+                return node
+        return None
+
+    def refused(self) -> Iterable[str]:
+        """Return why connected nodes do not take part."""
+        return [
+            reason for node, reason in self._refused.items() if node in self._connected
+        ]
+
+    def _admit(self, node: int, said: Introduction | NoReply) -> str:
+        """Take a node in; return why not, or nothing."""
+        if isinstance(said, NoReply):
+            return f"node {node} did not introduce itself: {said.reason}"
+        who = f"client {said.name or 'without a name'} (node {node})"
+        if said.problem:
+            return f"{who} cannot take part: {said.problem}"
+        objection = self.registry.objection(node, said.name)
+        if objection:
+            return f"{who} is refused: {objection}"
+        other = self.node_of(said.name)
+        if other is not None:
+            return (
+                f"{who} is refused: the name is taken by node {other}, which is "
+                "connected; every client needs a name of its own"
+            )
+        self._members[node] = Member(
+            name=said.name,
+            seen=said.train,
+            num_train=said.num_train,
+            num_validation=said.num_validation,
+            num_test=said.num_test,
+        )
+        self._refused.pop(node, None)
+        return ""
+
+    def _turn_away(self, node: int, reason: str) -> None:
+        self._ask_at[node] = time.monotonic() + ASK_AGAIN_S
+        if self._refused.get(node) == reason:
+            return
+        self._refused[node] = reason
+        log.warning("%s", reason)
+        # That the node's own log says it too; nobody waits for an answer.
+        content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
+        notice = Message(
+            content=content, dst_node_id=node, message_type=Purpose.REFUSE.value
+        )
+        list(self.grid.push_messages([notice]))

@@ -1,0 +1,227 @@
+"""A whole run over sites, with the real server and the real clients, in one process."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.residence.residence import Residence
+from knnper.apps.order import Order
+from knnper.apps.site_run import lead_sites
+from knnper.config.errors import RunError
+from knnper.config.sections import Experiment
+from server.observer import RoundRecord, SilentObserver
+from server.run_folder import RunFolder
+from server.sites import latecomers
+from simulation.runner import simulate
+from simulation.sites import over_sites
+from simulation.trained_model import find_model
+from simulation.workbench import open_workbench
+from tests.apps.site_grid import SiteGrid, experiment, make_sites
+
+pytestmark = pytest.mark.usefixtures("inside_a_run")
+
+SEEN = ("0000", "0001", "0003")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    return make_sites(tmp_path, experiment())
+
+
+def order(settings: Experiment, output: Path, *, resume: bool = False) -> Order:
+    return Order(over_sites(settings), output, False, resume, None)
+
+
+def lead(
+    grid: SiteGrid, settings: Experiment, output: Path, observer: Any = None
+) -> RunFolder:
+    made = order(settings, output, resume=output.exists())
+    return lead_sites(grid, made, observer or SilentObserver())  # type: ignore[arg-type]
+
+
+def three(files: dict[str, Path]) -> SiteGrid:
+    return SiteGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
+
+
+def simulated(folder: Path, settings: Experiment) -> RunFolder:
+    made = RunFolder.create(folder, settings)
+    simulate(open_workbench(settings), made, SilentObserver(), ["test"])
+    return made
+
+
+def rows(folder: RunFolder) -> dict[str, dict[str, str]]:
+    with (folder.path / "clients.csv").open() as file:
+        return {row["client"]: row for row in csv.DictReader(file)}
+
+
+def serving(file: Path, name: str) -> Any:
+    found = Residence(file.parent / f"state-{name}", name).served()
+    assert found is not None
+    return found
+
+
+def test_figures_are_those_of_the_simulation(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    expected = simulated(tmp_path / "serial", experiment())
+    assert (
+        ran.results()["training"]["state_sha256"]
+        == (expected.results()["training"]["state_sha256"])
+    )
+    found, virtual = rows(ran), rows(expected)
+    assert sorted(found) == list(SEEN)
+    for name in SEEN:
+        assert float(found[name].pop("log_loss")) == pytest.approx(
+            float(virtual[name].pop("log_loss"))
+        )
+        for row in (found[name], virtual[name]):
+            row.pop("log_loss_global")  # served alone or together: the last bits
+        assert found[name] == virtual[name]
+    accuracies = [
+        [one["validation_accuracy"] for one in run.rounds()] for run in (ran, expected)
+    ]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_every_site_serves_what_the_run_reports(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    model = find_model(ran.path / "model")
+    for name in SEEN:
+        served = serving(files[name], name)
+        assert served.model == model.fingerprint
+        assert served.knn_weight == float(rows(ran)[name]["knn_weight"])
+        assert served.accuracy.mixed == float(rows(ran)[name]["accuracy"])
+
+
+def test_who_comes_late_gets_the_model_as_an_unseen_client(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latecomers, "LOOK_EVERY_S", 0.05)
+    grid = three(files)
+    first = lead(grid, experiment(), tmp_path / "run")
+    weights = first.results()["training"]["state_sha256"]
+    grid.join(99, files["0002"])
+    settings = experiment(**{"run.federation.stay_s": 3})
+    again = lead(grid, settings, tmp_path / "run")
+    assert rows(again)["0002"] == {**rows(again)["0002"], "seen": "false"}
+    expected = rows(simulated(tmp_path / "serial", experiment()))["0002"]
+    assert rows(again)["0002"]["accuracy"] == expected["accuracy"]
+    assert again.results()["training"]["state_sha256"] == weights
+    assert serving(files["0002"], "0002").num_train == int(expected["num_train"])
+    asked_twice = [one for one in grid.played if one[1] == "evaluate.personalize"]
+    assert len(asked_twice) == 4, "who has the model is not asked again"
+
+
+def test_who_was_away_in_the_hand_over_gets_the_model_later(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latecomers, "LOOK_EVERY_S", 0.05)
+    grid = three(files)
+
+    class GoneAfterTraining(SilentObserver):
+        def round_finished(self, record: RoundRecord) -> None:
+            if record["server_round"] == 2:
+                grid.nodes.discard(11)
+
+    settings = experiment(**{"run.federation.stay_s": 2})
+    ran = lead(grid, settings, tmp_path / "run", GoneAfterTraining())
+    assert ran.results()["hand_over"]["away"] == ["0001"]
+    assert sorted(rows(ran)) == ["0000", "0003"]
+    grid.nodes.add(11)
+    again = lead(grid, settings, tmp_path / "run")
+    assert again.results()["hand_over"]["away"] == []
+    expected = simulated(tmp_path / "serial", experiment())
+    assert rows(again)["0001"]["accuracy"] == rows(expected)["0001"]["accuracy"]
+    assert rows(again)["0001"]["seen"] == "true"
+
+
+def test_an_interrupted_run_ends_with_the_same_weights(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    class Killed(SilentObserver):
+        def round_finished(self, record: RoundRecord) -> None:
+            raise KeyboardInterrupt
+
+    whole = lead(three(files), experiment(), tmp_path / "whole")
+    grid = three(files)
+    with pytest.raises(KeyboardInterrupt):
+        lead(grid, experiment(), tmp_path / "run", Killed())
+    resumed = lead(grid, experiment(), tmp_path / "run")
+    assert (
+        resumed.results()["training"]["state_sha256"]
+        == (whole.results()["training"]["state_sha256"])
+    )
+
+
+def test_a_site_may_keep_its_figures_to_itself(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    quiet = files["0001"]
+    quiet.write_text(quiet.read_text() + "share_metrics: false\n")
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    assert sorted(rows(ran)) == ["0000", "0003"]
+    assert ran.results()["hand_over"] == {
+        "num_clients": 3,
+        "withheld": ["0001"],
+        "away": [],
+    }
+    written = "".join(path.read_text() for path in ran.path.glob("*.jsonl"))
+    assert json.dumps({"client": "0001"})[1:-1] in written
+    assert serving(quiet, "0001").accuracy.mixed is not None
+
+
+def test_a_site_may_only_get_the_model(tmp_path: Path, files: dict[str, Path]) -> None:
+    idle = files["0001"]
+    idle.write_text(idle.read_text() + "train: false\n")
+    grid = three(files)
+    ran = lead(grid, experiment(), tmp_path / "run")
+    assert (11, "train") not in grid.played
+    assert rows(ran)["0001"]["seen"] == "false"
+
+
+def test_a_site_whose_data_does_not_fit_is_left_out_and_told(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    files["0003"].write_text(
+        files["0003"].read_text().replace("shares/0003", "shares/nowhere")
+    )
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    assert sorted(rows(ran)) == ["0000", "0001"]
+    refusals = (tmp_path / "state-0003" / "refusals.jsonl").read_text()
+    assert "nowhere.npz" in refusals
+
+
+def test_a_method_without_one_model_is_run_and_not_served(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    settings = experiment(method="{name: local}", personalization="{}")
+    ran = lead(three(files), settings, tmp_path / "run")
+    assert not (ran.path / "model").exists()
+    assert not (tmp_path / "state-0000" / "serving.json").exists()
+    expected = simulated(tmp_path / "serial", settings)
+    assert [one["accuracy"] for one in rows(ran).values()] == [
+        rows(expected)[name]["accuracy"] for name in SEEN
+    ]
+
+
+def test_clients_with_a_state_go_on_from_it(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    settings = experiment(method="{name: scaffold}", personalization="{}")
+    ran = lead(three(files), settings, tmp_path / "run")
+    expected = simulated(tmp_path / "serial", settings)
+    assert (
+        ran.results()["training"]["state_sha256"]
+        == (expected.results()["training"]["state_sha256"])
+    )
+
+
+def test_sites_data_cannot_be_simulated() -> None:
+    with pytest.raises(RunError, match="knnper submit"):
+        open_workbench(over_sites(experiment()))

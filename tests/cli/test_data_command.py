@@ -1,0 +1,114 @@
+"""``knnper data check`` as a user types it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from knnper.cli.data import data
+from knnper.cli.errors import ErrorReportingGroup
+
+SITES = {
+    "name": "sites",
+    "image_shape": [2, 2, 1],
+    "class_names": ["cat", "dog", "fox"],
+    "mean": [0.5],
+    "std": [0.25],
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    document = {
+        "name": "site-a",
+        "server": "federation.example.org:8443",
+        "insecure": True,
+        "data": {"name": "npz", "path": "own.npz"},
+    }
+    path = tmp_path / "client.yaml"
+    path.write_text(yaml.safe_dump(document))
+    put(path, [1, 2, 3, 4])
+    return path
+
+
+def put(config: Path, values: list[int], **changes: Any) -> None:
+    arrays = {
+        "inputs": np.array(values, np.uint8)[:, None, None] * np.ones((2, 2), np.uint8),
+        "labels": np.array(["cat", "dog", "dog", "cat"]),
+        "split": np.array(["train", "train", "validation", "test"]),
+        "names": np.array(["a", "b", "c", "d"]),
+    }
+    np.savez(config.with_name("own.npz"), **(arrays | changes))
+
+
+def check(config: Path, *arguments: object) -> Result:
+    app = typer.Typer(cls=ErrorReportingGroup)
+    app.add_typer(data)
+    words = ["data", "check", "--config", str(config), *map(str, arguments)]
+    return CliRunner().invoke(app, words)
+
+
+def test_sound_data(config: Path) -> None:
+    task = config.with_name("experiment.yaml")
+    task.write_text(yaml.safe_dump({"data": SITES}))
+    result = check(config, "--task", task)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "client: site-a"
+    assert lines[1] == "inputs: 2x2x1 (height x width x channels) of uint8"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert ["cat", "1", "0", "1"] in cells
+    assert ["fox", "0", "0", "0"] in cells
+    assert ["all", "2", "1", "1"] in cells
+    assert "values of train: 1 to 2, mean 1.5" in lines
+    assert "classes of the federation without an example here: fox" in lines
+    assert lines[-1] == "This data can be used. Nothing was sent anywhere."
+
+
+def test_an_overlap_is_an_error(config: Path) -> None:
+    put(config, [1, 2, 3, 2])
+    result = check(config)
+    assert result.exit_code == 1
+    assert "inputs of test like one of train: 1\n  - d = b\n" in result.stdout
+    assert "inputs with more than one label: 1\n  - b (dog) = d (cat)" in result.stdout
+    assert "Error: train and test overlap: 1 test examples" in result.stderr
+    assert "cannot be used as it is. Nothing was sent" in result.stdout
+
+
+def test_as_json(config: Path) -> None:
+    result = check(config, "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert (document["client"], document["sent"]) == ("site-a", False)
+    assert document["class_names"] == ["cat", "dog"]
+    assert document["splits"]["train"]["class_counts"] == [1, 1]
+    put(config, [1, 1, 3, 1])
+    result = check(config, "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["copies"][0]["shown"] == [["a", "b"]]
+    assert len(document["problems"]) == 1
+
+
+def test_settings_can_be_changed(config: Path) -> None:
+    task = config.with_name("experiment.yaml")
+    changed = {**SITES, "class_names": ["kitty", "dog"]}
+    task.write_text(yaml.safe_dump({"data": changed}))
+    result = check(config, "--task", task)
+    assert result.exit_code == 1
+    assert "'cat': 2 examples" in result.stderr
+    result = check(config, "--task", task, "--set", "data.label_map={cat: kitty}")
+    assert result.exit_code == 0, result.output
+    assert "kitty" in result.stdout
+
+
+def test_a_wrong_client_file(config: Path) -> None:
+    result = check(config, "--set", "data.pth=a.npz")
+    assert result.exit_code == 2
+    assert "did you mean 'path'?" in result.stderr

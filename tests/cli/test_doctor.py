@@ -1,0 +1,129 @@
+"""``knnper doctor`` as a user types it."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+from knnper.cli.doctor import doctor
+from knnper.cli.errors import ErrorReportingGroup
+from knnper.config.address import Address
+from server.link.founding import Founding, add_client, found
+from server.link.layout import FederationFolder
+from tests.client.doctor.scripted_server import Script, answering
+
+ACTIVATE = "/v1/fleet/activate-node"
+REGISTERED = (400, '{"code": 2003, "detail": "", "standing": %s}')
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> FederationFolder:
+    """Return a federation with the client site-a, whose service takes any port."""
+    place = FederationFolder(tmp_path / "fed")
+    found(place, Founding(["127.0.0.1"], free_port(), free_port()))
+    client = add_client(place, "site-a", Address("127.0.0.1", 1))
+    for label in ("cat", "dog"):
+        folder = client / "data" / label
+        folder.mkdir(parents=True)
+        for number in range(10):
+            pixels = np.full((4, 4), 20 * number + len(list(folder.iterdir())), "uint8")
+            pixels[0, 0] = 255 if label == "dog" else 0
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return place
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def client_of(place: FederationFolder, **changes: object) -> Path:
+    path = place.client("site-a") / "client.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["service"] = {"port": 0}
+    path.write_text(yaml.safe_dump({**document, **changes}))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    app = typer.Typer(cls=ErrorReportingGroup)
+    app.command()(doctor)
+
+    @app.callback()
+    def root() -> None:
+        """Make ``doctor`` a command of several."""
+
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def test_all_is_well(place: FederationFolder) -> None:
+    files = place.server / "server.crt", place.server / "server.key"
+    known = (REGISTERED[0], REGISTERED[1] % '{"name": "site-a", "idle_s": null}')
+    script = Script(answers={"/health": (200, ""), ACTIVATE: known})
+    with answering(script, files) as server:
+        config = client_of(place, server=server)
+        result = run("--config", config)
+        as_json = run("--config", config, "--json")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"client site-a ({config})"
+    assert "  ✓ registration   registered as site-a" in lines
+    assert "Nothing is wrong." in lines
+    (document,) = json.loads(as_json.stdout)
+    assert document["well"]
+    found = {one["subject"]: one["verdict"] for one in document["checks"]}
+    assert found["certificate"] == "ok"
+    assert found["model"] == "skipped"
+
+
+def test_problems_come_last_with_what_to_do(place: FederationFolder) -> None:
+    result = run("--config", client_of(place, server=f"127.0.0.1:{free_port()}"))
+    assert result.exit_code == 1
+    *_, mark, mend, summary = (line for line in result.stdout.splitlines() if line)
+    assert mark.startswith("  ✗ port           nothing listens at 127.0.0.1:")
+    assert mend.startswith("                   mend: start the server there")
+    assert summary == "1 problem: port"
+    assert "  - tls            makes sense once this is well: port" in result.stdout
+
+
+def test_a_server_and_both_together(place: FederationFolder) -> None:
+    server = run("--server", place.server_file)
+    assert server.exit_code == 0, server.output
+    assert "Nothing is wrong, with 1 warning." in server.stdout
+    # The folder of the federation will do.
+    assert run("--server", place.path, "--json").exit_code == 0
+    config = client_of(place, server=f"127.0.0.1:{free_port()}")
+    both = run("--server", place.server_file, "--config", config, "--json")
+    assert both.exit_code == 1
+    of_server, of_client = json.loads(both.stdout)
+    assert (of_server["kind"], of_server["well"]) == ("server", True)
+    assert (of_client["kind"], of_client["well"]) == ("client", False)
+
+
+def test_a_wrong_file(place: FederationFolder) -> None:
+    wrong = client_of(place, sevrer="x")
+    result = run("--server", place.server_file, "--config", wrong)
+    assert result.exit_code == 2
+    assert "sevrer" in result.stderr
+    assert result.stdout == ""
+    assert run("--config", wrong.with_name("no.yaml")).exit_code == 2
+    assert run().exit_code == 2
+
+
+def test_a_server_needs_no_torch(place: FederationFolder) -> None:
+    code = (
+        "import sys; from pathlib import Path; from knnper.cli.doctor import doctor; "
+        f"doctor(server=Path({str(place.server_file)!r})); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,125 @@
+"""``knnper export`` and ``knnper onboard`` as a user types them, without a network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
+
+from client.residence.serving import Accuracy, Gain, Serving, TunedOn
+from knnper.cli.export import export as export_command
+from knnper.cli.onboard import describe_choice, describe_gain
+from knnper.cli.onboard import onboard as onboard_command
+from knnper.data.digits import DigitsSettings, load_digits
+from simulation.trained_model import find_model, trained_model
+from tests.cli.store_commands import described, done
+
+commands = Typer()
+commands.command("export")(export_command)
+commands.command("onboard")(onboard_command)
+
+
+def run_command(*arguments: object) -> Result:
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def exported(tmp_path: Path, run: Path) -> Path:
+    result = run_command("export", run, tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def client_file(tmp_path: Path) -> Path:
+    """A client with 200 digits in one file."""
+    digits = load_digits(DigitsSettings()).train
+    inputs, labels = np.asarray(digits.images[:200]), np.asarray(digits.labels[:200])
+    np.savez(tmp_path / "digits.npz", inputs=inputs, labels=labels)
+    path = tmp_path / "client.yaml"
+    path.write_text(
+        "name: site-a\nserver: nowhere.invalid:1\ninsecure: true\n"
+        "data: {name: npz, path: digits.npz}\nstate: kept\n"
+    )
+    return path
+
+
+def test_an_exported_model_is_the_runs(run: Path, exported: Path) -> None:
+    model, found = trained_model(run), find_model(exported)
+    assert found.fingerprint == model.fingerprint == find_model(run).fingerprint
+    assert found.class_names == model.class_names
+    assert found.card.method == "FedAvg"
+
+
+def test_a_site_is_onboarded_without_a_network(
+    exported: Path, client_file: Path
+) -> None:
+    arguments = ("onboard", "--config", client_file, "--model", exported, "--no-serve")
+    result = run_command(*arguments)
+
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("site-a: 200 examples (")
+    assert lines[1].startswith(f"model {find_model(exported).fingerprint[:12]} of tiny")
+    assert lines[2].startswith("λ = ")
+    assert "gain" in lines[3]
+    assert lines[-1] == f"kept in {client_file.parent / 'kept'}"
+    again = run_command(*arguments, "--json")
+    document = json.loads(again.stdout)
+    assert document["client"] == "site-a"
+    assert document["model"] == find_model(exported).fingerprint
+    assert (
+        document["num_train"] + document["num_validation"] + document["num_test"] == 200
+    )
+
+
+def test_the_store_commands_take_an_exported_model(
+    exported: Path, tmp_path: Path, images: Path
+) -> None:
+    done("create", tmp_path / "store", "--run", exported)
+    done("add", tmp_path / "store", images, "--run", exported)
+    assert described(tmp_path / "store")["num_examples"] == 40
+
+
+def serving(**changes: object) -> Serving:
+    values: dict[str, object] = {
+        "model": "ab" * 32,
+        "knn_weight": 0.7,
+        "num_neighbors": 10,
+        "kernel": "paper",
+        "kernel_scale": 1.0,
+        "tuned_on": TunedOn("validation", 24),
+        "accuracy": Accuracy(),
+        "expected_gain": Gain(0.052, 0.031, 120),
+        "num_train": 96,
+        "num_validation": 24,
+        "num_test": 0,
+        "run": "demo",
+        "installed": 0.0,
+    }
+    return Serving(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "+5.2 points, ± 3.1 (95 %), on 120 examples"),
+        ({"expected_gain": Gain(None, None, 1)}, "cannot be known from 1 example"),
+        ({"knn_weight": 0.0}, "falls back to the global model: the neighbours showed"),
+        (
+            {"knn_weight": 0.0, "tuned_on": TunedOn("validation", 9, overruled=True)},
+            "falls back to the global model: the neighbours would make it worse",
+        ),
+    ],
+)
+def test_the_gain_is_told_as_it_is(changes: dict[str, object], said: str) -> None:
+    assert said in describe_gain(serving(**changes))
+
+
+def test_on_what_was_chosen_is_told() -> None:
+    assert "chosen on 24 examples: the validation" in describe_choice(serving())
+    nothing = serving(tuned_on=TunedOn("validation", 0))
+    assert "no example to choose on" in describe_choice(nothing)

@@ -1,0 +1,67 @@
+import threading
+from pathlib import Path
+
+from knnper.cli.watching import Watch
+from server.observer import RoundRecord, SilentObserver
+from server.run_folder import RunFolder
+from tests.apps.site_grid import experiment
+
+
+class Told(SilentObserver):
+    def __init__(self) -> None:
+        self.started: tuple[int, int] | None = None
+        self.rounds: list[int | float] = []
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        self.started = num_rounds, first_round
+
+    def round_finished(self, record: RoundRecord) -> None:
+        assert isinstance(record["train_loss"], float)
+        self.rounds.append(record["server_round"])
+
+
+def a_round(number: int) -> RoundRecord:
+    return {"server_round": number, "train_loss": float("nan"), "num_clients": 3}
+
+
+def test_a_run_is_followed_to_its_results(tmp_path: Path) -> None:
+    watch, told = Watch(tmp_path / "run"), Told()
+
+    def run() -> None:
+        folder = RunFolder.create(tmp_path / "run", experiment())
+        for number in (1, 2):
+            looked.wait(10)
+            looked.clear()
+            folder.append_round(a_round(number))
+        folder.write_results({})
+
+    looked = threading.Event()
+
+    def has_ended() -> bool:
+        looked.set()
+        return False
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert watch.until_done(told, has_ended)
+    thread.join()
+    assert told.started is not None
+    assert told.started[0] == 2
+    first = told.started[1]
+    assert told.rounds == list(range(first, 3))
+
+
+def test_results_from_before_do_not_count(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment())
+    folder.append_round(a_round(1))
+    folder.write_results({})
+    told = Told()
+    assert not Watch(folder.path).until_done(told, lambda: True)
+    assert told.started == (2, 2)
+    watch = Watch(folder.path)
+    folder.write_results({"again": True})
+    assert watch.until_done(told, lambda: True)
+
+
+def test_a_run_that_never_began_has_ended(tmp_path: Path) -> None:
+    assert not Watch(tmp_path / "nowhere").until_done(Told(), lambda: True)

@@ -1,0 +1,108 @@
+"""A server on loopback that answers what it is told to, with TLS or without."""
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from knnper.transport.credentials.certificates import Identity
+from knnper.transport.diagnosis.versions import GATEWAY_HEADERS, own_versions
+
+OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
+
+
+@dataclass
+class Script:
+    """What the server says.
+
+    Attributes
+    ----------
+    headers
+        Of every answer.
+    answers
+        Status and body, by path; 404 for any other.
+    ahead_s
+        Of the server's clock.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=lambda: OWN_VERSIONS)
+    answers: Mapping[str, tuple[int, str]] = field(
+        default_factory=lambda: {"/health": (200, "")}
+    )
+    ahead_s: float = 0.0
+    bodies: list[bytes] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def answering(script: Script, files: tuple[Path, Path] | None) -> Iterator[str]:
+    """Give the address of a server; ``files`` are its certificate and key."""
+    server = _Server(("127.0.0.1", 0), _handler(script))
+    if files is not None:
+        server.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.context.load_cert_chain(*files)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def written(folder: Path, identity: Identity, name: str) -> tuple[Path, Path]:
+    """Write certificate and key; return where."""
+    files = folder / f"{name}.crt", folder / f"{name}.key"
+    identity.write(*files)
+    return files
+
+
+class _Server(ThreadingHTTPServer):
+    context: ssl.SSLContext | None = None
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        if self.context is not None:
+            # Handshakes, which tests make fail, are left to the connection's thread.
+            connection = self.context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet of handshakes that fail."""
+
+
+def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            length = int(self.headers["content-length"])
+            script.bodies.append(self.rfile.read(length))
+            self._answer()
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            now = datetime.now(UTC) + timedelta(seconds=script.ahead_s)
+            return format_datetime(now, usegmt=True)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Keep quiet."""
+
+        def _answer(self) -> None:
+            status, body = script.answers.get(self.path, (404, ""))
+            self.send_response(status)
+            for name, value in script.headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+    return Handler

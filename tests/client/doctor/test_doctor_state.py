@@ -1,0 +1,175 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from client.doctor.models import Kept
+from client.doctor.state import State
+from client.node.activation import Activation
+from client.node.lock import holder, locked
+from client.residence.places import Places
+from client.residence.residence import Residence
+from client.residence.serving import read_serving
+from client.site.refusals import note_refusal
+from knnper.durable_files import write_atomically
+from knnper.transport.credentials.node_keys import (
+    fingerprint,
+    new_node_key,
+    write_node_key,
+)
+from knnper.transport.diagnosis.finding import Check, Finding, Verdict, examine
+from knnper.transport.model_folder.files import save_model
+from tests.client.residence.small_site import NAME, site, small_model
+
+MODEL = small_model()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> State:
+    return State(Places(tmp_path / "state"), NAME, None)
+
+
+@pytest.fixture
+def residence(tmp_path: Path) -> Residence:
+    """Return the residence of a client that serves a model."""
+    residence = Residence(tmp_path / "state", NAME)
+    residence.install(MODEL, site(), took_part=True)
+    return residence
+
+
+def kept(residence: Residence) -> list[Finding]:
+    found = Kept(residence.places)
+    checks = [Check("model", found.models), Check("memory", found.store, ("model",))]
+    return [one.finding for one in examine(checks)]
+
+
+def test_a_folder_that_is_nobodys_yet(state: State) -> None:
+    for check in (state.is_own, state.node, state.last_refusal):
+        assert check().verdict is Verdict.OK
+    assert not state.places.folder.exists()
+
+
+def test_the_folder_of_another_client(state: State, tmp_path: Path) -> None:
+    Residence(state.places.folder, "site-b")
+    finding = state.is_own()
+    assert finding.verdict is Verdict.PROBLEM
+    assert "is the state of the client 'site-b'" in finding.found
+    assert finding.mend == "give every client a `state` folder of its own"
+
+
+def test_the_folder_of_another_key(state: State, tmp_path: Path) -> None:
+    key = tmp_path / "site-a.key"
+    write_node_key(key, new_node_key())
+    Residence(state.places.folder, NAME, fingerprint(new_node_key().public_key()))
+    finding = State(state.places, NAME, key).is_own()
+    assert finding.verdict is Verdict.PROBLEM
+    assert "bring the key back" in finding.mend
+
+
+def test_a_running_node_is_seen_and_not_disturbed(state: State) -> None:
+    folder = state.places.folder
+    assert holder(folder) is None
+    with locked(folder):
+        assert holder(folder) == os.getpid()
+        assert state.node() == Finding(Verdict.OK, f"runs (process {os.getpid()})")
+    assert holder(folder) is None
+    with locked(folder):
+        pass
+
+
+def test_a_node_that_crashed(state: State) -> None:
+    with locked(state.places.folder) as lock:
+        Activation.of(state.places.folder, lock).note(7)
+    finding = state.node()
+    assert finding.verdict is Verdict.WARNING
+    assert "did not leave in order" in finding.found
+
+
+def test_the_servers_refusal_is_told(state: State) -> None:
+    state.places.folder.mkdir()
+    note_refusal(state.places.folder, "client", "its key is registered as site-b")
+    finding = state.last_refusal()
+    assert finding.verdict is Verdict.WARNING
+    assert finding.found.endswith(
+        "the server refused this client: its key is registered as site-b"
+    )
+
+
+def test_a_model_with_another_fingerprint_was_handed_over(state: State) -> None:
+    state.places.folder.mkdir()
+    reason = "the model that the server handed over: expected the model 12, found 34"
+    note_refusal(state.places.folder, "model", reason)
+    finding = state.last_refusal()
+    assert finding.verdict is Verdict.PROBLEM
+    assert reason in finding.found
+    assert "the same versions on both sides" in finding.mend
+
+
+def test_a_refusal_from_before_the_model_is_past(residence: Residence) -> None:
+    serving = read_serving(residence.places.serving)
+    assert serving is not None
+    line = '{"time": "2001-01-01T00:00:00+00:00", "about": "model", "reason": "x"}\n'
+    (residence.places.folder / "refusals.jsonl").write_text(line)
+    assert State(residence.places, NAME, None).last_refusal().verdict is Verdict.OK
+
+
+def test_nothing_is_installed(state: State) -> None:
+    assert Kept(state.places).models().verdict is Verdict.SKIPPED
+
+
+def test_a_model_and_a_memory_as_they_should_be(residence: Residence) -> None:
+    model, memory = kept(residence)
+    assert (model.verdict, memory.verdict) == (Verdict.OK, Verdict.OK)
+    assert MODEL.fingerprint[:12] in model.found
+    assert memory.found.startswith("50 examples, embedded by")
+
+
+def test_the_served_model_is_missing(residence: Residence) -> None:
+    folder = residence.places.model(MODEL.fingerprint)
+    folder.rename(folder.with_name("elsewhere"))
+    model, memory = kept(residence)
+    assert model.verdict is Verdict.PROBLEM
+    assert "which is not in" in model.found
+    assert "knnper onboard --model FOLDER" in model.mend
+    assert memory.verdict is Verdict.SKIPPED
+
+
+def test_a_model_with_another_fingerprint(residence: Residence) -> None:
+    folder, other = residence.places.model(MODEL.fingerprint), small_model(seed=1)
+    folder.rename(residence.places.folder / "gone")
+    save_model(folder, other)
+    model, _ = kept(residence)
+    assert model.verdict is Verdict.PROBLEM
+    assert f"expected the model {MODEL.fingerprint[:12]}" in model.found
+    assert f"found {other.fingerprint[:12]}" in model.found
+
+
+def test_damaged_weights(residence: Residence) -> None:
+    path = residence.places.model(MODEL.fingerprint) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    model, _ = kept(residence)
+    assert model.verdict is Verdict.PROBLEM
+    assert "it was damaged or replaced" in model.found
+
+
+def test_a_memory_of_another_model(residence: Residence) -> None:
+    serving = read_serving(residence.places.serving)
+    assert serving is not None
+    other = small_model(seed=1)
+    save_model(residence.places.model(other.fingerprint), other)
+    text = residence.places.serving.read_text()
+    changed = text.replace(MODEL.fingerprint, other.fingerprint)
+    write_atomically(residence.places.serving, changed)
+    model, memory = kept(residence)
+    assert model.verdict is Verdict.OK
+    assert memory.verdict is Verdict.PROBLEM
+    assert memory.expected == f"the model that is served, {other.fingerprint[:12]}"
+    assert memory.mend == "start knnper serve, which embeds them anew"
+
+
+def test_a_memory_that_is_gone(residence: Residence) -> None:
+    residence.places.store.rename(residence.places.folder / "gone")
+    _, memory = kept(residence)
+    assert memory.verdict is Verdict.WARNING

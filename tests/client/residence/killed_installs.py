@@ -1,0 +1,114 @@
+"""Installs a model again and again, killed a little later each time.
+
+Prints, as JSON, what was found after each kill. Run as a program: it forks.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from client.residence.residence import Residence
+from client.residence.served_model import open_served
+from datastore.core.live_view import LiveView
+from datastore.store import Store
+from knnper.transport.model_folder.global_model import GlobalModel
+from tests.client.residence.small_site import new_residence, queries, site, small_model
+
+KILLED = 9
+STRIDE = 3
+EVENTS = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"}
+
+
+class Countdown:
+    """Ends the process, as SIGKILL would, at the n-th step."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def step(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os._exit(KILLED)
+
+    def watch(self) -> None:
+        """Count changes of folders, and what the store does, before and after."""
+        sys.addaudithook(lambda event, _: self.step() if event in EVENTS else None)
+        for owner, name in ((Store, "add"), (Store, "reembed"), (LiveView, "switch")):
+            setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            self.step()
+            result = function(*arguments, **named)
+            self.step()
+            return result
+
+        return call
+
+
+def install(residence: Residence, model: GlobalModel, num_train: int) -> None:
+    residence.install(model, site(num_train, 4, 3), took_part=False)
+
+
+def killed(residence: Residence, model: GlobalModel, steps: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        Countdown(steps).watch()
+        install(residence, model, 8)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+
+
+def answer(residence: Residence, writable: bool) -> dict[str, object] | None:
+    if residence.served() is None:
+        return None
+    with open_served(residence, writable=writable) as served:
+        made = served.predict(queries(4))
+        expected = served.model.head(served.model.embed(queries(4)))
+        return {
+            "model": made.fingerprint,
+            "num_stored": made.num_stored,
+            "is_consistent": torch.equal(expected, made.global_probabilities),
+        }
+
+
+def trial(parent: Path, start: GlobalModel | None, steps: int) -> dict[str, object]:
+    """Return what is there after a kill, and after the next installation."""
+    shutil.rmtree(parent, ignore_errors=True)
+    residence = new_residence(parent)
+    if start is not None:
+        install(residence, start, 6)
+    model = small_model(seed=1)
+    was_killed = killed(residence, model, steps)
+    found = answer(residence, writable=False), answer(residence, writable=True)
+    install(residence, model, 8)
+    after = answer(residence, writable=True)
+    leftovers = sorted(path.name for path in residence.places.folder.iterdir())
+    return {
+        "was_killed": was_killed,
+        "reader": found[0],
+        "writer": found[1],
+        "after": after,
+        "leftovers": leftovers,
+    }
+
+
+def main(parent: Path) -> None:
+    torch.set_num_threads(1)
+    outcomes = {}
+    for name, start in (("first", None), ("later", small_model(seed=0))):
+        trials: list[dict[str, object]] = []
+        while not trials or trials[-1]["was_killed"]:
+            steps = STRIDE * len(trials) + 1
+            trials.append(trial(parent / name, start, steps))
+        outcomes[name] = trials
+    json.dump(outcomes, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""A service of a tiny model and a few stored digits, in one process."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import torch
+import uvicorn
+from starlette.types import ASGIApp
+from torch import Tensor
+
+from client.residence.mixture import Prediction, predict
+from client.residence.names import Names
+from client.residence.serving import Accuracy, Gain, Serving, TunedOn
+from client.service.app import make_service
+from client.service.limits import Limits
+from client.service.served import Served
+from client.service.server import Binding, server_config
+from datastore.contents import Ids
+from datastore.examples import (
+    Added,
+    InputLayout,
+    NewExamples,
+    Selection,
+    StoreSpec,
+)
+from datastore.folder import create_store
+from datastore.settings import StoreSettings
+from datastore.store import Store
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import InputSpec
+from knnper.transport.model_folder.card import ModelCard
+from knnper.transport.model_folder.global_model import GlobalModel, model_of_card
+from strategies.assembly import build_task
+from strategies.knn_per import KnnSettings
+
+TOKEN = "a token of the tests"
+CLASSES = ("cat", "dog", "eel")
+IMAGE = InputSpec((8, 8, 1), len(CLASSES), (0.5,), (0.25,))
+FEATURES = InputSpec((1, 1, 4), len(CLASSES), (0.0,) * 4, (1.0,) * 4, "float32")
+SERVING = Serving(
+    model="",
+    knn_weight=0.5,
+    num_neighbors=3,
+    kernel="paper",
+    kernel_scale=1.0,
+    tuned_on=TunedOn("validation", 20),
+    accuracy=Accuracy(0.6, 0.7, 0.8, 20, "validation"),
+    expected_gain=Gain(0.2, 0.1, 20),
+    num_train=10,
+    num_validation=5,
+    num_test=5,
+    run="tests",
+    installed=0.0,
+)
+
+
+def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
+    """Return an untrained model."""
+    name = "tiny_cnn" if spec.dtype == "uint8" else "mlp"
+    card = ModelCard(
+        name="tests",
+        model={"name": name},
+        precision="float32",
+        evaluation_batch_size=64,
+        num_threads=1,
+        seed=seed,
+        spec=spec,
+        class_names=CLASSES,
+        feature_names=(),
+        method="kNN-Per",
+        num_rounds=1,
+        memory=KnnSettings(),
+    )
+    return model_of_card(card, _initial_weights(card))
+
+
+def _initial_weights(card: ModelCard) -> Tensor:
+    task = build_task(
+        card.architecture(),
+        TrainingSettings(),
+        card.spec,
+        RandomKey(card.seed),
+        evaluation_batch_size=card.evaluation_batch_size,
+    )
+    return task.initial_weights
+
+
+def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:
+    """Return random inputs of shape (count, ...)."""
+    generator = RandomKey(seed, ("inputs",)).numpy()
+    shape = (count, *spec.image_shape)
+    if spec.dtype == "uint8":
+        return torch.from_numpy(generator.integers(0, 256, shape, np.uint8))
+    return torch.from_numpy(generator.standard_normal(shape, np.float32))
+
+
+def some_labels(count: int) -> Tensor:
+    """Return the labels 0, 1, 2, 0, 1, ..., shape (count,)."""
+    return torch.arange(count) % len(CLASSES)
+
+
+class SmallServed:
+    """The least that serves."""
+
+    def __init__(self, model: GlobalModel, store: Store) -> None:
+        self.model, self.store = model, store
+        self.serving = replace(SERVING, model=model.fingerprint)
+        self.is_closed = False
+        self.predict(some_inputs(1, model.spec))
+
+    def predict(self, images: Tensor) -> Prediction:
+        names = Names(self.store)
+        return predict(self.model, self.store, self.serving, names, images)
+
+    def add(self, images: Tensor, labels: Tensor, names: Sequence[str | None]) -> Added:
+        new = NewExamples(self.model.embed(images), labels, images, tuple(names))
+        return self.store.add(new, self.model.fingerprint)
+
+    def delete(self, selection: Selection) -> Ids:
+        return self.store.delete(selection)
+
+    def refresh(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.store.close()
+
+
+def small_served(
+    folder: Path,
+    count: int = 9,
+    spec: InputSpec = IMAGE,
+    settings: StoreSettings | None = None,
+) -> SmallServed:
+    """Return a tiny model and a store on disk with ``count`` named examples."""
+    model = tiny_model(spec=spec)
+    layout = InputLayout(spec.image_shape, spec.dtype)
+    store_spec = StoreSpec(len(CLASSES), layout, CLASSES)
+    store = create_store(
+        folder, store_spec, model.embedding_dim, model.fingerprint, settings
+    )
+    served = SmallServed(model, store)
+    if count:
+        names = [f"train/{number:05d}" for number in range(count)]
+        served.add(some_inputs(count, spec), some_labels(count), names)
+    return served
+
+
+@contextlib.contextmanager
+def asking(
+    served: Served | Callable[[], Served],
+    *,
+    token: str | None = TOKEN,
+    limits: Limits | None = None,
+) -> Iterator[httpx.Client]:
+    """Give a client of a service that is ready, and bears the token."""
+    limits = limits or Limits(poll_s=0.05)
+    open_served = served if callable(served) else lambda: served
+    app = make_service("site-a", open_served, token=token, limits=limits)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with (
+        running(app) as address,
+        httpx.Client(base_url=address, headers=headers, timeout=30) as client,
+    ):
+        wait_until_ready(client)
+        yield client
+
+
+@contextlib.contextmanager
+def running(app: ASGIApp) -> Iterator[str]:
+    """Give the address at which a thread of this process answers."""
+    server = uvicorn.Server(server_config(app, Binding("127.0.0.1", 0)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def wait_until_ready(client: httpx.Client) -> None:
+    """Return when the service predicts."""
+    pause = threading.Event()
+    for _ in range(500):
+        if client.get("/ready").status_code == 200:
+            return
+        pause.wait(0.01)
+    raise TimeoutError("the service was not ready within five seconds")

@@ -1,0 +1,214 @@
+"""A service starts before its model is there, follows newer ones, and stops."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from torch import Tensor
+
+from client.residence.mixture import Prediction
+from client.service.app import make_service
+from client.service.limits import Limits
+from client.service.problems import RequestError
+from client.service.server import Binding, is_loopback, serve, server_config
+from client.service.workers import Workers
+from knnper.config.errors import KnnPerError, RunError
+from tests.client.service.small_service import (
+    TOKEN,
+    asking,
+    running,
+    small_served,
+    some_inputs,
+)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it took longer than ten seconds"
+        time.sleep(0.01)
+
+
+def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
+    served = small_served(tmp_path / "store")
+    is_installed = threading.Event()
+
+    def open_served() -> object:
+        if not is_installed.is_set():
+            raise KnnPerError("nothing is installed yet")
+        return served
+
+    app = make_service(
+        "site-a",
+        open_served,  # type: ignore[arg-type]
+        token=TOKEN,
+        limits=Limits(poll_s=0.02),
+    )
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    body = {"inputs": some_inputs(1).tolist()}
+    with (
+        running(app) as address,
+        httpx.Client(base_url=address, headers=headers) as client,
+    ):
+        assert client.get("/health").json() == {"status": "ok"}
+        until(lambda: "nothing is installed" in client.get("/ready").text)
+        early = client.post("/predict", json=body)
+        assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+        assert client.get("/info").status_code == 503
+        assert client.get("/openapi.json").status_code == 200
+        assert "knnper_ready 0.0" in client.get("/metrics").text
+        is_installed.set()
+        until(lambda: client.get("/ready").status_code == 200)
+        assert client.post("/predict", json=body).status_code == 200
+    assert served.is_closed
+
+
+def test_a_full_queue_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = small_served(tmp_path / "store")
+    goes_on, whole = threading.Event(), served.predict
+
+    def slow(images: Tensor) -> Prediction:
+        goes_on.wait(10)
+        return whole(images)
+
+    monkeypatch.setattr(served, "predict", slow)
+    limits = Limits(num_readers=1, max_waiting=1)
+    body = {"inputs": some_inputs(1).tolist()}
+    with asking(served, limits=limits) as client:
+        answers: list[httpx.Response] = []
+        threads = [
+            threading.Thread(
+                target=lambda: answers.append(client.post("/predict", json=body))
+            )
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answers) == 1)
+        assert (answers[0].status_code, answers[0].json()["error"]) == (
+            503,
+            "unavailable",
+        )
+        assert client.get("/health").status_code == 200
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(one.status_code for one in answers) == [200, 200, 503]
+
+
+def test_what_waited_too_long_is_not_done() -> None:
+    async def ask() -> None:
+        workers = Workers("test", 1, 10, timeout_s=0.05)
+        goes_on, done = threading.Event(), list[str]()
+        long = asyncio.create_task(workers.run(lambda: goes_on.wait(5)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match=r"waited 0\.05 s"):
+            await workers.run(lambda: done.append("late"))
+        goes_on.set()
+        # What had begun is waited for, longer than anything may wait.
+        assert await long
+        assert await workers.run(lambda: "next") == "next"
+        workers.close()
+        assert done == []
+
+    asyncio.run(ask())
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
+    limits = Limits(body_timeout_s=0.1)
+    with asking(small_served(tmp_path / "store"), limits=limits) as client:
+        place = (client.base_url.host, client.base_url.port or 0)
+        with socket.create_connection(place, timeout=10) as connection:
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+                b"Content-Type: application/json\r\n"
+                + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            )
+            answer = connection.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"connection: close" in answer.lower()
+
+
+def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
+    app = make_service("site-a", lambda: small_served(tmp_path), token=None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(RunError, match=r"cannot listen at 127\.0\.0\.1"),
+    ):
+        serve(app, Binding("127.0.0.1", taken.getsockname()[1]), lambda _: None)
+    nothing = tmp_path / "missing.pem"
+    with pytest.raises(RunError, match="TLS cannot be used"):
+        server_config(app, Binding("127.0.0.1", 0, nothing, nothing))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.0.1", False),
+        ("example.org", False),
+    ],
+)
+def test_loopback_is_told_from_other_addresses(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from tests.client.service.small_service import small_served
+from client.service.app import make_service
+from client.service.server import Binding, serve
+served = small_served(Path({store!r}))
+whole = served.predict
+def slow(images):
+    time.sleep(1)
+    return whole(images)
+served.predict = slow
+app = make_service("site-a", lambda: served, token=None)
+serve(app, Binding("127.0.0.1", 0), lambda address: print(address, flush=True))
+assert served.is_closed
+print("stopped", flush=True)
+"""
+
+
+def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
+    script = SCRIPT.format(tests=str(Path(__file__).parent), store=str(tmp_path / "s"))
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        until(lambda: httpx.get(f"{address}/ready").status_code == 200)
+        answers: list[httpx.Response] = []
+        body = {"inputs": some_inputs(1).tolist()}
+        asked = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{address}/predict", json=body))
+        )
+        asked.start()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        asked.join()
+        assert (process.wait(20), rest.strip()) == (0, "stopped")
+    assert [one.status_code for one in answers] == [200]

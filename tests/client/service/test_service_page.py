@@ -1,0 +1,194 @@
+"""The page in a real browser, headless."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from client.service.pictures import encode_png
+from tests.client.service.small_service import (
+    CLASSES,
+    FEATURES,
+    TOKEN,
+    SmallServed,
+    asking,
+    small_served,
+    some_inputs,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Request
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with playwright.sync_playwright() as started:
+        # Chromium's sandbox does not start for root.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """Give a page on which whatever goes wrong, or comes from elsewhere, is noted."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    yield page
+    context.close()
+
+
+def noted(page: "Page", address: str) -> list[str]:
+    """Return a list that fills with what the page should never do."""
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
+
+    def look(request: "Request") -> None:
+        if not request.url.startswith((address, "blob:", "data:")):
+            wrong.append(f"from elsewhere: {request.url}")
+
+    page.on("request", look)
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text)
+            if "Content Security Policy" in message.text
+            else None
+        ),
+    )
+    return wrong
+
+
+def address_of(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def an_image(folder: Path, served: SmallServed) -> Path:
+    path = folder / "digit.png"
+    path.write_bytes(encode_png(some_inputs(1, served.model.spec, seed=4)[0].numpy()))
+    return path
+
+
+def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
+    tmp_path: Path, page: "Page"
+) -> None:
+    served = small_served(tmp_path / "store")
+    image = an_image(tmp_path, served)
+    with asking(served) as client:
+        wrong = noted(page, address_of(client))
+        page.goto(address_of(client))
+        page.get_by_label("Token").fill("not the token that it is")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").get_by_text("Bearer TOKEN").wait_for()
+        page.get_by_label("Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="site-a").wait_for()
+        facts = page.locator("#facts").inner_text()
+        page.get_by_label("Choose an image").set_input_files(image)
+        page.locator("#neighbors img").nth(2).wait_for()
+        page.wait_for_function(
+            "[...document.querySelectorAll('#neighbors img')]"
+            ".every(one => one.complete && one.naturalWidth === 8)"
+        )
+        expected = served.predict(some_inputs(1, seed=4))
+        answer = page.locator("#answer").inner_text()
+        rows = page.locator("#bars tbody tr").count()
+        names = page.locator("#neighbors").inner_text()
+        page.get_by_label("It really is").select_option(label="eel")
+        page.get_by_role("button", name="Remember it").click()
+        page.get_by_text("Remembered as eel, example 10").wait_for()
+        first = page.locator("#neighbors li").first.inner_text()
+        stored = page.locator("#facts").inner_text()
+    assert wrong == []
+    assert answer == CLASSES[int(expected.labels[0])]
+    assert rows == len(CLASSES)
+    for known in ("9", "0.50", "60.0 %", "70.0 %", "80.0 %"):
+        assert known in facts
+    assert all(name in names for name in expected.neighbor_names[0] if name)
+    assert "eel" in first
+    assert "example 10" in first
+    assert "10" in stored
+
+
+def test_the_token_is_kept_for_the_session_only(
+    tmp_path: Path, page: "Page", browser: "Browser"
+) -> None:
+    with asking(small_served(tmp_path / "store")) as client:
+        page.goto(address_of(client))
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("heading", name="site-a").wait_for()
+        page.reload()
+        page.get_by_role("heading", name="Input").wait_for()
+        assert page.evaluate("document.cookie + localStorage.length") == "0"
+        other = browser.new_page()
+        other.goto(address_of(client))
+        other.get_by_label("Token").wait_for()
+        other.close()
+
+
+def test_features_are_typed(tmp_path: Path, page: "Page") -> None:
+    served = small_served(tmp_path / "store", spec=FEATURES)
+    with asking(served, token=None) as client:
+        wrong = noted(page, address_of(client))
+        page.goto(address_of(client))
+        page.get_by_label("Features, 4 numbers").fill("0.5, -1 2\n3e1")
+        page.get_by_role("button", name="Predict").click()
+        page.locator("#neighbors li").first.wait_for()
+        page.get_by_label("Features, 4 numbers").fill("0.5, x")
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_role("alert").get_by_text("x").wait_for()
+        page.get_by_label("Features, 4 numbers").fill("0.5")
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_role("alert").get_by_text("4").wait_for()
+    assert wrong == []
+
+
+def test_everything_is_reached_with_the_keyboard_and_has_a_name(
+    tmp_path: Path, page: "Page"
+) -> None:
+    served = small_served(tmp_path / "store")
+    with asking(served, token=None) as client:
+        page.goto(address_of(client))
+        page.get_by_role("heading", name="site-a").wait_for()
+        page.keyboard.press("Tab")
+        focused = page.evaluate("document.activeElement.id")
+        page.get_by_label("Choose an image").set_input_files(an_image(tmp_path, served))
+        page.locator("#neighbors li").first.wait_for()
+        for expected in ("label", ""):
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.id") == expected
+        unnamed = page.evaluate(
+            "[...document.querySelectorAll('input, select, textarea')]"
+            ".filter(one => !one.labels.length && !one.ariaLabel).length"
+        )
+        without_text = page.evaluate(
+            "[...document.querySelectorAll('img')].filter(one => !one.alt).length"
+        )
+    assert (focused, unnamed, without_text) == ("file", 0, 0)
+
+
+@pytest.mark.parametrize("width", [360, 1080])
+def test_nothing_is_wider_than_the_window(
+    tmp_path: Path, page: "Page", width: int
+) -> None:
+    served = small_served(tmp_path / "store")
+    page.set_viewport_size({"width": width, "height": 700})
+    with asking(served, token=None) as client:
+        page.goto(address_of(client))
+        page.get_by_label("Choose an image").set_input_files(an_image(tmp_path, served))
+        page.locator("#neighbors li").first.wait_for()
+        found = page.evaluate("document.documentElement.scrollWidth")
+    assert found <= width

@@ -1,0 +1,129 @@
+"""What server and sites agree on, from settings and from exported models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_core import to_jsonable_python
+
+from knnper.config.errors import ConfigError, DataError, Problem
+from knnper.config.parsing import parse_settings
+from knnper.data.examples import InputSpec
+from knnper.data.site.agreement import (
+    SitesSettings,
+    SiteTask,
+    site_task_of,
+    sites_settings,
+)
+from knnper.data.site.task_file import read_task
+from tests.knnper_data.site.site_cases import FEATURES, IMAGES
+
+SECTION: dict[str, Any] = {
+    "image_shape": [4, 4, 3],
+    "class_names": ["cat", "dog", "fox"],
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.25, 0.25, 0.25],
+}
+
+
+def parsed(**changes: Any) -> tuple[SitesSettings | None, list[str]]:
+    problems: list[Problem] = []
+    settings = parse_settings(SitesSettings, SECTION | changes, "data", problems)
+    return settings, [str(problem) for problem in problems]
+
+
+def test_the_settings_make_the_task() -> None:
+    settings, problems = parsed()
+    assert problems == []
+    assert settings is not None
+    assert settings.task() == IMAGES
+
+
+@pytest.mark.parametrize("task", [IMAGES, FEATURES])
+def test_settings_of_a_task_make_it_again(task: SiteTask) -> None:
+    document = to_jsonable_python(sites_settings(task))
+    settings = parse_settings(SitesSettings, document, "data", [])
+    assert settings is not None
+    assert settings.task() == task
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean": [0.5]}, "found 1 values of mean, expected one for each of the 3"),
+        ({"std": [0.5] * 4}, "found 4 values of std"),
+        ({"class_names": ["a", "b", "a"]}, "class_names holds 'a' more than once"),
+        ({"feature_names": ["a", "b"]}, "found 2 feature_names, expected one for each"),
+        ({"class_names": ["a"]}, "a list of at least 2"),
+        ({"dtype": "int8"}, "expected 'uint8' or 'float32'"),
+    ],
+)
+def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:
+    settings, problems = parsed(**changes)
+    assert settings is None
+    assert len(problems) == 1
+    assert message in problems[0]
+
+
+def card(task: SiteTask) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(to_jsonable_python(task)))
+    return {**plain, "seed": 3}
+
+
+@pytest.mark.parametrize("task", [IMAGES, FEATURES])
+def test_a_task_of_a_plain_document(task: SiteTask) -> None:
+    assert site_task_of(card(task), "here") == task
+
+
+def test_a_document_from_before_features() -> None:
+    document = card(IMAGES)
+    del document["spec"]["dtype"]
+    del document["feature_names"]
+    assert site_task_of(document, "here") == IMAGES
+
+
+def test_a_damaged_document_is_named() -> None:
+    document = card(IMAGES)
+    with pytest.raises(DataError, match="here names 2 classes of 3"):
+        site_task_of({**document, "class_names": ["a", "b"]}, "here")
+    with pytest.raises(DataError, match=r"here describes no task: spec: .*required"):
+        site_task_of({"class_names": []}, "here")
+
+
+def test_the_task_of_a_model_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({"card": card(FEATURES)}))
+    assert read_task(tmp_path) == FEATURES
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("[]", "describes no model"), ("{", "is no JSON")]
+)
+def test_a_damaged_model_folder(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_task(tmp_path)
+
+
+def test_the_task_of_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(json.dumps({"name": "x", "data": {"name": "sites", **SECTION}}))
+    assert read_task(path) == IMAGES
+    path.write_text(json.dumps({"data": {"name": "sites", **SECTION, "mean": [1]}}))
+    with pytest.raises(ConfigError, match="found 1 values of mean"):
+        read_task(path)
+
+
+def test_files_that_describe_no_task(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"neither an experiment's YAML file nor"):
+        read_task(tmp_path / "missing")
+    path = tmp_path / "experiment.yaml"
+    for text, found in (("data: {name: digits}", "'digits'"), ("[]", "None")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=f"found data.name {found}, expected 'si"):
+            read_task(path)
+
+
+def test_features_are_their_own_kind_of_input() -> None:
+    spec = InputSpec((1, 1, 2), 3, (0.0,), (1.0,))
+    assert spec.dtype == "uint8"

@@ -1,0 +1,324 @@
+"""Image files that are decoded once for all later openings."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as tried
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from knnper.config.errors import DataError
+from knnper.config.sections import Choice
+from knnper.data.image_file import read_image
+from knnper.data.site.agreement import SiteTask
+from knnper.data.site.catalogue import SITE_DATA, open_site
+from knnper.data.site.site_data import SiteData
+from tests.knnper_data.site.site_cases import IMAGES, opened, put_image, settings
+
+SMALL = replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(2, 2, 3)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(12):
+        put_image(tmp_path / "data" / ("cat", "dog")[number % 2] / f"{number}.bmp", 0)
+    put_image(tmp_path / "data" / "cat" / "0.bmp", 1)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "cache"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return a list that grows by each file that is decoded."""
+    paths: list[Path] = []
+
+    def counted(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+        paths.append(path)
+        return read_image(path, channels, size)
+
+    monkeypatch.setattr("knnper.data.site.image_folder.read_image", counted)
+    return paths
+
+
+def kept(root: Path, cache: Path, task: SiteTask = IMAGES, **values: str) -> SiteData:
+    chosen = settings("image_folder", path=".", **values)
+    return SITE_DATA["image_folder"].open(chosen, root, task, cache)
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(one for one in cache.iterdir() if one.is_dir())
+
+
+def assert_same(found: SiteData, expected: SiteData) -> None:
+    for (_, one), (_, other) in zip(found.splits(), expected.splits(), strict=True):
+        assert one.names == other.names
+        assert torch.equal(one.examples.labels, other.examples.labels)
+        assert one.examples.images.dtype == other.examples.images.dtype
+        assert torch.equal(one.examples.images, other.examples.images)
+    assert found.dropped == expected.dropped
+    assert found.num_ignored == expected.num_ignored
+    assert found.task == expected.task
+
+
+FILES = st.dictionaries(
+    st.tuples(
+        st.sampled_from(("train", "validation", "test")),
+        st.sampled_from(("cat", "dog", "gnu")),
+        st.sampled_from(("a.png", "b.bmp", "ä.PNG", "notes.txt")),
+    ),
+    st.integers(0, 9),
+    max_size=12,
+)
+
+
+@given(files=FILES, split_folders=st.booleans())
+@tried(max_examples=25, deadline=None)
+def test_the_cache_changes_nothing(
+    files: dict[tuple[str, str, str], int], split_folders: bool
+) -> None:
+    with TemporaryDirectory() as folder:
+        root, cache = Path(folder, "data"), Path(folder, "cache")
+        put_image(root / ("train" if split_folders else "") / "cat" / "first.png", 3)
+        for (split, label, name), seed in files.items():
+            path = root / (split if split_folders else "") / label / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".txt":
+                path.write_text("")
+            else:
+                put_image(path, seed)
+        expected = opened("image_folder", root, IMAGES, path=".", unknown_labels="drop")
+        for _ in range(2):
+            found = kept(root, cache, unknown_labels="drop")
+            assert_same(found, expected)
+        assert len(entries(cache)) == 1
+
+
+def test_the_second_opening_decodes_nothing(
+    root: Path, cache: Path, decoded: list[Path]
+) -> None:
+    first = kept(root, cache)
+    assert len(decoded) == 12
+    second = kept(root, cache)
+    assert len(decoded) == 12
+    assert_same(second, first)
+
+
+def swap(root: Path) -> None:
+    """Let two files of equal size and time of modification take turns."""
+    first, second = root / "cat" / "0.bmp", root / "cat" / "2.bmp"
+    for path in (first, second):
+        os.utime(path, ns=(1, 1))
+    first.rename(root / "aside")
+    second.rename(first)
+    (root / "aside").rename(second)
+
+
+def keep_size_and_time(root: Path) -> None:
+    path = root / "dog" / "1.bmp"
+    before = path.stat()
+    put_image(path, 77)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+def add(root: Path) -> None:
+    put_image(root / "dog" / "new.png", 5)
+
+
+def remove(root: Path) -> None:
+    (root / "dog" / "3.bmp").unlink()
+
+
+def move(root: Path) -> None:
+    (root / "dog" / "3.bmp").rename(root / "cat" / "3.bmp")
+
+
+@pytest.mark.parametrize("change", [swap, keep_size_and_time, add, remove, move])
+def test_a_change_leads_to_a_new_entry_alone(
+    root: Path, cache: Path, change: Callable[[Path], None]
+) -> None:
+    kept(root, cache)
+    (before,) = entries(cache)
+    kept(root, cache, SMALL)
+    change(root)
+    assert_same(kept(root, cache), opened("image_folder", root, IMAGES, path="."))
+    (after,) = entries(cache)
+    assert after != before
+
+
+def test_a_file_that_changes_within_a_tick_of_the_clock(
+    root: Path, cache: Path
+) -> None:
+    for seed in range(5):
+        put_image(root / "cat" / "0.bmp", seed)
+        found = kept(root, cache)
+        assert_same(found, opened("image_folder", root, IMAGES, path="."))
+
+
+def test_tasks_of_different_forms_take_turns(
+    root: Path, cache: Path, decoded: list[Path]
+) -> None:
+    sizes = [
+        replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(size, size, 3)))
+        for size in (2, 3, 4, 5)
+    ]
+    for task in sizes[:3]:
+        kept(root, cache, task)
+    decoded.clear()
+    for task in (*sizes[1:3], sizes[0]):
+        assert kept(root, cache, task).train.examples.images.shape[1:] == (
+            task.spec.image_shape
+        )
+        time.sleep(0.02)
+    assert decoded == []
+    kept(root, cache, sizes[3])
+    assert len(entries(cache)) == 3
+    decoded.clear()
+    kept(root, cache, sizes[0])
+    assert decoded == []
+    kept(root, cache, sizes[1])
+    assert len(decoded) == 12
+
+
+def test_another_decoder_decodes_anew(
+    root: Path, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(root, cache)
+    monkeypatch.setattr("knnper.data.site.decoded_files.DECODER", "another")
+    kept(root, cache)
+    assert len(decoded) == 24
+
+
+def test_what_cannot_be_read_is_not_kept(root: Path, cache: Path) -> None:
+    kept(root, cache)
+    (root / "cat" / "bad.png").write_bytes(b"no image")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"1 examples cannot be read(?s:.*)bad\.p"):
+            kept(root, cache)
+        assert entries(cache) == []
+    put_image(root / "cat" / "bad.png", 8)
+    assert len(kept(root, cache).train) > 0
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", None])
+def test_a_damaged_entry_is_replaced(
+    root: Path,
+    cache: Path,
+    content: bytes | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = kept(root, cache)
+    file = entries(cache)[0] / "images.npy"
+    if content is None:
+        os.truncate(file, file.stat().st_size - 1)
+    else:
+        file.write_bytes(content)
+    assert_same(kept(root, cache), first)
+    assert "is damaged" in caplog.text
+    np.save(file, np.zeros((3, 4, 4, 3), dtype=np.uint8))
+    assert_same(kept(root, cache), first)
+    assert "expected uint8 of shape (12, 4, 4, 3)" in caplog.text
+
+
+def test_examples_can_be_written_to(root: Path, cache: Path) -> None:
+    kept(root, cache)
+    expected = opened("image_folder", root, IMAGES, path=".")
+    kept(root, cache).train.examples.images.zero_()
+    assert_same(kept(root, cache), expected)
+
+
+def test_others_cannot_look_into_the_folder(root: Path, cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o755)
+    kept(root, cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_folder_it_works_all_the_same(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    found = kept(root, tmp_path / "file" / "cache")
+    assert_same(found, opened("image_folder", root, IMAGES, path="."))
+    assert [one.levelno for one in caplog.records] == [logging.WARNING]
+    assert "decoded without a cache" in caplog.text
+
+
+def test_a_full_disc_only_costs_time(
+    root: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(file: Path, array: NDArray[np.uint8]) -> None:
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("knnper.data.site.decoded_files.np.save", fail)
+    found = kept(root, cache)
+    assert_same(found, opened("image_folder", root, IMAGES, path="."))
+    assert entries(cache) == []
+    assert "are not kept" in caplog.text
+
+
+def test_openings_at_once_decode_once(
+    root: Path, cache: Path, decoded: list[Path]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: kept(root, cache), range(4)))
+    assert len(decoded) == 12
+    for one in found[1:]:
+        assert_same(one, found[0])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import knnper.data.site.decoded_files as decoded_files
+from tests.knnper_data.site.test_site_cache import kept
+
+decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+kept(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_kill_leaves_nothing_that_is_taken_for_whole(
+    root: Path, cache: Path, decoded: list[Path]
+) -> None:
+    command = [sys.executable, "-c", KILLED, str(root), str(cache)]
+    killed = subprocess.run(command, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = entries(cache)
+    assert left.name.endswith(".unfinished")
+    kept(root, cache)
+    assert len(decoded) == 12
+    (entry,) = entries(cache)
+    assert entry.name == left.name.removesuffix(".unfinished")
+
+
+def test_arrays_are_not_kept(tmp_path: Path, cache: Path) -> None:
+    np.savez(
+        tmp_path / "a.npz",
+        inputs=np.zeros((3, 4, 4, 3), dtype=np.uint8),
+        labels=np.array(["cat", "dog", "cat"]),
+    )
+    choice = Choice("npz", settings("npz", path="a.npz"))
+    assert len(open_site(choice, tmp_path, IMAGES, cache).train) > 0
+    assert not cache.exists()

@@ -1,0 +1,85 @@
+"""Labels of sites by the names that they have in the federation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knnper.config.errors import DataError
+from knnper.data.site.array_inputs import ArrayInputs
+from knnper.data.site.collected import Collected, SiteSettings
+from knnper.data.site.labels import Agreed, agree_labels
+
+
+def agreed(
+    labels: Sequence[str],
+    class_names: Sequence[str],
+    *,
+    numbered: bool = False,
+    **settings: Any,
+) -> Agreed:
+    found = Collected(
+        source="here",
+        names=tuple(map(str, range(len(labels)))),
+        labels=tuple(labels),
+        inputs=ArrayInputs("here", np.zeros((len(labels), 2))),
+        numbered=numbered,
+    )
+    return agree_labels(found, SiteSettings(**settings), class_names)
+
+
+def test_names_decide_and_not_positions() -> None:
+    assert agreed(["a", "c", "b"], ["c", "b", "a"]).labels == (2, 0, 1)
+
+
+def test_other_names_of_labels() -> None:
+    found = agreed(["kitty", "dog", "cat"], ["cat", "dog"], label_map={"kitty": "cat"})
+    assert found == Agreed((0, 1, 0), {})
+
+
+def test_a_map_that_leads_nowhere() -> None:
+    message = r"leads from 'kitty' to 'cats'.*did you mean 'cat'\? known: cat, dog"
+    with pytest.raises(DataError, match=message):
+        agreed(["dog"], ["cat", "dog"], label_map={"kitty": "cats"})
+
+
+def test_a_map_can_exchange_names() -> None:
+    found = agreed(["a", "b"], ["a", "b"], label_map={"a": "b", "b": "a"})
+    assert found.labels == (1, 0)
+
+
+def test_numbers_are_positions_among_names_that_are_none() -> None:
+    assert agreed(["2", "0"], ["a", "b", "c"], numbered=True).labels == (2, 0)
+    with pytest.raises(DataError, match="'3': 1 examples"):
+        agreed(["3"], ["a", "b", "c"], numbered=True)
+    with pytest.raises(DataError, match="'-1': 1 examples"):
+        agreed(["-1"], ["a", "b", "c"], numbered=True)
+
+
+def test_numbers_are_names_where_classes_are_called_by_numbers() -> None:
+    assert agreed(["7", "3"], ["3", "7"], numbered=True).labels == (1, 0)
+    with pytest.raises(DataError, match="'0': 1 examples"):
+        agreed(["0", "1"], ["1", "2"], numbered=True)
+
+
+def test_texts_that_look_like_numbers_are_names() -> None:
+    with pytest.raises(DataError, match="'0': 1 examples"):
+        agreed(["0"], ["a", "b"])
+
+
+def test_all_unknown_labels_are_listed_with_counts_and_a_guess() -> None:
+    with pytest.raises(DataError) as caught:
+        agreed(["cta", "gnu", "gnu", "cat"], ["cat", "dog"])
+    assert str(caught.value) == (
+        "here has 2 labels that the federation does not know:\n"
+        "  - 'cta': 1 examples; did you mean 'cat'?\n"
+        "  - 'gnu': 2 examples\n"
+        "Its classes: cat, dog. Say which of them is meant (data.label_map: {'cta': "
+        "..., 'gnu': ...}), or leave the examples out (data.unknown_labels: drop)"
+    )
+
+
+def test_unknown_labels_can_be_dropped() -> None:
+    found = agreed(["gnu", "dog", "gnu"], ["cat", "dog"], unknown_labels="drop")
+    assert found == Agreed((None, 1, None), {"gnu": 2})

@@ -1,0 +1,158 @@
+"""Own data from a function of its owner."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knnper.config.errors import DataError, Problem
+from knnper.config.parsing import parse_settings
+from knnper.data.site.agreement import SiteTask
+from knnper.data.site.python_entry import PythonSettings
+from knnper.data.site.site_data import SiteData
+from tests.knnper_data.site.site_cases import (
+    IMAGES,
+    classes,
+    opened,
+    pixels,
+    split_of,
+    surveyed,
+)
+
+ARRAYS = """
+import numpy as np
+from dataclasses import dataclass
+
+@dataclass
+class Size:
+    count: int
+
+def load(base, task, count=2, fail=None):
+    size = Size(count)
+    shape = task.spec.image_shape if task else (4, 4, 3)
+    (base / "called").write_text(str(shape))
+    inputs = np.zeros((size.count, *shape), np.uint8)
+    return {"inputs": inputs, "labels": np.array(["cat"] * size.count)}
+
+def fails(base, task):
+    rows = [1, 2]
+    return rows[3]
+
+def wrong(base, task):
+    return 3
+
+def odd(base, task):
+    return {"input": np.zeros((2, 2)), "labels": np.zeros(2)}
+
+def ragged(base, task):
+    return {"inputs": [[1], [1, 2]], "labels": [0, 0]}
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "own_data.py").write_text(ARRAYS)
+    return tmp_path
+
+
+def test_a_function_beside_the_clients_file(base: Path) -> None:
+    before = list(sys.path)
+    data = opened("python", base, IMAGES, entry="own_data:load", arguments={"count": 5})
+    assert classes(data) == {f"{n:05d}": "cat" for n in range(5)}
+    assert (base / "called").read_text() == "(4, 4, 3)"
+    assert sys.path == before
+    assert "own_data" not in sys.modules
+
+
+def test_without_a_task_there_is_none(base: Path) -> None:
+    data = surveyed("python", base, entry="own_data:load")
+    assert data.task.class_names == ("cat",)
+
+
+def test_a_changed_module_is_read_anew(base: Path) -> None:
+    opened("python", base, IMAGES, entry="own_data:load")
+    changed = ARRAYS.replace('["cat"]', '["dog"]')
+    (base / "own_data.py").write_text(changed)
+    data = opened("python", base, IMAGES, entry="own_data:load")
+    assert set(classes(data).values()) == {"dog"}
+
+
+def test_modules_beside_it_can_be_imported(tmp_path: Path) -> None:
+    package = tmp_path / "hospital"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "ward.py").write_text(
+        "import beside_the_file\n"
+        "def load(base, task):\n    return beside_the_file.load(base, task)\n"
+    )
+    (tmp_path / "beside_the_file.py").write_text(ARRAYS)
+    data = opened("python", tmp_path, IMAGES, entry="hospital.ward:load")
+    assert len(classes(data)) == 2
+
+
+def ready(base: Path, task: SiteTask) -> SiteData:
+    np.savez(
+        base / "a.npz",
+        train_inputs=pixels(2),
+        train_labels=np.array([2, 1]),
+        validation_inputs=pixels(1),
+        validation_labels=np.array([0]),
+    )
+    return opened("npz", base, task, path="a.npz")
+
+
+def test_site_data_goes_through_as_it_is(tmp_path: Path) -> None:
+    expected = ready(tmp_path, IMAGES)
+    data = opened("python", tmp_path, IMAGES, entry=f"{__name__}:ready")
+    assert split_of(data) == split_of(expected)
+    assert classes(data) == classes(expected)
+    np.testing.assert_array_equal(
+        data.train.examples.images, expected.train.examples.images
+    )
+
+
+def wrong_labels(base: Path, task: SiteTask) -> SiteData:
+    data = ready(base, task)
+    data.train.examples.labels[0] = -1
+    return data
+
+
+def test_site_data_with_wrong_labels(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="failed with KeyError: -1"):
+        opened("python", tmp_path, IMAGES, entry=f"{__name__}:wrong_labels")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("own_data:fails", r"failed with IndexError: .*own_data\.py, line 18\)"),
+        ("own_data:laod", r"has no function 'laod'; did you mean 'load'\?"),
+        ("own_data:wrong", "returned int, expected SiteData or a mapping"),
+        ("own_data:odd", r"an array 'input'; did you mean 'inputs'\?"),
+        ("own_data:ragged", "failed with ValueError"),
+        ("no_such_module:load", "failed with ModuleNotFoundError: No module named"),
+    ],
+)
+def test_what_goes_wrong_is_shown(base: Path, entry: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        opened("python", base, IMAGES, entry=entry)
+    assert str(caught.value).startswith(f"data.entry {entry}")
+
+
+def test_wrong_arguments_are_shown(base: Path) -> None:
+    with pytest.raises(DataError, match=r"failed with TypeError: .*'size'"):
+        opened("python", base, IMAGES, entry="own_data:load", arguments={"size": 3})
+
+
+def test_a_module_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "broken_data.py").write_text("x = 1\ny = x +\n")
+    with pytest.raises(DataError, match="failed with SyntaxError"):
+        opened("python", tmp_path, IMAGES, entry="broken_data:load")
+    assert "broken_data" not in sys.modules
+
+
+def test_an_entry_names_module_and_function() -> None:
+    problems: list[Problem] = []
+    parse_settings(PythonSettings, {"entry": "own_data.load"}, "data", problems)
+    assert "expected text that matches" in str(problems[0])

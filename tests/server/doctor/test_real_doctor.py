@@ -1,0 +1,113 @@
+"""The doctor before a real SuperLink with its gateway."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client.doctor.connection import Connection
+from client.doctor.credentials import Credentials
+from client.doctor.trust import Trust
+from knnper.config.address import Address
+from knnper.transport.credentials.node_keys import new_node_key, write_node_key
+from knnper.transport.diagnosis.finding import Finding, Verdict, examine, is_well
+from server.link.census import census
+from server.link.doctor.checks import server_checks
+from server.link.founding import Founding, add_client, found
+from server.link.layout import FederationFolder
+from server.settings import read_server
+
+BIN = Path(sys.executable).parent
+FAR_TOO_LONG_S = 90.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
+    """Return a federation whose server runs, with the client site-a."""
+    place = FederationFolder(tmp_path_factory.mktemp("real") / "fed")
+    ports = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            ports.append(listening.getsockname()[1])
+    found(place, Founding(["127.0.0.1"], *ports))
+    add_client(place, "site-a", Address("127.0.0.1", ports[0]))
+    with _process("server", place.server_file, until="is ready"):
+        yield place
+
+
+@contextlib.contextmanager
+def _process(*command: object, until: str) -> Iterator[None]:
+    words = [str(BIN / "knnper"), *map(str, command)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        with process.stderr:
+            _ = next(line for line in process.stderr if until in line)
+            yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def registration(place: FederationFolder, key: Path | None = None) -> Finding:
+    client = place.client("site-a")
+    settings = read_server(place.server_file)
+    server = f"127.0.0.1:{settings.listen_address.port}"
+    trust = Trust(Connection(server, with_tls=True), client / "ca.crt")
+    assert trust.connection.gateway_answers().verdict is Verdict.OK
+    assert trust.certificate_is_accepted().verdict is Verdict.OK
+    key = key or client / "site-a.key"
+    return Credentials(
+        "site-a", key, server, client / "ca.crt", key.parent / "state"
+    ).key_is_registered()
+
+
+def status(place: FederationFolder) -> str:
+    (client,) = census(read_server(place.server_file)).clients
+    return client.status
+
+
+def test_asking_leaves_no_trace(place: FederationFolder) -> None:
+    for _ in range(2):
+        assert registration(place) == Finding(Verdict.OK, "registered as site-a")
+        assert status(place) == "registered"
+
+
+def test_an_unknown_key(place: FederationFolder, tmp_path: Path) -> None:
+    write_node_key(tmp_path / "stranger.key", new_node_key())
+    finding = registration(place, tmp_path / "stranger.key")
+    assert finding.verdict is Verdict.PROBLEM
+    assert "is not registered with the server" in finding.found
+
+
+def test_a_second_node_and_the_first_is_not_disturbed(
+    place: FederationFolder, tmp_path: Path
+) -> None:
+    copied = shutil.copy(place.client("site-a") / "site-a.key", tmp_path)
+    config = place.client("site-a") / "client.yaml"
+    with _process("client", "--config", config, until="in the federation of"):
+        assert "its node runs" in registration(place).found
+        second = registration(place, Path(copied))
+        assert second.verdict is Verdict.PROBLEM
+        assert "heard of a node with this key" in second.found
+        assert status(place) == "online"
+        time.sleep(2.0)
+        assert "its node runs" in registration(place).found
+        assert status(place) == "online"
+
+
+def test_the_server_itself(place: FederationFolder) -> None:
+    examined = examine(server_checks(read_server(place.server_file)))
+    assert is_well(examined), json.dumps([one.as_document() for one in examined])
+    found = {one.subject: one.finding.found for one in examined}
+    assert found["server"].startswith("runs")
+    assert found["registered"].startswith("1 registered, online:")

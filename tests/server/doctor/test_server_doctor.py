@@ -1,0 +1,177 @@
+import contextlib
+import fcntl
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from knnper.transport.credentials.certificates import (
+    issue_server_certificate,
+    new_authority,
+    read_identity,
+)
+from knnper.transport.credentials.node_keys import new_node_key
+from knnper.transport.diagnosis.finding import Finding, Verdict, examine
+from server.link.authorized import AuthorizedFolder
+from server.link.doctor.checks import server_checks
+from server.link.doctor.ports import is_running
+from server.link.founding import Founding, found
+from server.link.layout import LOCK, FederationFolder
+from server.settings import read_server
+from tests.client.doctor.scripted_server import Script, answering
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> FederationFolder:
+    place = FederationFolder(tmp_path / "fed")
+    found(place, Founding(["127.0.0.1"], free_port(), free_port()))
+    AuthorizedFolder(place.authorized).add("site-a", new_node_key().public_key())
+    return place
+
+
+def looked_at(place: FederationFolder, *changes: str) -> dict[str, Finding]:
+    changes = (f"listen=127.0.0.1:{free_port()}", *changes)
+    checks = server_checks(read_server(place.server_file, changes))
+    return {one.subject: one.finding for one in examine(checks)}
+
+
+@contextlib.contextmanager
+def held(state: Path) -> Iterator[None]:
+    """Hold the state folder as a running server does."""
+    state.mkdir(exist_ok=True)
+    with (state / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_server_before_its_first_start(place: FederationFolder) -> None:
+    found = looked_at(place)
+    assert not (place.server / "state").exists()
+    wrong = {
+        subject: finding
+        for subject, finding in found.items()
+        if finding.verdict is not Verdict.OK
+    }
+    assert set(wrong) == {"server"}
+    assert wrong["server"].verdict is Verdict.WARNING
+    assert found["authorized"].found.endswith("site-a")
+    assert "is free" in found["gateway port"].found
+
+
+def test_missing_files(place: FederationFolder) -> None:
+    (place.server / "server.crt").unlink()
+    (place.server / "server.key").unlink()
+    found = looked_at(place)
+    for subject in ("certificate", "key"):
+        assert found[subject].verdict is Verdict.PROBLEM
+        assert "knnper federation init" in found[subject].mend
+
+
+@pytest.mark.parametrize(
+    ("days", "verdict", "words"),
+    [(-1, Verdict.PROBLEM, "expired on"), (9, Verdict.WARNING, "expires on")],
+)
+def test_validity(
+    place: FederationFolder, days: int, verdict: Verdict, words: str
+) -> None:
+    authority = read_identity(place.authority / "ca.crt", place.authority / "ca.key")
+    files = place.server / "server.crt", place.server / "server.key"
+    for file in files:
+        file.unlink()
+    issue_server_certificate(authority, ["127.0.0.1"], days).write(*files)
+    certificate = looked_at(place)["certificate"]
+    assert certificate.verdict is verdict
+    assert words in certificate.found
+    assert "knnper federation renew" in certificate.mend
+
+
+def test_files_that_do_not_belong_together(place: FederationFolder) -> None:
+    (place.server / "ca.crt").unlink()
+    (place.server / "server.key").unlink()
+    stranger = new_authority("another CA")
+    stranger.write(place.server / "ca.crt", place.server / "server.key")
+    found = looked_at(place)
+    assert "was not signed by CN=another CA" in found["certificate"].found
+    assert found["key"].verdict is Verdict.PROBLEM
+    assert "they come as a pair" in found["key"].mend
+
+
+def test_a_key_that_others_can_read(place: FederationFolder) -> None:
+    (place.server / "server.key").chmod(0o644)
+    key = looked_at(place)["key"]
+    assert key.verdict is Verdict.WARNING
+    assert key.mend.startswith("run: chmod 600")
+
+
+def test_ports_that_other_software_has(place: FederationFolder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        found = looked_at(place, f"listen={taken}")
+        assert found["gateway port"].verdict is Verdict.PROBLEM
+        assert f"other software has {taken}" in found["gateway port"].found
+        assert "set `listen`" in found["gateway port"].mend
+        found = looked_at(place, f"control={taken}")
+        assert "set `control`" in found["control port"].mend
+
+
+def test_a_running_server(place: FederationFolder) -> None:
+    files = place.server / "server.crt", place.server / "server.key"
+    state = place.server / "state"
+    gateway, control = Script(), Script(headers={})
+    with (
+        held(state),
+        answering(gateway, files) as listen,
+        answering(control, files) as flower,
+    ):
+        assert is_running(state)
+        found = looked_at(place, f"listen={listen}", f"control={flower}")
+        assert found["server"].verdict is Verdict.OK
+        assert found["gateway port"].found == f"the server answers at {listen}"
+        assert found["control port"].found == f"the server answers at {flower}"
+        # A server that says it is one, and a control port that nobody can trust.
+        assert found["registered"].verdict is Verdict.PROBLEM
+        swapped = looked_at(place, f"listen={flower}", f"control={listen}")
+        for subject in ("gateway port", "control port"):
+            assert "other software has" in swapped[subject].found
+        assert swapped["registered"].verdict is Verdict.SKIPPED
+    assert not is_running(state)
+
+
+def test_a_server_that_does_not_answer(place: FederationFolder) -> None:
+    files = place.server / "server.crt", place.server / "server.key"
+    sick = Script(answers={"/health": (503, "")})
+    with held(place.server / "state"):
+        found = looked_at(place)
+        assert "does not answer" in found["gateway port"].found
+        with answering(sick, files) as listen:
+            gateway = looked_at(place, f"listen={listen}")["gateway port"]
+    assert "Flower's SuperLink does not answer (HTTP status 503)" in gateway.found
+    assert "superlink.log" in gateway.mend
+
+
+def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
+    first = place.authorized / "site-a.pub"
+    (place.authorized / "site-b.pub").write_bytes(first.read_bytes())
+    (place.authorized / "site-c.pub").write_text("no key")
+    (place.server / "state").mkdir()
+    (place.server / "state" / "roster.json").write_text("{}")
+    found = looked_at(place)
+    assert "site-b" in found["authorized"].found
+    assert "site-c.pub does not hold" in found["authorized"].found
+    assert "is damaged" in found["roster"].found
+
+
+def test_without_certificates(tmp_path: Path) -> None:
+    place = FederationFolder(tmp_path / "fed")
+    found_ = Founding(["127.0.0.1"], free_port(), free_port(), insecure=True)
+    found(place, found_)
+    findings = looked_at(place)
+    assert findings["tls"].verdict is Verdict.WARNING
+    assert "certificate" not in findings

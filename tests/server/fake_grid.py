@@ -1,0 +1,45 @@
+"""A Flower grid of functions."""
+
+from collections.abc import Callable, Iterable
+
+from flwr.app import Message
+
+Answer = Callable[[Message], Message | None]
+
+
+class FakeGrid:
+    """Answers each message when it is looked for the second time.
+
+    Parameters
+    ----------
+    answer
+        From a message to its reply; None is no reply.
+    nodes
+        The ids of those that are connected; may be changed.
+    """
+
+    def __init__(self, answer: Answer, nodes: Iterable[int] = ()) -> None:
+        self.answer = answer
+        self.nodes = set(nodes)
+        self.messages: dict[str, Message] = {}
+        self.looked_for: set[str] = set()
+        self.num_answered = 0
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"message-{len(self.messages)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self.messages[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = list(message_ids)
+        ready = [one for one in wanted if one in self.looked_for]
+        self.looked_for.update(wanted)
+        self.num_answered += len(ready)
+        replies = [self.answer(self.messages[one]) for one in ready]
+        return [reply for reply in replies if reply is not None]

@@ -1,0 +1,108 @@
+"""A gateway that listens, with something that stands for Flower behind it."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+
+from knnper.config.address import Address
+from server.link.gateway.allowed import Rules
+from server.link.gateway.application import Gateway
+from server.link.gateway.explanation import Clients
+from server.link.gateway.listener import Listener, bind
+from server.settings import TlsFiles
+
+LARGEST = 10_000_000
+PIECE = 65_536
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@dataclass
+class Upstream:
+    """Remembers what reaches it; answers with what it is given, or as told."""
+
+    status: int = 200
+    error: httpx.HTTPError | None = None
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.error is not None:
+            raise self.error
+        self.seen.append((request.method, request.url.raw_path.decode()))
+        self.headers = dict(request.headers)
+        body = await request.aread()
+        headers = {"content-type": "application/x", "x-internal": "1"}
+        return httpx.Response(self.status, content=_pieces(body), headers=headers)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
+
+
+@dataclass
+class Stage:
+    """What a test has of it."""
+
+    upstream: Upstream
+    address: Address
+    clients: Clients
+    http: httpx.Client
+    connected: list[bool]
+    listener: Listener
+
+    def first_line(self, request: bytes) -> bytes:
+        """Send bytes as they are; return the first line of the answer."""
+        place = (self.address.host, self.address.port)
+        with socket.create_connection(place, timeout=5) as connection:
+            connection.sendall(request)
+            return connection.recv(1000).partition(b"\r\n")[0]
+
+
+@contextlib.contextmanager
+def gateway_stage(
+    insecure: bool = False, tls: TlsFiles | None = None
+) -> Iterator[Stage]:
+    address = Address(HOST, free_port())
+    upstream, clients, connected = Upstream(), Clients(), list[bool]()
+    transport = httpx.MockTransport(upstream.answer)
+    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
+    rules = Rules(insecure, LARGEST)
+    gateway = Gateway(behind, rules, clients, lambda: connected.append(True))
+    url = f"http://{address}"
+    listener = Listener(gateway, tls)
+    with _serving(listener, address), httpx.Client(base_url=url) as http:
+        yield Stage(upstream, address, clients, http, connected, listener)
+
+
+@contextlib.contextmanager
+def _serving(listener: Listener, address: Address) -> Iterator[None]:
+    listening = bind(address)
+    loops: list[asyncio.AbstractEventLoop] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        tasks.append(asyncio.create_task(listener.serve_until_cancelled(listening)))
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks[0]
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        loops[0].call_soon_threadsafe(tasks[0].cancel)
+        thread.join()
+        listening.close()

@@ -1,0 +1,233 @@
+import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from knnper.transport.credentials.node_keys import fingerprint, new_node_key
+from tests.server.link.gateway_stage import LARGEST, Stage, gateway_stage
+
+PULL = "/v1/fleet/pull-object"
+ACTIVATE = "/v1/fleet/activate-node"
+REGISTER = "/v1/fleet/register-node"
+OPEN = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+
+
+@pytest.fixture(scope="module")
+def shared_stage() -> Iterator[Stage]:
+    with gateway_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Stage:
+    shared_stage.upstream.seen.clear()
+    shared_stage.upstream.status, shared_stage.upstream.error = 200, None
+    shared_stage.connected.clear()
+    shared_stage.clients.names = {}
+    return shared_stage
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_a_client_needs_is_let_through(name: str, stage: Stage) -> None:
+    answer = stage.http.post(f"/v1/fleet/{name}", content=b"question")
+    assert (answer.status_code, answer.content) == (200, b"question")
+    assert stage.upstream.seen == [("POST", f"/v1/fleet/{name}")]
+
+
+def test_nothing_else_that_flower_offers_is_let_through(stage: Stage) -> None:
+    paths = {path for _, path in PROTOBUF_REQUEST_TYPES}
+    closed = paths - {f"/v1/fleet/{name}" for name in OPEN}
+    assert "/v1/control/start-run" in closed
+    assert "/v1/control/register-node" in closed
+    assert "/v1/runtime/acquire-task" in closed
+    for path in closed:
+        for method in ("POST", "GET"):
+            answer = stage.http.request(method, path, content=b"x")
+            assert answer.status_code in (403, 412), path
+    assert stage.upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/pull-object/../../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet/..%2fcontrol%2fstart-run",
+        "/v1/fleet%2fpull-object",
+        "/v1%2Ffleet/pull-object",
+        "/v1/fleet/pull%2Dobject",
+        "//v1/control/start-run",
+        "//v1/fleet/pull-object",
+        "/v1//fleet/pull-object",
+        "/v1/fleet/pull-object/",
+        "/V1/Fleet/Pull-Object",
+        "/v1/fleet/pull-object?x=/v1/control/start-run",
+        "/v1/fleet/pull-object;x",
+        "/v1/fleet/pull-object%00",
+        "/v1\\control\\start-run",
+        "http://127.0.0.1/v1/control/start-run",
+        "http://127.0.0.1/v1/fleet/../control/start-run",
+        "/docs",
+        "/openapi.json",
+        "/health/../v1/control/start-run",
+        "*",
+    ],
+)
+def test_paths_are_taken_letter_by_letter(target: str, stage: Stage) -> None:
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n."
+    line = stage.first_line(head.encode())
+    assert line.split()[1] in (b"403", b"400")
+    assert stage.upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    "host", ["x/v1/control/start-run?", "x#", "127.0.0.1:8000", "x\tv1"]
+)
+def test_the_host_header_does_not_reach_flower(host: str, stage: Stage) -> None:
+    head = f"POST {PULL} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1\r\n\r\n."
+    stage.first_line(head.encode())
+    assert stage.upstream.seen in ([], [("POST", PULL)])
+    assert stage.upstream.headers.get("host", "flower") == "flower"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "CONNECT"])
+def test_only_posts_are_let_through(method: str, stage: Stage) -> None:
+    head = f"{method} {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+    assert stage.first_line(head.encode()).split()[1] in (b"403", b"400")
+    assert stage.upstream.seen == []
+
+
+def test_two_lengths_in_one_request_are_refused(stage: Stage) -> None:
+    head = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+    for second in ("Transfer-Encoding: chunked", "Content-Length: 30"):
+        line = stage.first_line(f"{head}{second}\r\n\r\n0\r\n\r\n".encode())
+        assert line.split()[1] == b"400"
+    assert stage.upstream.seen == []
+
+
+def test_refusals_are_explained_and_logged(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = stage.http.post("/v1/control/start-run?once", content=b"code")
+    assert answer.status_code == 403
+    assert "Operators use the control port" in answer.json()["detail"]
+    assert "127.0.0.1: refused POST '/v1/control/start-run?once'" in caplog.text
+
+
+def test_the_same_refusal_is_logged_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        stage.http.post("/v1/control/again")
+    assert caplog.text.count("/v1/control/again") == 1
+
+
+def test_nodes_do_not_register_themselves(stage: Stage) -> None:
+    answer = stage.http.post(REGISTER, content=b"key")
+    assert answer.status_code == 412
+    assert answer.json()["code"] == 2001
+    assert "registered clients only" in answer.json()["detail"]
+
+
+def test_without_authentication_nodes_register_themselves() -> None:
+    with gateway_stage(insecure=True) as stage:
+        assert stage.http.post(REGISTER, content=b"key").is_success
+        answer = stage.http.post("/v1/control/register-node", content=b"key")
+        assert answer.status_code == 403
+
+
+def test_headers_of_flower_alone_are_passed_on(stage: Stage) -> None:
+    headers = {"flwr-signature": "s", "cookie": "c", "x-forwarded-for": "1.2.3.4"}
+    answer = stage.http.post(PULL, content=b"x", headers=headers)
+    assert stage.upstream.headers["flwr-signature"] == "s"
+    assert not {"cookie", "x-forwarded-for"} & set(stage.upstream.headers)
+    assert answer.headers["content-type"] == "application/x"
+    assert "x-internal" not in answer.headers
+
+
+def test_large_bodies_pass_and_too_large_ones_do_not(stage: Stage) -> None:
+    body = bytes(range(256)) * (9_000_000 // 256)
+    assert stage.http.post(PULL, content=body).content == body
+    answer = stage.http.post(PULL, content=bytes(LARGEST + 1))
+    assert answer.status_code == 413
+    assert "max_request_mb" in answer.json()["detail"]
+
+
+def test_a_body_of_unknown_length_is_refused(stage: Stage) -> None:
+    answer = stage.http.post(PULL, content=iter([b"a", b"b"]))
+    assert answer.status_code == 411
+    assert stage.upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(httpx.ConnectError("refused"), 503), (httpx.ReadTimeout("slow"), 504)],
+)
+def test_clients_try_again_while_flower_is_away(
+    error: httpx.HTTPError, status: int, stage: Stage
+) -> None:
+    stage.upstream.error = error
+    assert stage.http.post(PULL, content=b"x").status_code == status
+    assert stage.http.get("/health").status_code == status
+
+
+def test_connected_clients_are_noticed(stage: Stage) -> None:
+    stage.http.post(PULL, content=b"x")
+    assert stage.connected == []
+    stage.http.post(ACTIVATE, content=b"x")
+    assert stage.connected == [True]
+    stage.upstream.status = 412
+    stage.http.post(ACTIVATE, content=b"x")
+    assert stage.connected == [True]
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "ahead_s", "message"),
+    [
+        (412, False, 0, "is not registered with this federation"),
+        (412, True, 0, "site-a is connected already"),
+        (401, True, 30, "The clock of site-a is 30 s ahead"),
+        (401, True, -900, "The clock of site-a is 900 s behind"),
+        (401, False, 0, "is not registered with this federation"),
+        (401, True, 0, "The signature of site-a"),
+    ],
+)
+def test_flowers_refusals_are_explained(
+    status: int,
+    known: bool,
+    ahead_s: int,
+    message: str,
+    stage: Stage,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    key = new_node_key().public_key()
+    stage.clients.names = {fingerprint(key): "site-a"} if known else {}
+    stage.upstream.status = status
+    headers = {
+        "flwr-public-key": base64.b64encode(public_key_to_bytes(key)).decode(),
+        "flwr-timestamp": (datetime.now(UTC) + timedelta(seconds=ahead_s)).isoformat(),
+    }
+    said = b'{"code": 2004, "detail": "Failed."}'
+    answer = stage.http.post(ACTIVATE, content=said, headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["detail"] == "Failed."
+    # Between signing and looking, a second may pass.
+    expected = message.replace("30 s", "").replace("900 s", "").split("  ")
+    assert all(part in answer.json()["extra"] for part in expected)
+    assert all(part in caplog.text for part in expected)

@@ -1,0 +1,158 @@
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from knnper.config.errors import CredentialError, RunError
+from knnper.transport.credentials.node_keys import fingerprint, new_node_key
+from server.link.authorized import AuthorizedFolder
+from server.link.control import UNREGISTERED, Node
+from server.link.registration import reconcile
+from server.link.roster_file import read_roster
+
+
+@dataclass
+class Flower:
+    """Registers as Flower does: a key once and for ever."""
+
+    known: list[Node] = field(default_factory=list)
+
+    def nodes(self) -> list[Node]:
+        return list(self.known)
+
+    def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
+        assert fingerprint(key) not in {node.key_sha256 for node in self.known}
+        number = str(2**63 + len(self.known))
+        self.known.append(Node(number, name, fingerprint(key), "registered"))
+        return number
+
+    def unregister(self, node_id: str) -> None:
+        self.known = [
+            Node(one.node_id, one.name, one.key_sha256, UNREGISTERED)
+            if one.node_id == node_id
+            else one
+            for one in self.known
+        ]
+
+
+def public_key() -> ec.EllipticCurvePublicKey:
+    return new_node_key().public_key()
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Folder, Flower and roster of one server."""
+
+    folder: AuthorizedFolder
+    flower: Flower
+    roster: Path
+
+    def names(self) -> dict[str, str]:
+        """Return the clients after a look: sources by name."""
+        found = reconcile(self.folder, self.flower, self.roster)
+        assert read_roster(self.roster) == found
+        return {one.name: one.source for one in found.values()}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    folder = AuthorizedFolder(tmp_path / "authorized")
+    folder.path.mkdir()
+    return Desk(folder, Flower(), tmp_path / "roster.json")
+
+
+def test_a_file_is_a_client(desk: Desk) -> None:
+    assert desk.names() == {}
+    desk.folder.add("site-a", public_key())
+    assert desk.names() == {"site-a": "folder"}
+    desk.folder.add("site-b", public_key())
+    assert desk.names() == {"site-a": "folder", "site-b": "folder"}
+    assert len(desk.flower.known) == 2
+
+
+def test_a_client_leaves_with_its_file(desk: Desk) -> None:
+    desk.folder.add("site-a", public_key())
+    desk.names()
+    desk.folder.remove("site-a")
+    assert desk.names() == {}
+    assert [node.status for node in desk.flower.known] == [UNREGISTERED]
+
+
+def test_a_removed_key_does_not_come_back(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = public_key()
+    desk.folder.add("site-a", key)
+    desk.names()
+    desk.folder.remove("site-a")
+    desk.names()
+    desk.folder.add("site-a", key)
+    assert desk.names() == {}
+    assert "make it another one" in caplog.text
+
+
+def test_a_name_may_get_another_key(desk: Desk) -> None:
+    for _ in range(2):
+        desk.folder.add("site-a", public_key())
+        assert desk.names() == {"site-a": "folder"}
+        desk.folder.remove("site-a")
+    assert len(desk.flower.known) == 2
+
+
+def test_nodes_registered_with_flowers_command_stay(desk: Desk) -> None:
+    desk.flower.register("by-hand", public_key())
+    desk.flower.register("", public_key())
+    found = desk.names()
+    assert found == {"by-hand": "flower", f"node-{2**63 + 1}": "flower"}
+    assert desk.names() == found
+
+
+def test_two_nodes_of_one_name_are_told_apart(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.folder.add("site-a", public_key())
+    desk.flower.register("site-a", public_key())
+    assert desk.names() == {f"node-{2**63}": "flower", "site-a": "folder"}
+    assert "no name of its own" in caplog.text
+
+
+def test_without_a_folder_nobody_is_removed(desk: Desk) -> None:
+    desk.folder.add("site-a", public_key())
+    desk.names()
+    desk.folder.path.rename(desk.folder.path.with_name("unmounted"))
+    with pytest.raises(RunError, match="registrations stay as they are"):
+        desk.names()
+    assert [node.status for node in desk.flower.known] == ["registered"]
+
+
+def test_unreadable_keys_are_named_and_left_out(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.folder.add("site-a", public_key())
+    copy = desk.folder.path / "site-z.pub"
+    copy.write_bytes((desk.folder.path / "site-a.pub").read_bytes())
+    (desk.folder.path / "broken.pub").write_text("no key")
+    (desk.folder.path / "bad name.pub").write_text("no key")
+    with caplog.at_level(logging.WARNING):
+        assert desk.names() == {"site-a": "folder"}
+    for said in ("broken.pub", "'bad name' cannot be", "the key of site-z is already"):
+        assert said in caplog.text
+
+
+def test_a_name_is_one_key(desk: Desk) -> None:
+    key = public_key()
+    desk.folder.add("site-a", key)
+    with pytest.raises(CredentialError, match="the name site-a is taken"):
+        desk.folder.add("site-a", public_key())
+    with pytest.raises(CredentialError, match="is already that of site-a"):
+        desk.folder.add("site-b", key)
+    with pytest.raises(CredentialError, match="cannot be a client's name"):
+        desk.folder.add("../site-b", public_key())
+
+
+def test_a_damaged_roster(desk: Desk) -> None:
+    desk.roster.write_text('{"format": 2}')
+    with pytest.raises(RunError, match="remove it"):
+        desk.names()

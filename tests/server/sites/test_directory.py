@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+
+from knnper.config.errors import RunError
+from server.link.roster_file import Registered, write_roster
+from server.sites import directory as directory_module
+from server.sites.directory import Directory
+from server.sites.registry import Registry
+from tests.server.sites.people import People
+
+pytestmark = pytest.mark.usefixtures("inside_a_run")
+
+
+def directory(people: People, registered: dict[int, str] | None = None) -> Directory:
+    made = Directory(people.grid, "{}", Registry(registered or {}))  # type: ignore[arg-type]
+    made.refresh()
+    return made
+
+
+def test_clients_are_known_by_the_names_they_say() -> None:
+    people = People({1: "b", 2: "a"})
+    found = directory(people)
+    assert sorted(found.members()) == ["a", "b"]
+    assert found.members()["b"].num_train == 10
+    assert (found.node_of("a"), found.node_of("c")) == (2, None)
+
+
+def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
+    people = People({1: "a", 2: "b"})
+    found = directory(people)
+    people.grid.nodes = {2}
+    found.refresh()
+    assert (list(found.members()), found.node_of("a")) == (["b"], None)
+    people.grid.nodes = {1, 2}
+    found.refresh()
+    assert found.node_of("a") == 1
+    assert sorted(people.asked) == [1, 2]
+
+
+def test_a_client_that_comes_back_as_another_node_is_the_same_client() -> None:
+    people = People({1: "a"})
+    found = directory(people)
+    people.said[7], people.grid.nodes = people.said[1], {7}
+    found.refresh()
+    assert found.node_of("a") == 7
+
+
+def test_a_name_that_is_taken_is_refused_and_both_sides_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    people = People({1: "a", 2: "a"})
+    found = directory(people)
+    assert found.node_of("a") == 1
+    ((node, reason),) = people.notices()
+    assert node == 2
+    assert "the name is taken by node 1" in reason
+    assert reason in caplog.text
+
+
+def test_a_key_goes_by_the_name_it_is_registered_under() -> None:
+    people = People({1: "a", 2: "b", 3: "c"})
+    found = directory(people, {1: "a", 2: "a2"})
+    assert list(found.members()) == ["a"]
+    told = dict(people.notices())
+    assert "its key is registered as a2, and it calls itself b" in told[2]
+    assert "its key is not registered under any name" in told[3]
+
+
+def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people = People({1: "a"})
+    people.change(1, problem="unknown label 'cta'")
+    found = directory(people)
+    assert found.members() == {}
+    assert "client a (node 1) cannot take part: unknown label 'cta'" in caplog.text
+    assert list(found.refused())
+    people.change(1, problem="")
+    found.refresh()
+    assert found.members() == {}, "not at once: reading data takes time"
+    monkeypatch.setattr(directory_module, "ASK_AGAIN_S", 0.0)
+    again = directory(people)
+    assert list(again.members()) == ["a"]
+
+
+def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    people = People({1: "a"})
+    people.grid.nodes.add(9)
+    assert list(directory(people).members()) == ["a"]
+    assert "node 9 did not introduce itself: no such file" in caplog.text
+
+
+def test_the_registry_is_what_the_server_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    write_roster(path, {"5": Registered("a", "00", "folder")})
+    assert Registry.read(path).names == {5: "a"}
+    assert Registry.read(None).names == {}
+    path.write_text("[]")
+    with pytest.raises(RunError, match="roster"):
+        Registry.read(path)

@@ -1,0 +1,207 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from knnper.config.catalogue import Catalogue
+from knnper.config.errors import ConfigError, RunError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Experiment, Settings
+from knnper.durable_files import JsonLines
+from server.hand_over import Handed
+from server.run_folder import RunFolder
+from strategies.core.evaluation import ClientResult, Evaluation
+
+
+@dataclass(frozen=True)
+class Nothing(Settings):
+    pass
+
+
+KINDS: dict[str, type[Settings]] = {"plain": Nothing}
+CATALOGUE = Catalogue(KINDS, KINDS, KINDS, KINDS, KINDS, lambda experiment: ())
+NAMES = {key: {"name": "plain"} for key in ("data", "partition", "model", "method")}
+EXPERIMENT: Experiment = load_experiment({"name": "demo", **NAMES}, CATALOGUE)
+
+
+def result(name: str, num_correct: int = 1) -> ClientResult:
+    evaluation = Evaluation(3, num_correct, 0.1 + 0.2, (1, 2), (1 / 3, 0.7), (0, 1))
+    return ClientResult(
+        name, True, 5, 2, evaluation, evaluation, evaluation, {"knn_weight": 1 / 3}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs" / "demo", EXPERIMENT)
+
+
+def test_a_new_folder_holds_the_experiment(folder: RunFolder) -> None:
+    assert [path.name for path in folder.path.iterdir()] == ["experiment.yaml"]
+    assert RunFolder.open(folder.path) == folder
+    assert folder.experiment(CATALOGUE) == EXPERIMENT
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, EXPERIMENT)
+    assert (tmp_path / "experiment.yaml").exists()
+
+
+def test_an_earlier_run_is_kept_unless_told_otherwise(folder: RunFolder) -> None:
+    folder.append_round({"server_round": 1})
+    with pytest.raises(RunError, match=r"holds a run already.*--resume.*--overwrite"):
+        RunFolder.create(folder.path, EXPERIMENT)
+    assert folder.rounds() == [{"server_round": 1}]
+
+
+def test_overwriting_leaves_nothing_of_the_earlier_run(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    (folder.path / "link").symlink_to(outside)
+    (folder.path / "checkpoints" / "round-000001").mkdir(parents=True)
+    folder.append_round({"server_round": 1})
+    fresh = RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
+    assert [path.name for path in fresh.path.iterdir()] == ["experiment.yaml"]
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("content", [None, "name: mine\n", ""])
+def test_what_is_no_run_is_never_deleted(tmp_path: Path, content: str | None) -> None:
+    (tmp_path / "thesis.tex").touch()
+    if content is not None:
+        (tmp_path / "experiment.yaml").write_text(content)
+    with pytest.raises(RunError, match="is not empty and holds no run"):
+        RunFolder.create(tmp_path, EXPERIMENT, overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "demo"
+    path.touch()
+    with pytest.raises(RunError, match="is a file; expected a folder"):
+        RunFolder.create(path, EXPERIMENT)
+
+
+def test_opening_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run: experiment\.yaml is missing"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_resumed_run_stays_the_same_experiment(folder: RunFolder) -> None:
+    resumed = folder.experiment(CATALOGUE, ["run.num_workers=3"])
+    assert resumed.run.num_workers == 3
+    with pytest.raises(ConfigError, match=r"found run\.seed=1, which makes it another"):
+        folder.experiment(CATALOGUE, ["run.seed=1"])
+
+
+CONDITIONS = {"partition_hash": "abc", "command": ["knnper"], "started": "today"}
+
+
+def test_the_first_manifest_stays(folder: RunFolder) -> None:
+    folder.write_manifest(CONDITIONS)
+    later = {**CONDITIONS, "command": ["knnper", "--resume"], "started": "tomorrow"}
+    found = folder.write_manifest(later)
+    assert found["command"] == ["knnper"]
+    again = {"command": ["knnper", "--resume"], "started": "tomorrow"}
+    assert found["resumed"] == [again]
+
+
+def test_changed_data_is_refused(folder: RunFolder) -> None:
+    folder.write_manifest(CONDITIONS)
+    with pytest.raises(RunError, match="expected the split abc, found xyz"):
+        folder.write_manifest({**CONDITIONS, "partition_hash": "xyz"})
+
+
+def test_results(folder: RunFolder) -> None:
+    folder.write_results({"loss": float("nan"), "third": 1 / 3, "missing": None})
+    assert folder.results() == {"loss": None, "third": 1 / 3, "missing": None}
+    assert not list(folder.path.glob(".*"))
+
+
+def test_one_process_leads_a_run(folder: RunFolder) -> None:
+    another = RunFolder.open(folder.path)
+    busy = pytest.raises(RunError, match="another process")
+    with folder.locked(), busy, another.locked():
+        pass
+    with another.locked():
+        pass
+
+
+def test_unfinished_and_damaged_runs(folder: RunFolder) -> None:
+    with pytest.raises(RunError, match=r"results\.json is missing.*--resume"):
+        folder.results()
+    (folder.path / "results.json").write_text('{"seen":')
+    with pytest.raises(RunError, match=r"results\.json is damaged, expected JSON"):
+        folder.results()
+    (folder.path / "results.json").write_text("[]")
+    with pytest.raises(RunError, match="expected a JSON object"):
+        folder.results()
+
+
+def test_rounds_to_be_repeated_are_dropped(folder: RunFolder) -> None:
+    folder.drop_rounds_after(0)
+    for server_round in (1, 2, 3):
+        folder.append_round({"server_round": server_round, "train_loss": float("nan")})
+    folder.drop_rounds_after(1)
+    assert folder.rounds() == [{"server_round": 1, "train_loss": None}]
+
+
+def test_clients_csv(folder: RunFolder) -> None:
+    folder.write_clients_csv([result("b"), result("a")])
+    lines = (folder.path / "clients.csv").read_text().splitlines()
+    assert [line[0] for line in lines[1:]] == ["a", "b"]
+
+
+def handed(reported: ClientResult) -> Handed:
+    return Handed(reported.client, reported)
+
+
+def test_client_results_belong_to_a_model(folder: RunFolder) -> None:
+    assert folder.load_hand_over("m1") == {}
+    folder.append_hand_over("m0", handed(result("a", 0)))
+    folder.append_hand_over("m1", handed(result("a", 1)))
+    folder.append_hand_over("m1", handed(result("b", 2)))
+    assert folder.load_hand_over("m1") == {
+        "a": result("a", 1),
+        "b": result("b", 2),
+    }
+    folder.append_hand_over("m1", Handed("c", None))
+    assert folder.load_hand_over("m1")["c"] is None
+
+
+def test_a_torn_line_is_dropped_and_not_built_upon(folder: RunFolder) -> None:
+    path = folder.path / "personalization.jsonl"
+    folder.append_hand_over("m", handed(result("a")))
+    whole = path.read_bytes()
+    folder.append_hand_over("m", handed(result("b")))
+    torn_line = path.read_bytes()[len(whole) :]
+    for length in range(0, len(torn_line), 20):
+        path.write_bytes(whole + torn_line[:length])
+        assert list(folder.load_hand_over("m")) == ["a"]
+    folder.append_hand_over("m", handed(result("c")))
+    assert list(folder.load_hand_over("m")) == ["a", "c"]
+
+
+def test_a_damaged_line_before_the_last_is_an_error(folder: RunFolder) -> None:
+    path = folder.path / "personalization.jsonl"
+    folder.append_hand_over("m", handed(result("a")))
+    path.write_bytes(b'{"model\n' + path.read_bytes())
+    with pytest.raises(RunError, match=r"line 1 of .*personalization\.jsonl is damag"):
+        folder.load_hand_over("m")
+    path.write_text(json.dumps({"model": "m", "result": {"client": 3}}) + "\n")
+    with pytest.raises(RunError, match="is no client's result"):
+        folder.load_hand_over("m")
+
+
+def test_json_lines_hold_objects_only(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    assert lines.read() == []
+    lines.path.write_text("3\n")
+    with pytest.raises(RunError, match="expected one JSON object a line"):
+        lines.read()
+    lines.replace([{"a": 1}, {"b": 2}])
+    assert lines.read() == [{"a": 1}, {"b": 2}]

@@ -1,0 +1,116 @@
+"""What a process may use: cores, threads, a GPU, memory."""
+
+import ctypes
+import os
+import platform
+
+import pytest
+import torch
+
+from knnper import machine
+from knnper.config.errors import RunError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import RunSettings
+from knnper.machine import (
+    compute_device,
+    keep_freed_memory,
+    num_threads,
+    num_workers,
+    prepare_process,
+    with_fixed_threads,
+)
+from simulation.catalogue import experiment_catalogue
+
+CPU = torch.device("cpu")
+
+
+def test_one_worker_a_core_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_workers(RunSettings(num_workers=7)) == 7
+    if hasattr(os, "sched_getaffinity"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5})
+        assert num_workers(RunSettings()) == 3
+        monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert num_workers(RunSettings()) == 5
+
+
+@pytest.mark.parametrize(
+    ("run", "threads"),
+    [
+        (RunSettings(), 1),
+        (RunSettings(threads_per_worker=3), 3),
+        (RunSettings(threads_per_worker="auto"), 1),
+        (RunSettings(threads_per_worker="auto", num_workers=3), 2),
+        (RunSettings(threads_per_worker="auto", num_workers=100), 1),
+        (RunSettings(threads_per_worker="auto", num_workers=3, engine="serial"), 8),
+    ],
+)
+def test_threads_on_eight_cores(
+    monkeypatch: pytest.MonkeyPatch, run: RunSettings, threads: int
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    assert num_threads(run) == threads
+
+
+def test_threads_are_fixed_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {
+        "name": "x",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+        "run": {"threads_per_worker": "auto", "num_workers": 2},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    assert with_fixed_threads(experiment).run.threads_per_worker == 4
+
+
+def test_clients_without_a_gpu_compute_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert compute_device(RunSettings()) == CPU
+
+
+def test_clients_with_part_of_a_gpu_compute_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert compute_device(RunSettings(gpus_per_client=0.25)) == torch.device("cuda")
+
+
+def test_a_missing_gpu_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = r"found no GPU.*expected one.*gpus_per_client is 0\.5; install.*set.*to 0"
+    with pytest.raises(RunError, match=message):
+        compute_device(RunSettings(gpus_per_client=0.5))
+
+
+def test_the_process_gets_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    prepare_process(RunSettings(threads_per_worker=3), CPU)
+    assert chosen == [3]
+
+
+@pytest.mark.parametrize(("libc", "calls"), [("glibc", 2), ("", 0)])
+def test_memory_is_kept_where_glibc_allocates_it(
+    monkeypatch: pytest.MonkeyPatch, libc: str, calls: int
+) -> None:
+    made: list[tuple[int, int]] = []
+
+    class Library:
+        def __init__(self, name: None) -> None:
+            pass
+
+        def mallopt(self, parameter: int, value: int) -> None:
+            made.append((parameter, value))
+
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    keep_freed_memory()
+    # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
+    assert made == [(-3, 2**30), (-1, 2**30)][:calls]

@@ -1,0 +1,161 @@
+import ssl
+import stat
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from knnper.config.errors import CredentialError
+from knnper.transport.credentials.certificates import (
+    Identity,
+    hosts_of,
+    issue_server_certificate,
+    main_host_of,
+    new_authority,
+    read_certificate,
+    read_identity,
+    write_certificate,
+)
+from knnper.transport.credentials.checks import (
+    authority_problem,
+    expires_soon,
+    expiry_problem,
+    host_problem,
+    key_problem,
+)
+from knnper.transport.credentials.files import permission_problem
+
+HOSTS = ("federation.example.org", "192.0.2.7", "::1", "*.lab.example.org")
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Identity:
+    return new_authority("test authority")
+
+
+@pytest.fixture(scope="module")
+def server(authority: Identity) -> Identity:
+    return issue_server_certificate(authority, HOSTS, days=90)
+
+
+def test_openssl_accepts_what_is_issued(
+    authority: Identity, server: Identity, tmp_path: Path
+) -> None:
+    authority.write(tmp_path / "ca.crt", tmp_path / "ca.key")
+    server.write(tmp_path / "server.crt", tmp_path / "server.key")
+    strict = ("openssl", "verify", "-x509_strict", "-purpose", "sslserver")
+    files = ("-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.crt"))
+    subprocess.run([*strict, *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+
+
+def test_only_the_owner_reads_the_key(server: Identity, tmp_path: Path) -> None:
+    server.write(tmp_path / "server.crt", tmp_path / "server.key")
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+    assert permission_problem(tmp_path / "server.key") is None
+    (tmp_path / "server.key").chmod(0o640)
+    problem = permission_problem(tmp_path / "server.key")
+    assert problem is not None
+    assert "chmod 600" in problem
+
+
+def test_nothing_is_overwritten(server: Identity, tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_text("precious")
+    with pytest.raises(CredentialError, match="never overwritten"):
+        write_certificate(file, server.certificate)
+    assert file.read_text() == "precious"
+
+
+def test_hosts_are_read_back(server: Identity) -> None:
+    assert set(hosts_of(server.certificate)) == set(HOSTS)
+    assert main_host_of(server.certificate) == HOSTS[0]
+
+
+def test_the_first_host_may_be_an_address_or_very_long(authority: Identity) -> None:
+    for first in ("192.0.2.7", f"{'a' * 60}.{'b' * 60}.example.org"):
+        issued = issue_server_certificate(authority, (first, "localhost"))
+        assert main_host_of(issued.certificate) == first
+
+
+def test_a_server_is_not_valid_longer_than_its_authority() -> None:
+    authority = new_authority("short", days=3)
+    issued = issue_server_certificate(authority, HOSTS, days=30).certificate
+    assert issued.not_valid_after_utc == authority.certificate.not_valid_after_utc
+
+
+def test_what_was_written_is_read(server: Identity, tmp_path: Path) -> None:
+    server.write(tmp_path / "c", tmp_path / "k")
+    read = read_identity(tmp_path / "c", tmp_path / "k")
+    assert read.certificate == server.certificate
+    assert key_problem(read.certificate, read.key) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "there is no file"), ("hello", "does not hold a certificate in PEM")],
+)
+def test_unreadable_certificates(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(CredentialError, match=message):
+        read_certificate(file)
+
+
+def test_a_valid_certificate_has_no_problem(
+    authority: Identity, server: Identity
+) -> None:
+    assert expiry_problem(server.certificate, NOW) is None
+    assert expires_soon(server.certificate, NOW) is None
+    assert authority_problem(server.certificate, authority.certificate) is None
+
+
+@pytest.mark.parametrize(
+    ("days", "message"), [(91, "expired on"), (-1, "set the clock")]
+)
+def test_a_certificate_out_of_its_time(
+    days: int, message: str, server: Identity
+) -> None:
+    problem = expiry_problem(server.certificate, NOW + timedelta(days=days))
+    assert problem is not None
+    assert message in problem
+
+
+def test_a_certificate_that_soon_expires(server: Identity) -> None:
+    problem = expires_soon(server.certificate, NOW + timedelta(days=70))
+    assert problem is not None
+    assert "federation renew" in problem
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["Federation.Example.org", "192.0.2.7", "0:0:0:0:0:0:0:1", "a.lab.example.org"],
+)
+def test_hosts_of_the_certificate(host: str, server: Identity) -> None:
+    assert host_problem(server.certificate, host) is None
+
+
+@pytest.mark.parametrize(
+    "host", ["example.org", "192.0.2.8", "lab.example.org", "a.b.lab.example.org"]
+)
+def test_other_hosts(host: str, server: Identity) -> None:
+    problem = host_problem(server.certificate, host)
+    assert problem is not None
+    assert f"not for {host}" in problem
+
+
+def test_another_authority_of_the_same_name(server: Identity) -> None:
+    other = new_authority("test authority").certificate
+    problem = authority_problem(server.certificate, other)
+    assert problem is not None
+    assert "copy the ca.crt" in problem
+
+
+def test_another_key(authority: Identity, server: Identity) -> None:
+    assert key_problem(server.certificate, authority.key) is not None

@@ -1,0 +1,173 @@
+"""A global model as a folder: what is loaded is what was saved, or is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from knnper.transport.model_folder.card import fingerprint_of
+from knnper.transport.model_folder.errors import ModelError
+from knnper.transport.model_folder.files import (
+    DESCRIPTION,
+    WEIGHTS,
+    is_model_folder,
+    load_model,
+    save_model,
+)
+from knnper.transport.model_folder.global_model import require_fingerprint
+from strategies.knn_per import default_memory
+from tests.client.residence.small_site import (
+    TASK,
+    feature_model,
+    queries,
+    small_model,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model", small_model(num_neighbors=5))
+    return tmp_path / "model"
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    path = folder / DESCRIPTION
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_what_is_loaded_is_what_was_saved(folder: Path) -> None:
+    model, loaded = small_model(num_neighbors=5), load_model(folder)
+
+    assert is_model_folder(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
+    assert loaded.card == model.card
+    assert loaded.card.memory.num_neighbors == 5
+    assert loaded.fingerprint == model.fingerprint
+    assert loaded.card.learned == TASK
+    assert (loaded.embedding_dim, loaded.card.num_rounds) == (8, 3)
+    found, expected = loaded.embed(queries()), model.embed(queries())
+    assert torch.equal(found, expected)
+    assert torch.equal(loaded.head(found), model.head(expected))
+
+
+def test_the_fingerprint_is_what_it_always_was() -> None:
+    model = small_model()
+    weights = torch.arange(model.weights.numel(), dtype=torch.float32) / 1000
+
+    assert fingerprint_of(model.card, weights) == (
+        "dd5165061c60a8c3f4dd70d02406cfb99c4855a945c09cbbec4a2d2468a715df"
+    )
+
+
+def test_the_fingerprint_is_of_all_that_an_embedding_depends_on() -> None:
+    model = small_model()
+    card, spec = model.card, model.spec
+    found = {
+        fingerprint_of(changed, model.weights)
+        for changed in (
+            card,
+            replace(card, precision="bfloat16"),
+            replace(card, spec=replace(spec, mean=(0.4,))),
+            replace(card, spec=replace(spec, std=(0.4,))),
+            replace(card, spec=replace(spec, dtype="float32")),
+            replace(card, model={**card.model, "embedding_dim": 9}),
+        )
+    }
+    same = replace(card, name="other", seed=9, class_names=("a", "b", "c", "d"))
+
+    assert len(found) == 6
+    assert fingerprint_of(same, model.weights) == model.fingerprint
+    assert fingerprint_of(card, model.weights + 1e-7) != model.fingerprint
+
+
+def test_a_method_without_a_memory_gets_the_default_one() -> None:
+    assert small_model(method="fedavg").card.memory == default_memory()
+    assert default_memory().evidence_of(20, 1) == "leave_one_out"
+
+
+def test_saving_the_same_model_again_changes_nothing(folder: Path) -> None:
+    before = (folder / WEIGHTS).stat().st_mtime_ns
+    save_model(folder, small_model(num_neighbors=5))
+    assert (folder / WEIGHTS).stat().st_mtime_ns == before
+
+
+def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="give another folder"):
+        save_model(folder, small_model(seed=1))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ModelError, match="exists and holds no model"):
+        save_model(tmp_path / "other", small_model())
+
+
+def test_changed_weights_are_refused(folder: Path) -> None:
+    weights = small_model().weights.clone()
+    weights[3] += 1e-6
+    save_file({"weights": weights}, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=r"expected the model \w{12}, found \w{12}"):
+        load_model(folder)
+
+
+def test_weights_of_another_architecture_are_refused(folder: Path) -> None:
+    save_file({"weights": torch.zeros(7)}, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=r"expected weights of shape .* found \(7,\)"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors at all"])
+def test_a_damaged_file_is_refused(folder: Path, content: bytes) -> None:
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(ModelError, match=r"cannot be read .*; export the model again"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_description_is_refused(folder: Path, content: str) -> None:
+    (folder / DESCRIPTION).write_text(content)
+    with pytest.raises(ModelError, match="export the model again"):
+        load_model(folder)
+
+
+def test_another_format_is_refused(folder: Path) -> None:
+    rewrite(folder, format=2)
+    with pytest.raises(ModelError, match="a model of format 2, expected 1"):
+        load_model(folder)
+
+
+def test_a_card_of_another_version_is_refused(folder: Path) -> None:
+    card = json.loads((folder / DESCRIPTION).read_text())["card"]
+    rewrite(folder, card={**card, "model": {"name": "huge_net"}})
+    with pytest.raises(ModelError, match="the model 'huge_net' is unknown, expected"):
+        load_model(folder)
+    rewrite(folder, card={**card, "model": {"name": "tiny_cnn", "depth": 3}})
+    with pytest.raises(ModelError, match=r"model\.depth: unknown setting"):
+        load_model(folder)
+    rewrite(folder, card={"name": "small"})
+    with pytest.raises(ModelError, match="not what this version of the software"):
+        load_model(folder)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    assert not is_model_folder(tmp_path)
+    with pytest.raises(ModelError, match=r"holds no model: model.json is missing"):
+        load_model(tmp_path)
+
+
+def test_another_model_than_announced_is_refused() -> None:
+    model = small_model()
+    require_fingerprint(model, model.fingerprint, "the hand-over")
+    with pytest.raises(ModelError, match=r"the hand-over: expected the model abcdef"):
+        require_fingerprint(model, "abcdef" + 58 * "0", "the hand-over")
+
+
+def test_a_model_of_features_is_kept_too(tmp_path: Path) -> None:
+    model, rows = feature_model(), torch.randn((4, 1, 1, 3))
+    save_model(tmp_path / "model", model)
+    loaded = load_model(tmp_path / "model")
+
+    assert loaded.card.learned == model.card.learned
+    assert loaded.card.feature_names == ("age", "height", "weight")
+    assert loaded.embedding_dim == 5
+    assert torch.equal(loaded.embed(rows), model.embed(rows))
