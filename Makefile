@@ -12,7 +12,7 @@ BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
-.PHONY: help install demo test test-slow check format bench clean
+.PHONY: help install demo test test-slow check format docker-try bench clean
 .PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -38,11 +38,15 @@ check: $(STAMP) ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	MYPYPATH=docker $(BIN)/mypy --explicit-package-bases docker/try.py docker/health.py docker/trial
 	$(BIN)/lint-imports
 
 format: $(STAMP) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docker-try: $(STAMP) ## Try the images: a federation in containers, in ten minutes
+	$(BIN)/python docker/try.py
 
 bench: $(STAMP) ## Measure speed and memory, lines of JSON, in 20 minutes
 	@set -e; for name in $(BENCHMARKS); do $(call BENCHMARK,$$name); done

@@ -20,7 +20,7 @@ from knnper.transport.messages import (
 )
 from server.federation import Request
 from server.flower_federation import FlowerFederation
-from server.sites.introductions import OVER_NETWORK
+from server.sites.federation import OVER_NETWORK
 from strategies.core.averaging import average_weights
 from strategies.core.records import ModelPayload, ModelUpdate
 

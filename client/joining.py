@@ -53,7 +53,8 @@ def join(settings: ClientSettings, patience_s: float) -> Onboarded:
         else _node(settings, residence, patience_s) as node
     ):
         while serving is None:
-            if node is not None and node.exitcode is not None:
+            has_ended = node is not None and node.exitcode is not None
+            if has_ended and residence.served() is None:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
                     "log says why, and knnper doctor looks for the cause"

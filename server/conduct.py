@@ -100,6 +100,8 @@ class Conductor:
     ) -> Collection[str]:
         """Give the model to the clients that lack it; write the results of all.
 
+        While nobody has it there are no results, and the run is not done.
+
         Parameters
         ----------
         trained
@@ -117,15 +119,12 @@ class Conductor:
         Raises
         ------
         RunError
-            If a client cannot personalise, where none may be away; and if nobody can.
+            If a client cannot personalise, where none may be away.
         """
-        began = time.monotonic()
+        began, before = time.monotonic(), self._seconds_before()
         handed = self._hand_over(trained, roster, roster.names() if to is None else to)
         if not handed:
-            raise RunError(
-                "training is done, and no client could be handed the model; the log "
-                "says why of each. Resume the run when they can"
-            )
+            return handed
         results = [result for result in handed.values() if result is not None]
         away = [name for name in roster.names() if name not in handed]
         document = {
@@ -133,7 +132,7 @@ class Conductor:
             **summarise_groups(results),
             "training": {
                 **training_summary(self.folder.rounds(), results),
-                "personalization_seconds": time.monotonic() - began,
+                "personalization_seconds": time.monotonic() - began + before,
                 "state_sha256": trained.fingerprint,
             },
             "hand_over": {
@@ -149,6 +148,12 @@ class Conductor:
         self.folder.write_clients_csv(results)
         self.folder.write_results(document)
         return handed
+
+    def _seconds_before(self) -> float:
+        """Return what earlier hand-overs of this run took."""
+        if not self.folder.is_finished():
+            return 0.0
+        return float(self.folder.results()["training"]["personalization_seconds"])
 
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint of the run; None if there is none."""

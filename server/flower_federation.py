@@ -32,6 +32,9 @@ from server.federation import Federation, Reply, Request
 from server.packing import Packer
 from strategies.core.evaluation import ClientResults, Evaluation
 
+EXPIRES_LATER_S = 10.0
+"""Flower forgets a message this long after its reply is due: we say so first."""
+
 
 @dataclass
 class FlowerFederation(Federation):
@@ -133,7 +136,7 @@ class FlowerFederation(Federation):
             message_type=purpose.value,
             group_id=str(job.server_round),
             # One that nobody has taken by then would only keep a client busy.
-            ttl=job.timeout_s or None,
+            ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
         )
 
     def _reply(

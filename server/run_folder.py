@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ _FIRST_LINE = (
     "# All settings of the run in this folder; written by `knnper simulate`.\n"
 )
 _ROSTER = "clients.json"
+_SESSION = "session"
+_LOCK = ".lock"
 _CLIENT_RESULT = TypeAdapter(ClientResult)
 
 
@@ -68,24 +71,25 @@ class RunFolder:
         """
         cls.require_free(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
-        _make_empty(path)
         folder = cls(path)
-        write_atomically(path / EXPERIMENT, _FIRST_LINE + to_yaml(experiment))
+        with folder.locked():
+            _make_empty(path)
+            write_atomically(path / EXPERIMENT, _FIRST_LINE + to_yaml(experiment))
         return folder
 
-    @staticmethod
-    def require_free(path: Path, *, overwrite: bool) -> None:
+    @classmethod
+    def require_free(cls, path: Path, *, overwrite: bool) -> None:
         """Do nothing if `create` can make a run in ``path``.
 
         Raises
         ------
         RunError
-            If the folder is not empty and must not be overwritten, or holds something
-            else than a run.
+            If the folder is not empty and must not be overwritten, holds something
+            else than a run, or another process leads the run in it.
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; expected a folder for the run")
-        if not path.exists() or not any(path.iterdir()):
+        if not path.exists() or all(entry.name == _LOCK for entry in path.iterdir()):
             return
         if not _is_run(path):
             raise RunError(
@@ -97,6 +101,7 @@ class RunFolder:
                 f"{path} holds a run already; go on with it with --resume {path}, "
                 "delete it with --overwrite, or choose another folder with --output"
             )
+        cls(path).require_idle()
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -155,23 +160,35 @@ class RunFolder:
         RunError
             If another process leads it.
         """
-        with (self.path / ".lock").open("wb") as file:
+        with (self.path / _LOCK).open("wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(
                     f"another process is at work on the run in {self.path}; wait for "
-                    "it, or end it first"
+                    "it, or end it first (`flwr stop` ends a server that stays for "
+                    "clients that come late)"
                 ) from error
             yield
+
+    def require_idle(self) -> None:
+        """Refuse a run that a process leads.
+
+        Raises
+        ------
+        RunError
+            If one does.
+        """
+        with self.locked():
+            pass
 
     def is_led(self) -> bool:
         """Return whether a process leads this run."""
         try:
-            with self.locked():
-                return False
+            self.require_idle()
         except RunError:
             return True
+        return False
 
     @property
     def checkpoints(self) -> Path:
@@ -213,6 +230,13 @@ class RunFolder:
     def manifest(self) -> dict[str, Any]:
         """Return the content of ``manifest.json``."""
         return self._read_json("manifest.json")
+
+    def session(self) -> str:
+        """Return an id that this run has from its beginning, and no other."""
+        path = self.path / _SESSION
+        if not path.exists():
+            write_atomically(path, uuid.uuid4().hex)
+        return path.read_text(encoding="utf-8")
 
     def write_roster(self, roster: Roster) -> None:
         """Keep who takes part, where that is known only when the run begins."""
@@ -343,9 +367,10 @@ def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_empty(path: Path) -> None:
-    """Delete the run in ``path``, if there is one."""
+    """Delete the run in ``path``, if there is one, but for the lock that is held."""
+    entries = [entry for entry in path.iterdir() if entry.name != _LOCK]
     # What tells that it is a run goes last: a deletion that is cut short can be redone.
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == EXPERIMENT):
+    for entry in sorted(entries, key=lambda entry: entry.name == EXPERIMENT):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

@@ -89,7 +89,8 @@ class IndexCache:
         """See `Cache`."""
         reason = self.distrust(version, settings)
         if reason is not None:
-            _LOG.info("the index in %s is built anew: %s", self.folder, reason)
+            if self.folder.is_dir():  # else there never was one
+                _LOG.info("the index in %s is built anew: %s", self.folder, reason)
             return None
         try:
             return read_index(settings, self._index_file(), version.embedding_dim)

@@ -8,9 +8,10 @@ import faiss
 import numpy as np
 
 from datastore.index.base import Ids, Vectors
-from datastore.index.codes import CodesIndex
-from datastore.index.index_file import empty_file, read_index_file
+from datastore.index.codes import CodesIndex, code_rows
+from datastore.index.index_file import IndexFile, empty_file, read_index_file
 from datastore.index.layout import require_layout
+from datastore.index.screening import Screening
 from datastore.index.settings import ExactVectorsSettings, LossySettings
 from datastore.index.single_thread import use_one_thread
 
@@ -54,15 +55,53 @@ class FlatIndex(CodesIndex):
     Rough squared distances are float32 sums of squared differences. They are off by at
     most about p 2^-23 of themselves, and by p times the smallest normal number where
     squares underflow, and do not depend on the other queries.
+
+    A large index that is asked often takes a quarter more memory, for a `Screen`.
     """
 
     keeps_vectors = True
     forgets = True
 
+    def __init__(self, content: IndexFile) -> None:
+        super().__init__(content)
+        self._by_slot: Vectors = code_rows(self._index).view(np.float32)
+        self._screening = Screening()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the vectors, of their screen and of the table of ids."""
+        return super().num_bytes + self._screening.num_bytes
+
+    def add(self, ids: Ids, vectors: Vectors) -> None:
+        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
+        super().add(ids, vectors)
+        self._by_slot = code_rows(self._index).view(np.float32)
+        self._screening.follow(vectors)
+
+    def remove(self, ids: Ids) -> None:
+        """Overwrite the vectors of ``ids`` (m,)."""
+        self._screening.drop()
+        super().remove(ids)
+        self._by_slot = code_rows(self._index).view(np.float32)
+
     def candidates_with_vectors(
         self, queries: Vectors, count: int
     ) -> tuple[Vectors, Ids, Vectors]:
         """Return `candidates`, and their vectors of shape (m, count, p)."""
+        vectors = self._by_slot
+        screen = self._screening.screen(vectors, len(queries), count)
+        if screen is None:
+            return self._compared(queries, count)
+        found = [screen.nearest(query, count, vectors) for query in queries]
+        known = [one for one in found if one is not None]
+        if len(known) < len(queries):
+            return self._compared(queries, count)
+        slots = np.array([slots for _, slots in known])
+        rough = np.array([squared for squared, _ in known])
+        return rough, self._table.by_slot[slots], vectors[slots]
+
+    def _compared(self, queries: Vectors, count: int) -> tuple[Vectors, Ids, Vectors]:
+        """Return the same, from reading all vectors."""
         if len(queries) > self._queries_at_once:
             return super().candidates_with_vectors(queries, count)
         use_one_thread()

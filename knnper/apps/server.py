@@ -7,7 +7,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from knnper.apps.order import Order, order_of
 from knnper.apps.site_run import lead_sites
-from knnper.apps.virtual_run import lead_virtual_clients
 from knnper.data.site.agreement import SitesSettings
 from server.observer import LoggingObserver
 from server.run_folder import RunFolder
@@ -38,4 +37,7 @@ def main(grid: Grid, context: Context) -> None:
 def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
     if isinstance(order.experiment.data.settings, SitesSettings):
         return lead_sites(grid, order, observer)
+    # It needs Ray, which the server of a federation need not have.
+    from knnper.apps.virtual_run import lead_virtual_clients
+
     return lead_virtual_clients(grid, order, observer)

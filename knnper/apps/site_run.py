@@ -28,8 +28,7 @@ from server.observer import Observer
 from server.roster import Member, Roster
 from server.run_folder import RunFolder
 from server.sites.directory import Directory
-from server.sites.federation import SiteFederation
-from server.sites.introductions import OVER_NETWORK
+from server.sites.federation import OVER_NETWORK, SiteFederation
 from server.sites.latecomers import Latecomers
 from server.sites.registry import Registry
 from strategies.assembly import Assembly, assemble
@@ -53,12 +52,12 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     experiment, stop = order.experiment, threading.Event()
     task = _task(experiment)
     assembly = assemble(experiment, task.spec)
-    directory = Directory(
-        grid, to_json(without_start(experiment)), Registry.read(order.registry), stop
-    )
+    sent = to_json(without_start(experiment))
+    directory = Directory(grid, sent, lambda: Registry.read(order.registry))
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
+    messenger.session = folder.session()
     with folder.locked(), quick_pulls():
         roster = folder.roster() or _begin(folder, federation)
         conductor = Conductor(assembly, federation, folder, observer)
@@ -67,6 +66,11 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
         conductor.hand_over(trained, roster)
         late = Latecomers(conductor, federation, trained)
         late.serve(roster, experiment.run.federation.stay_s)
+    if not folder.is_finished():
+        raise RunError(
+            "training is done, and no client could be handed the model; the log says "
+            "why of each. Resume the run when they can"
+        )
     return folder
 
 

@@ -126,7 +126,7 @@ def _require_free(place: Path, overwrite: bool, resume: bool) -> None:
     from server.run_folder import RunFolder
 
     if resume:
-        RunFolder.open(place)
+        RunFolder.open(place).require_idle()
     else:
         RunFolder.require_free(place, overwrite=overwrite)
 

@@ -23,9 +23,10 @@ class Watch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._before = _written(path)
-        self._started = False
-        self._told_rounds = 0
+        self._before = _version(path / RESULTS)
+        self._run = _version(path / EXPERIMENT)
+        self._num_told = len(RunFolder(path).rounds()) if self._run else 0
+        self._has_started = False
 
     def until_done(self, observer: Observer, has_ended: Callable[[], bool]) -> bool:
         """Follow the run until it has new results; return whether it has.
@@ -39,23 +40,30 @@ class Watch:
         """
         while True:
             ended = has_ended()
-            if (self._path / EXPERIMENT).is_file():
-                self._tell(RunFolder.open(self._path), observer)
-            if _written(self._path) != self._before:
+            results = _version(self._path / RESULTS)
+            # After the results were looked for: their last round must be told.
+            self._tell(observer)
+            if results is not None and results != self._before:
                 return True
             if ended:
                 return False
             time.sleep(LOOK_EVERY_S)
 
-    def _tell(self, folder: RunFolder, observer: Observer) -> None:
-        rounds = folder.rounds()
-        if not self._started:
-            self._started, self._told_rounds = True, len(rounds)
+    def _tell(self, observer: Observer) -> None:
+        run = _version(self._path / EXPERIMENT)
+        if run is None:
+            return
+        if run != self._run:  # another one has taken its place
+            self._run, self._num_told, self._has_started = run, 0, False
+        folder = RunFolder(self._path)
+        if not self._has_started:
+            self._has_started = True
             num_rounds = folder.experiment(experiment_catalogue()).training.num_rounds
-            observer.training_started(num_rounds, len(rounds) + 1)
-        for record in rounds[self._told_rounds :]:
+            observer.training_started(num_rounds, self._num_told + 1)
+        rounds = folder.rounds()
+        for record in rounds[self._num_told :]:
             observer.round_finished(_with_numbers(record))
-        self._told_rounds = max(self._told_rounds, len(rounds))
+        self._num_told = max(self._num_told, len(rounds))
 
 
 def _with_numbers(record: Mapping[str, float | None]) -> dict[str, float]:
@@ -65,10 +73,10 @@ def _with_numbers(record: Mapping[str, float | None]) -> dict[str, float]:
     }
 
 
-def _written(path: Path) -> tuple[int, int] | None:
-    """Return what tells one results file from another; None if there is none."""
+def _version(file: Path) -> tuple[int, int] | None:
+    """Return what tells one content of a file from another; None without a file."""
     try:
-        status = (path / RESULTS).stat()
+        status = file.stat()
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns

@@ -126,6 +126,9 @@ class FederationSettings(Settings):
     wait_for_clients_s
         Longest wait for clients, at the start and before any round of whose clients
         too few are connected; then the run ends.
+    grace_s
+        Before a round, how long a client of it that has just been lost is waited for
+        although enough others are there.
     round_timeout_s
         A client that has not answered after this time is left out of the round. Its
         own process ends itself then, and is free for the next one.
@@ -140,6 +143,7 @@ class FederationSettings(Settings):
 
     min_clients: PositiveInt | None = None
     wait_for_clients_s: NonNegativeFloat = 300.0
+    grace_s: NonNegativeFloat = 30.0
     round_timeout_s: PositiveFloat = 3600.0
     round_attempts: PositiveInt = 3
     hand_over_timeout_s: PositiveFloat = 3600.0

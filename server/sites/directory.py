@@ -1,9 +1,8 @@
 """Which client is behind which node, and who is there."""
 
 import logging
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,7 +12,7 @@ from knnper.transport.introduction import Introduction
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import NoReply
 from server.roster import Member
-from server.sites.introductions import introductions
+from server.sites.introductions import Introductions
 from server.sites.registry import Registry
 
 ASK_AGAIN_S = 20.0
@@ -32,37 +31,47 @@ class Directory:
         Flower's grid.
     experiment
         The experiment as JSON.
-    registry
-        Which names keys are registered under.
-    stop
-        Ends waiting when it is set.
+    read_registry
+        Returns which names keys are registered under, now.
     """
 
     grid: Grid
     experiment: str
-    registry: Registry
-    stop: threading.Event = field(default_factory=threading.Event)
+    read_registry: Callable[[], Registry]
     _connected: set[int] = field(default_factory=set)
     _members: dict[int, Member] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _ask_at: dict[int, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._introductions = Introductions(self.grid, self.experiment)
+
     def refresh(self) -> None:
-        """Look who is there, and ask those who are new who they are."""
+        """Look who is there, and ask those who are new who they are.
+
+        Nobody is waited for: what a node says is heard at a later look.
+        """
         self._connected = set(self.grid.get_node_ids())
-        now = time.monotonic()
-        unknown = [
-            node
-            for node in sorted(self._connected - set(self._members))
-            if self._ask_at.get(node, now) <= now
-        ]
-        if not unknown:
-            return
-        found = introductions(self.grid, unknown, self.experiment, self.stop)
-        for node, said in found.items():
+        for node, said in self._introductions.answers():
             problem = self._admit(node, said)
             if problem:
                 self._turn_away(node, problem)
+        now = time.monotonic()
+        known = set(self._members) | self._introductions.outstanding()
+        unknown = sorted(self._connected - known)
+        self._introductions.ask(
+            [node for node in unknown if self._ask_at.get(node, now) <= now]
+        )
+
+    def registered(self) -> set[str]:
+        """Return the names that keys are registered under."""
+        return set(self.read_registry().names.values())
+
+    def is_silent(self, client: str) -> bool:
+        """Return whether a client's node is connected and has not said who it is."""
+        silent = self._connected & self._introductions.outstanding()
+        names = self.read_registry().names
+        return any(names.get(node) == client for node in silent)
 
     def members(self) -> dict[str, Member]:
         """Return the clients that are connected, by name, as of the last look."""
@@ -90,7 +99,7 @@ class Directory:
         who = f"client {said.name or 'without a name'} (node {node})"
         if said.problem:
             return f"{who} cannot take part: {said.problem}"
-        objection = self.registry.objection(node, said.name)
+        objection = self.read_registry().objection(node, said.name)
         if objection:
             return f"{who} is refused: {objection}"
         other = self.node_of(said.name)

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from knnper.config.errors import RunError
 from knnper.config.sections import FederationSettings
 from knnper.transport.messages import Purpose
-from knnper.transport.polling import Interrupted
+from knnper.transport.polling import Interrupted, Patience
 from server.federation import Federation, Reply, Request
 from server.flower_federation import FlowerFederation
 from server.roster import Member
 from server.sites.directory import Directory
+
+OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
+"""How replies of clients on machines of their own are waited for."""
 
 LOOK_EVERY_S = 0.2
 REMIND_EVERY_S = 30.0
@@ -44,6 +47,7 @@ class SiteFederation(Federation):
     settings: FederationSettings
     stop: threading.Event = field(default_factory=threading.Event)
     may_be_away: bool = True
+    _missing_since: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
@@ -74,12 +78,25 @@ class SiteFederation(Federation):
             yield Reply((client,), None, "it is not connected")
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:
-        """See `Federation.await_clients`."""
+        """See `Federation.await_clients`.
+
+        Those who have just been lost are waited for, too, for ``grace_s`` after that;
+        and those who are connected and busy: a run that is taken up goes on with the
+        clients that it had.
+        """
 
         def enough(members: dict[str, Member]) -> bool:
             return sum(client in members for client in clients) >= least
 
-        members = self._wait_until(enough, f"{least} of {', '.join(clients)}")
+        def all_who_may_come(members: dict[str, Member]) -> bool:
+            missing = [client for client in clients if client not in members]
+            # Of each: none may stop the look at the others.
+            hopeless = [not self._is_worth_waiting(client) for client in missing]
+            return enough(members) and all(hopeless)
+
+        self._forget_missing()
+        whom = f"{least} of {', '.join(clients)}"
+        members = self._wait_until(all_who_may_come, whom)
         if not enough(members):
             found = sorted(set(clients) & set(members))
             raise RunError(
@@ -102,7 +119,7 @@ class SiteFederation(Federation):
             If too few come.
         """
         least = self.settings.min_clients
-        expected = set(self.directory.registry.names.values())
+        expected = self.directory.registered()
 
         def enough(members: dict[str, Member]) -> bool:
             if least is not None:
@@ -114,6 +131,20 @@ class SiteFederation(Federation):
         if len(members) < (least or 1):
             raise RunError(self._too_few(least or 1, members))
         return list(members.values())
+
+    def _is_worth_waiting(self, client: str) -> bool:
+        """Return whether a client that is missing may be about to come."""
+        now = time.monotonic()
+        waited_s = now - self._missing_since.setdefault(client, now)
+        if self.directory.is_silent(client):
+            return waited_s < self.settings.wait_for_clients_s
+        return waited_s < self.settings.grace_s
+
+    def _forget_missing(self) -> None:
+        """Start anew with clients that are back."""
+        self.directory.refresh()
+        for client in self.directory.members():
+            self._missing_since.pop(client, None)
 
     def _wait_until(self, enough: Enough, whom: str) -> dict[str, Member]:
         """Return who is there once they are enough, or when waiting was too long."""

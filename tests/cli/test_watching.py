@@ -46,9 +46,8 @@ def test_a_run_is_followed_to_its_results(tmp_path: Path) -> None:
     assert watch.until_done(told, has_ended)
     thread.join()
     assert told.started is not None
-    assert told.started[0] == 2
-    first = told.started[1]
-    assert told.rounds == list(range(first, 3))
+    assert told.started == (2, 1)
+    assert told.rounds == [1, 2]
 
 
 def test_results_from_before_do_not_count(tmp_path: Path) -> None:
@@ -65,3 +64,25 @@ def test_results_from_before_do_not_count(tmp_path: Path) -> None:
 
 def test_a_run_that_never_began_has_ended(tmp_path: Path) -> None:
     assert not Watch(tmp_path / "nowhere").until_done(Told(), lambda: True)
+
+
+def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    before = RunFolder.create(tmp_path / "run", experiment())
+    before.append_round(a_round(1))
+    before.write_results({})
+    watch, told, looks = Watch(before.path), Told(), 0
+
+    def has_ended() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            RunFolder.create(before.path, experiment(), overwrite=True)
+        if looks == 2:
+            before.append_round(a_round(1))
+        return looks == 3
+
+    assert not watch.until_done(told, has_ended), "it has no results of its own"
+    assert told.started == (2, 1)
+    assert told.rounds == [1]

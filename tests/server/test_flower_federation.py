@@ -23,7 +23,7 @@ from knnper.transport.messages import (
 )
 from knnper.transport.polling import Interrupted
 from server.federation import Reply, Request
-from server.flower_federation import FlowerFederation
+from server.flower_federation import EXPIRES_LATER_S, FlowerFederation
 from strategies.core.records import ModelPayload, ModelUpdate
 from tests.server.fake_grid import Answer, FakeGrid
 
@@ -220,7 +220,7 @@ def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
     assert [first.failure, last.failure] == [None, None]
     message = next(iter(clients.grid.messages.values()))
     assert job_of(message.content).timeout_s == 0.3, "the client must know, too"
-    assert message.metadata.ttl == 0.3
+    assert message.metadata.ttl == 0.3 + EXPIRES_LATER_S
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_new_folder_holds_the_experiment(folder: RunFolder) -> None:
-    assert [path.name for path in folder.path.iterdir()] == ["experiment.yaml"]
+    assert [path.name for path in folder.path.iterdir()] == [".lock", "experiment.yaml"]
     assert RunFolder.open(folder.path) == folder
     assert folder.experiment(CATALOGUE) == EXPERIMENT
 
@@ -55,6 +55,21 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(folder: RunFolder) -> None
     assert folder.rounds() == [{"server_round": 1}]
 
 
+def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
+    folder.append_round({"server_round": 1})
+    with folder.locked(), pytest.raises(RunError, match="another process is at work"):
+        RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
+    assert folder.rounds() == [{"server_round": 1}]
+    assert not folder.is_led()
+
+
+def test_a_run_has_one_session(folder: RunFolder) -> None:
+    assert folder.session() == folder.session()
+    before = folder.session()
+    again = RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
+    assert again.session() != before
+
+
 def test_overwriting_leaves_nothing_of_the_earlier_run(
     folder: RunFolder, tmp_path: Path
 ) -> None:
@@ -65,7 +80,8 @@ def test_overwriting_leaves_nothing_of_the_earlier_run(
     (folder.path / "checkpoints" / "round-000001").mkdir(parents=True)
     folder.append_round({"server_round": 1})
     fresh = RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
-    assert [path.name for path in fresh.path.iterdir()] == ["experiment.yaml"]
+    left = sorted(path.name for path in fresh.path.iterdir())
+    assert left == [".lock", "experiment.yaml"]
     assert (outside / "precious").exists()
 
 
@@ -119,7 +135,7 @@ def test_changed_data_is_refused(folder: RunFolder) -> None:
 def test_results(folder: RunFolder) -> None:
     folder.write_results({"loss": float("nan"), "third": 1 / 3, "missing": None})
     assert folder.results() == {"loss": None, "third": 1 / 3, "missing": None}
-    assert not list(folder.path.glob(".*"))
+    assert [path.name for path in folder.path.glob(".*")] == [".lock"], "no draft"
 
 
 def test_one_process_leads_a_run(folder: RunFolder) -> None:

@@ -5,6 +5,7 @@ import pytest
 from knnper.config.errors import RunError
 from server.link.roster_file import Registered, write_roster
 from server.sites import directory as directory_module
+from server.sites import introductions
 from server.sites.directory import Directory
 from server.sites.registry import Registry
 from tests.server.sites.people import People
@@ -13,9 +14,16 @@ pytestmark = pytest.mark.usefixtures("inside_a_run")
 
 
 def directory(people: People, registered: dict[int, str] | None = None) -> Directory:
-    made = Directory(people.grid, "{}", Registry(registered or {}))  # type: ignore[arg-type]
-    made.refresh()
+    registry = Registry(registered or {})
+    made = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    look(made)
     return made
+
+
+def look(made: Directory) -> None:
+    """Ask who is new, and hear what they say: the grid answers at the second look."""
+    for _ in range(3):
+        made.refresh()
 
 
 def test_clients_are_known_by_the_names_they_say() -> None:
@@ -30,10 +38,10 @@ def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
     people = People({1: "a", 2: "b"})
     found = directory(people)
     people.grid.nodes = {2}
-    found.refresh()
+    look(found)
     assert (list(found.members()), found.node_of("a")) == (["b"], None)
     people.grid.nodes = {1, 2}
-    found.refresh()
+    look(found)
     assert found.node_of("a") == 1
     assert sorted(people.asked) == [1, 2]
 
@@ -42,7 +50,7 @@ def test_a_client_that_comes_back_as_another_node_is_the_same_client() -> None:
     people = People({1: "a"})
     found = directory(people)
     people.said[7], people.grid.nodes = people.said[1], {7}
-    found.refresh()
+    look(found)
     assert found.node_of("a") == 7
 
 
@@ -77,7 +85,7 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
     assert "client a (node 1) cannot take part: unknown label 'cta'" in caplog.text
     assert list(found.refused())
     people.change(1, problem="")
-    found.refresh()
+    look(found)
     assert found.members() == {}, "not at once: reading data takes time"
     monkeypatch.setattr(directory_module, "ASK_AGAIN_S", 0.0)
     again = directory(people)
@@ -89,6 +97,34 @@ def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) 
     people.grid.nodes.add(9)
     assert list(directory(people).members()) == ["a"]
     assert "node 9 did not introduce itself: no such file" in caplog.text
+
+
+def test_one_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    people = People({1: "a", 2: "b"})
+    answer = people.grid.answer
+    people.grid.answer = lambda one: (
+        None if one.metadata.dst_node_id == 2 else answer(one)
+    )
+    found = directory(people, {1: "a", 2: "b"})
+    assert list(found.members()) == ["a"]
+    assert (found.is_silent("a"), found.is_silent("b")) == (False, True)
+    monkeypatch.setattr(introductions, "TIMEOUT_S", 0.0)
+    look(found)
+    assert list(found.refused()) == [
+        "node 2 did not introduce itself: no answer within 0 s"
+    ]
+
+
+def test_a_key_may_be_registered_while_the_run_goes_on() -> None:
+    people = People({1: "a", 2: "b"})
+    names = {1: "a"}
+    made = Directory(people.grid, "{}", lambda: Registry(dict(names)))  # type: ignore[arg-type]
+    people.grid.nodes = {1}
+    look(made)
+    names[2] = "b"
+    people.grid.nodes = {1, 2}
+    look(made)
+    assert sorted(made.members()) == ["a", "b"]
 
 
 def test_the_registry_is_what_the_server_wrote(tmp_path: Path) -> None:

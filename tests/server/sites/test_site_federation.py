@@ -40,14 +40,16 @@ def federation(
 ) -> tuple[SiteFederation, Messenger]:
     messenger = Messenger()
     registry = Registry(registered or {})
-    directory = Directory(people.grid, "{}", registry)  # type: ignore[arg-type]
-    waits = FederationSettings(**{"wait_for_clients_s": 0.3, **settings})
+    directory = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    given = {"wait_for_clients_s": 1.0, "grace_s": 0.0, **settings}
+    waits = FederationSettings(**given)
     made = SiteFederation(directory, messenger, waits)  # type: ignore[arg-type]
     return made, messenger
 
 
 def test_every_client_is_asked_alone_and_who_is_away_fails() -> None:
     made, messenger = federation(People({1: "a", 2: "b"}))
+    made.gather()
     requests = [Request(("a", "x", "b"), None), Request(("y",), None)]
     replies = list(made.exchange(Purpose.VALIDATE, 1, 0, requests))
     assert messenger.asked == [("a",), ("b",)]
@@ -106,3 +108,39 @@ def test_it_stops_waiting_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) ->
     threading.Timer(0.1, made.stop.set).start()
     with pytest.raises(RunError, match="stopped while waiting"):
         made.gather()
+
+
+def test_who_has_just_been_lost_is_waited_for() -> None:
+    people = People({1: "a", 2: "b", 3: "c"})
+    made, _ = federation(people, grace_s=20.0, wait_for_clients_s=60.0)
+    made.await_clients(["a", "b", "c"], 2)
+    people.grid.nodes.discard(3)
+    threading.Timer(0.5, people.grid.nodes.add, [3]).start()
+    made.await_clients(["a", "b", "c"], 2)
+    assert "c" in made.directory.members()
+
+
+def test_who_has_been_lost_for_long_is_not_waited_for_in_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    people = People({1: "a", 2: "b", 3: "c"})
+    made, _ = federation(people, grace_s=0.5, wait_for_clients_s=60.0)
+    made.await_clients(["a", "b", "c"], 2)
+    people.grid.nodes.discard(3)
+    made.await_clients(["a", "b", "c"], 2)
+    monkeypatch.setattr(made.stop, "wait", lambda _: pytest.fail("it waits again"))
+    made.await_clients(["a", "b", "c"], 2)
+
+
+def test_who_is_there_and_busy_is_waited_for() -> None:
+    people = People({1: "a", 2: "b", 3: "c"})
+    answer, is_busy = people.grid.answer, threading.Event()
+    people.grid.answer = lambda one: (
+        None if one.metadata.dst_node_id == 3 and is_busy.is_set() else answer(one)
+    )
+    is_busy.set()
+    registered = {1: "a", 2: "b", 3: "c"}
+    made, _ = federation(people, registered, wait_for_clients_s=60.0)
+    threading.Timer(0.5, is_busy.clear).start()
+    made.await_clients(["a", "b", "c"], 2)
+    assert "c" in made.directory.members()

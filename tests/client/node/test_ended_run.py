@@ -1,0 +1,13 @@
+import pytest
+from flwr.supercore.run import RunNotRunningException
+
+from client.node import flower_supernode
+from knnper.config.errors import RunError
+
+
+def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
+    def pull(object_id: str) -> bytes:
+        raise RunNotRunningException
+
+    with pytest.raises(RunError, match="the run has ended meanwhile"):
+        flower_supernode._pulling()(["an object"], pull_object_fn=pull)

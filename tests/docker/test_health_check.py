@@ -1,0 +1,81 @@
+"""The images' health check, asked on this machine."""
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+HEALTH = Path(__file__).parents[2] / "docker" / "health.py"
+
+Check = Callable[[str, str], int]
+
+
+@pytest.fixture(scope="module")
+def check() -> Check:
+    spec = importlib.util.spec_from_file_location("health", HEALTH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Check = module.main
+    return main
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of something that answers /health."""
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def settings(folder: Path, **values: object) -> str:
+    file = folder / "settings.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return str(file)
+
+
+def test_a_server_is_well_if_its_gateway_answers(
+    check: Check, port: int, tmp_path: Path
+) -> None:
+    assert check("server", settings(tmp_path, listen=f"0.0.0.0:{port}")) == 0
+
+
+def test_a_service_is_well_if_it_answers(
+    check: Check, port: int, tmp_path: Path
+) -> None:
+    assert check("service", settings(tmp_path, service={"port": port})) == 0
+
+
+def test_a_node_is_well_once_it_has_joined(
+    check: Check, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = settings(tmp_path, server=f"127.0.0.1:{port}")
+    assert check("node", file) == 1
+    assert "not in the federation yet" in capsys.readouterr().err
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "node.json").touch()
+    assert check("node", file) == 0
+
+
+def test_what_does_not_answer_is_unwell(
+    check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check("service", settings(tmp_path, service={"port": 1})) == 1
+    assert "refused" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""What can be known of the images without building them."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+COMPOSE_FILES = ("compose.yaml", "server/compose.yaml", "client/compose.yaml")
+LEFT_OUT = {"ray", "scikit-learn", "matplotlib"}
+
+
+def tool(name: str) -> str:
+    """Return a tool's path; skip without it."""
+    found = shutil.which(name) or shutil.which(
+        name, path=str(Path(sys.executable).parent)
+    )
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def without_tags(document: str) -> Any:
+    """Return YAML whose tags, which are Compose's own, are left out."""
+    return yaml.safe_load(re.sub(r"!(reset|override) ", "", document))
+
+
+def requirements(*files: str) -> set[str]:
+    lines = [
+        line.strip()
+        for file in files
+        for line in (DOCKER / file).read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    assert len(lines) == len(set(lines)), "a requirement is listed twice"
+    return set(lines)
+
+
+def names_in(lines: list[str]) -> set[str]:
+    return {
+        re.split(r"[\[<>=!~ ]", line)[0].lower().replace("_", "-") for line in lines
+    }
+
+
+def test_dockerfile_has_no_findings() -> None:
+    found = subprocess.run(
+        [tool("hadolint"), DOCKER / "Dockerfile"], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("file", COMPOSE_FILES)
+def test_compose_file_is_valid(file: str) -> None:
+    words = ["--file", str(DOCKER / file), "--profile", "*", "config", "--quiet"]
+    found = subprocess.run(
+        [tool("docker-compose"), *words], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("file", COMPOSE_FILES[1:])
+def test_containers_have_no_more_rights_than_they_need(file: str) -> None:
+    services = without_tags((DOCKER / file).read_text())["services"]
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert {"cpus", "mem_limit", "pids_limit"} <= service.keys(), name
+        assert service["restart"] == "unless-stopped", name
+
+
+def test_clients_reach_only_the_gateway() -> None:
+    document = without_tags((DOCKER / "compose.yaml").read_text())
+    assert document["networks"]["federation"] == {"internal": True}
+    assert document["services"]["server"]["ports"] == []
+    published = [
+        port
+        for name, service in document["services"].items()
+        for port in service.get("ports", [])
+    ]
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert len(set(published)) == len(published) == 4
+
+
+def test_trial_has_the_clients_of_the_compose_file() -> None:
+    tree = ast.parse((DOCKER / "trial/federation.py").read_text())
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("SEEN", "UNSEEN", "SERVER")
+    }
+    services = without_tags((DOCKER / "compose.yaml").read_text())["services"]
+    seen = {
+        f"{kind}-{name}" for name in values["SEEN"] for kind in ("client", "service")
+    }
+    unseen = {f"service-{values['UNSEEN']}"}
+    assert set(services) == {values["SERVER"]} | seen | unseen
+    assert {name for name, one in services.items() if "profiles" in one} == unseen
+
+
+def test_images_have_what_the_project_depends_on() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = names_in(project["dependencies"]) - LEFT_OUT
+    server = requirements("requirements.txt", "server/requirements.txt")
+    client = requirements("requirements.txt", "client/requirements.txt")
+    assert needed <= server | client
+
+
+def test_everything_in_the_images_has_a_tested_version() -> None:
+    listed = requirements("requirements.txt", "server/requirements.txt") | requirements(
+        "client/requirements.txt"
+    )
+    pinned = names_in((ROOT / "constraints.txt").read_text().splitlines())
+    assert listed <= pinned, f"add to constraints.txt: {sorted(listed - pinned)}"
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "knnper.cli.app, knnper.apps.server, server.link.supervisor, "
+        "server.link.submission, simulation.sites",
+        "knnper.cli.app, knnper.apps.client, client.node.node, client.service.app, "
+        "client.joining",
+    ],
+    ids=["server", "client"],
+)
+def test_what_runs_in_containers_needs_nothing_that_was_left_out(modules: str) -> None:
+    blocked = [name.replace("scikit-learn", "sklearn") for name in sorted(LEFT_OUT)]
+    block = f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{block}import {modules}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_images_run_as_a_user_without_rights() -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    for target in ("server", "client"):
+        stage = text.split(f" AS {target}\n")[1].split("\nFROM ")[0]
+        assert "\nUSER 10001:10001\n" in stage
+        assert "\nHEALTHCHECK " in stage
+    assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in text
+    assert re.search(r"^ARG BASE=\S+:\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+
+
+def test_readme_names_what_is_there() -> None:
+    text = (DOCKER / "README.md").read_text()
+    table = text.split("## ")[0]
+    for file in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE):
+        assert (DOCKER / file).exists(), file
+    variables = set(re.findall(r"KNNPER_[A-Z]+", text))
+    used = "".join((DOCKER / file).read_text() for file in COMPOSE_FILES)
+    assert variables <= set(re.findall(r"KNNPER_[A-Z_]+", used))
+    assert "10001" in text

@@ -1,0 +1,205 @@
+"""A ClientApp whose site does what the test's file asks for; runners import it by name.
+
+The file is ``tricks.json`` beside the client's own: what is done, by when.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+
+from client.app import make_client_app
+from client.runtime import DataSource, Personalized
+from client.site.host import CONFIG, SiteHost
+from client.site.player import SitePlayer
+from knnper.data.examples import ClientData, Examples
+from knnper.transport.messages import Job
+from strategies.core.evaluation import ClientResults
+
+APP = "site_tricks:app"
+TRICKS = "tricks.json"
+HAND_OVER, INSTALLING, INSTALLED = "hand-over", "installing", "installed"
+HOLD, KILL, HANG = "hold", "kill", "hang"
+NAN, INFINITE, SHAPE, NORM, NOTHING = "nan", "infinite", "shape", "norm", "nothing"
+LEAK, KEEP_MODELS, TAMPER = "leak", "keep models", "tamper"
+
+_HANG_S = 600.0
+
+
+def training(server_round: int) -> str:
+    """Return the time at which a client trains in a round."""
+    return f"training {server_round}"
+
+
+@dataclass(frozen=True)
+class Tricks:
+    """What one client is to do, and where it says that it is at it.
+
+    Attributes
+    ----------
+    folder
+        The client's.
+    """
+
+    folder: Path
+
+    def plan(self, deeds: Mapping[str, str]) -> None:
+        """Ask for deeds, by when."""
+        (self.folder / TRICKS).write_text(json.dumps(deeds))
+
+    def deed(self, when: str) -> str:
+        """Return what is asked for at that time; nothing, as a rule."""
+        file = self.folder / TRICKS
+        planned = json.loads(file.read_text()) if file.exists() else {}
+        return str(planned.get(when, ""))
+
+    def is_at(self, when: str) -> bool:
+        """Return whether the client holds, hangs or died at that time."""
+        return self._mark(when).exists()
+
+    def let_go(self, when: str) -> None:
+        """Let a client go on that holds."""
+        self._mark(when).unlink()
+
+    def do(self, when: str) -> None:
+        """Do what is asked for at that time."""
+        deed = self.deed(when)
+        if deed not in (HOLD, KILL, HANG):
+            return
+        self._mark(when).write_text(deed)
+        if deed == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        end = time.monotonic() + _HANG_S
+        while self.is_at(when) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _mark(self, when: str) -> Path:
+        return self.folder / f"{when}.at"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Data that is read at a time when something may happen."""
+
+    inner: DataSource
+    act: Callable[[], None]
+
+    def data(self, client: str) -> ClientData:
+        self.act()
+        return self.inner.data(client)
+
+    def test(self, client: str) -> Examples:
+        return self.inner.test(client)
+
+    def is_seen(self, client: str) -> bool:
+        return self.inner.is_seen(client)
+
+
+@dataclass(frozen=True)
+class _Player(SitePlayer):
+    """A site's player that does tricks in the course of what it does."""
+
+    tricks: Tricks
+
+    def train(
+        self, client: str, payload: Any, server_round: int, keep_round: int
+    ) -> Any:
+        when = training(server_round)
+        player = self._acting(when)
+        update = SitePlayer.train(player, client, payload, server_round, keep_round)
+        if self.tricks.deed("models") == KEEP_MODELS:
+            self._keep(f"sent-{server_round}", payload.weights)
+            self._keep(f"trained-{server_round}", update.weights)
+        return SPOILING.get(self.tricks.deed(when), _as_it_is)(update)
+
+    def personalize(
+        self, clients: Sequence[str], payload: Any, reference: Any, last_round: int
+    ) -> ClientResults:
+        if self.tricks.deed(HAND_OVER) == TAMPER:
+            reference = _with_weights(_with_one(0.5))(reference)
+        player = self._acting(HAND_OVER)
+        return SitePlayer.personalize(player, clients, payload, reference, last_round)
+
+    def _acting(self, when: str) -> "_Player":
+        runtime = self.runtime
+        source = _Source(runtime.source, lambda: self.tricks.do(when))
+        return dataclasses.replace(
+            self,
+            runtime=dataclasses.replace(runtime, source=source, keep=self._keeping()),
+        )
+
+    def _keeping(self) -> Callable[[Personalized], None]:
+        keep, tricks = self.runtime.keep, self.tricks
+
+        def kept(personalized: Personalized) -> None:
+            tricks.do(INSTALLING)
+            keep(personalized)
+            tricks.do(INSTALLED)
+
+        return kept
+
+    def _keep(self, name: str, weights: torch.Tensor) -> None:
+        np.save(self.tricks.folder / f"{name}.npy", weights.numpy())
+
+
+class _Host(SiteHost):
+    def open(self, context: Context, job: Job) -> SitePlayer:
+        player = super().open(context, job)
+        given = {
+            one.name: getattr(player, one.name) for one in dataclasses.fields(player)
+        }
+        return _Player(**given, tricks=_tricks(context))
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:
+        said = super().introduce(context, job)
+        tricks = _tricks(context)
+        if tricks.deed("introduction") == LEAK:
+            for file in sorted(tricks.folder.glob("leak-*.npy")):
+                said[file.stem] = ArrayRecord({"leak": Array(np.load(file))})
+        return said
+
+
+def _tricks(context: Context) -> Tricks:
+    return Tricks(Path(str(context.node_config[CONFIG])).parent)
+
+
+def _as_it_is(update: Any) -> Any:
+    return update
+
+
+def _with_weights(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[Any], Any]:
+    def changed(update: Any) -> Any:
+        return dataclasses.replace(update, weights=change(update.weights.clone()))
+
+    return changed
+
+
+def _with_one(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def changed(weights: torch.Tensor) -> torch.Tensor:
+        weights[7] = value
+        return weights
+
+    return changed
+
+
+SPOILING: Mapping[str, Callable[[Any], Any]] = {
+    NAN: _with_weights(_with_one(math.nan)),
+    INFINITE: _with_weights(_with_one(-math.inf)),
+    SHAPE: _with_weights(lambda weights: weights[:-1]),
+    NORM: _with_weights(lambda weights: weights * 1e9),
+    NOTHING: lambda update: dataclasses.replace(update, num_examples=0),
+}
+
+app = make_client_app(_Host())

@@ -1,0 +1,268 @@
+"""A federation of real processes on this machine, and what it is compared with."""
+
+import contextlib
+import csv
+import functools
+import json
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.federation.running_commands import KNNPER, Commands, Running, wait_until
+from tests.federation.site_tricks import APP, Tricks
+
+SEEN = ("0000", "0001", "0003")
+UNSEEN = "0002"
+LOCALHOST = "127.0.0.1"
+EXPERIMENT: dict[str, Any] = {
+    "name": "digits",
+    "data": {"name": "digits"},
+    "partition": {
+        "name": "dirichlet",
+        "num_clients": 4,
+        "alpha": 0.5,
+        "unseen_fraction": 0.25,
+    },
+    "model": {"name": "tiny_cnn", "embedding_dim": 64},
+    "training": {"num_rounds": 3, "batch_size": 16, "learning_rate": 0.05},
+    "method": {"name": "knn_per"},
+    "run": {"seed": 0},
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """An experiment, each client's share of its data, and what it comes to in serial.
+
+    Attributes
+    ----------
+    folder
+        Where all of it is.
+    """
+
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """The experiment."""
+        return self.folder / "digits.yaml"
+
+    @property
+    def shares(self) -> Path:
+        """Folder with ``NAME.npz`` for each client."""
+        return self.folder / "shares"
+
+    @functools.cached_property
+    def reference(self) -> Path:
+        """The run's folder under the engine ``serial``."""
+        run = self.folder / "reference"
+        serial = ("--set", "run.engine=serial", "--output", run)
+        self._command("simulate", self.file, *serial)
+        return run
+
+    def make(self) -> None:
+        self.file.write_text(yaml.safe_dump(EXPERIMENT))
+        self._command("partition", self.file, "--export", self.shares)
+
+    def _command(self, name: str, *words: str | Path) -> None:
+        with Commands(self.folder / f"{name}-logs") as commands:
+            commands.run(name, KNNPER, name, *words)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run, as it is now."""
+
+    folder: Path
+
+    @property
+    def results(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "results.json").read_text())
+        return found
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.folder / "rounds.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [
+            json.loads(line) for line in text.splitlines(keepends=True) if "\n" in line
+        ]
+
+    @property
+    def weights(self) -> str:
+        """Fingerprint of the trained state."""
+        fingerprint: str = self.results["training"]["state_sha256"]
+        return fingerprint
+
+    @property
+    def clients(self) -> dict[str, dict[str, str]]:
+        """Each client's row of ``clients.csv``."""
+        with (self.folder / "clients.csv").open() as file:
+            return {row["client"]: row for row in csv.DictReader(file)}
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The same rows, letter by letter."""
+        lines = (self.folder / "clients.csv").read_text().splitlines()
+        return {line.split(",", 1)[0]: line for line in lines}
+
+    def require_same(self, reference: Path, clients: Sequence[str]) -> None:
+        """The same weights as another run's, and the same figures letter by letter."""
+        other = Run(reference)
+        assert self.weights == other.weights
+        lines = other.lines
+        assert self.lines == {name: lines[name] for name in ("client", *clients)}
+
+    def wait_for_rounds(self, count: int) -> None:
+        wait_until(lambda: len(self.rounds) >= count, f"{count} rounds")
+
+
+@dataclass
+class Federation:
+    """A folder that ``knnper federation init`` made, and the commands that use it.
+
+    Attributes
+    ----------
+    folder
+        Of the federation.
+    example
+        What it is to learn.
+    commands
+        All of its processes.
+    port, control_port
+        Of the gateway, and of Flower on the server's machine.
+    inside
+        What a command of a machine begins with, by the machine's name: how it comes
+        to be on that machine.
+    """
+
+    folder: Path
+    example: Example
+    commands: Commands
+    port: int
+    control_port: int
+    inside: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def server_file(self) -> Path:
+        return self.folder / "server" / "server.yaml"
+
+    @property
+    def run_log(self) -> str:
+        """What the runs have written so far: what ``flwr log`` shows."""
+        database = self.server_file.parent / "state/superlink.db"
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            rows = connection.execute("SELECT log FROM task_logs").fetchall()
+        return "".join(text for (text,) in rows)
+
+    def client_folder(self, name: str) -> Path:
+        return self.folder / "clients" / name
+
+    def client_file(self, name: str) -> Path:
+        return self.client_folder(name) / "client.yaml"
+
+    def start(self, machine: str, name: str, *words: str | Path) -> Running:
+        """Start a ``knnper`` command on a machine."""
+        inside = self.inside.get(machine, ())
+        return self.commands.start(name, [*inside, KNNPER, *words])
+
+    def server(self) -> Running:
+        """Start the server; return when clients can connect."""
+        server = self.start("server", "server", "server", self.server_file)
+        server.wait_for("is ready: clients connect to")
+        return server
+
+    def client(self, name: str, *words: str) -> Running:
+        """Start a node; it may not be in the federation yet."""
+        words = ("--config", str(self.client_file(name)), *words)
+        return self.start(name, f"client-{name}", "client", *words)
+
+    def clients(self, *names: str) -> dict[str, Running]:
+        """Start nodes that do tricks when asked; return when all are in."""
+        started = {name: self.client(name, "--app", APP) for name in names or SEEN}
+        for node in started.values():
+            node.wait_for("in the federation of")
+        return started
+
+    def tricks(self, name: str) -> Tricks:
+        """Return what a client that `clients` starts can be asked for."""
+        return Tricks(self.client_folder(name))
+
+    def submit(self, *words: str, stay: float = 0) -> tuple[Running, Run]:
+        """Submit the experiment; changes are ``KEY=VALUE``."""
+        changes = [part for word in words for part in ("--set", word)]
+        run = Run(self.folder / "run")
+        return self._submit(
+            self.example.file, "--output", run.folder, *changes, stay=stay
+        ), run
+
+    def resume(self, run: Run, *, stay: float = 0) -> Running:
+        return self._submit("--resume", run.folder, stay=stay)
+
+    def _submit(self, *words: str | Path, stay: float) -> Running:
+        words = (*words, "--server", self.server_file, "--stay", str(stay))
+        return self.start("server", "submit", "submit", *words)
+
+    def add_client(self, name: str, /, **settings: object) -> None:
+        """Add a client that is not known yet, with its share of the data."""
+        words = ("add-client", self.folder, name, "--host", self._host())
+        self.commands.run(f"add-{name}", KNNPER, "federation", *words)
+        self.give_share(name, **settings)
+
+    def give_share(self, name: str, /, **settings: object) -> None:
+        """Give a client its share of the data; change its settings."""
+        share = self.client_folder(name) / "data.npz"
+        shutil.copy(self.example.shares / f"{name}.npz", share)
+        given = {"data": {"name": "npz", "path": "data.npz"}, "service": {"port": 0}}
+        self.configure(name, **{**given, **settings})
+
+    def configure(self, name: str, /, **settings: object) -> None:
+        """Change a client's file."""
+        file = self.client_file(name)
+        found = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**found, **settings}))
+
+    def _host(self) -> str:
+        for file in (self.folder / "clients").glob("*/client.yaml"):
+            return str(yaml.safe_load(file.read_text())["server"]).partition(":")[0]
+        return LOCALHOST
+
+
+def found_federation(
+    folder: Path,
+    example: Example,
+    commands: Commands,
+    *words: str,
+    host: str = LOCALHOST,
+    clients: Sequence[str] = SEEN,
+    inside: Mapping[str, Sequence[str]] | None = None,
+) -> Federation:
+    """Make a federation whose clients have their shares; nothing runs yet."""
+    port, control_port = free_ports(2)
+    names = [word for name in clients for word in ("--client", name)]
+    ports = ["--port", str(port), "--control-port", str(control_port)]
+    place = ["init", str(folder), "--host", host, *ports, *names, *words]
+    commands.run("init", KNNPER, "federation", *place)
+    federation = Federation(folder, example, commands, port, control_port, inside or {})
+    for name in clients:
+        federation.give_share(name)
+    return federation
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at, each another one."""
+    with contextlib.ExitStack() as held:
+        sockets = [
+            held.enter_context(socket.create_server((LOCALHOST, 0)))
+            for _ in range(count)
+        ]
+        return [one.getsockname()[1] for one in sockets]
+
+
+Found = Callable[..., Federation]

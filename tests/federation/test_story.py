@@ -1,0 +1,73 @@
+"""From an experiment to predictions served on each machine, with real processes."""
+
+import pytest
+
+from tests.federation.asked_service import asked, measured
+from tests.federation.running_commands import Running
+from tests.federation.small_federation import (
+    SEEN,
+    UNSEEN,
+    Example,
+    Federation,
+    Found,
+    Run,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def test_train_personalise_stop_start_serve_and_onboard(
+    found: Found, example: Example
+) -> None:
+    federation = found()
+    server = federation.server()
+    nodes = [federation.client(name) for name in SEEN]
+    submitted, run = federation.submit()
+    assert submitted.wait() == 0
+    run.require_same(example.reference, SEEN)
+    _stop(*nodes, server)
+
+    server = federation.server()
+    nodes = [federation.client(name) for name in SEEN]
+    for name in SEEN:
+        _require_served(federation, run, name)
+
+    federation.add_client(UNSEEN)
+    staying = federation.resume(run, stay=120)
+    onboarding = federation.start(
+        UNSEEN, "onboard", "onboard", "--config", federation.client_file(UNSEEN)
+    )
+    onboarding.wait_for("expected gain over the global model|falls back to the global")
+    _require_figures(onboarding, federation, run, UNSEEN)
+    run.require_same(example.reference, [*SEEN, UNSEEN])
+    _stop(onboarding, *nodes, server)
+    assert staying.wait() == 0
+
+
+def _stop(*running: Running) -> None:
+    for one in running:
+        assert one.stop() == 0, one.log
+
+
+def _require_served(federation: Federation, run: Run, name: str) -> None:
+    """What a client serves does as well as the run says, to the last example."""
+    serve = federation.start(
+        name, f"serve-{name}", "serve", "--config", federation.client_file(name)
+    )
+    _require_figures(serve, federation, run, name)
+    _stop(serve)
+
+
+def _require_figures(
+    serve: Running, federation: Federation, run: Run, name: str
+) -> None:
+    row, share = run.clients[name], federation.client_folder(name) / "data.npz"
+    with asked(serve, federation.client_folder(name) / "state") as service:
+        info, figures = service.info(), measured(service, share)
+    assert info["client"] == name
+    assert info["knn_weight"] == float(row["knn_weight"])
+    num_remembered = int(row["num_train"]) + int(row["num_validation"])
+    assert info["store"]["num_stored"] == num_remembered
+    assert figures.accuracy == float(row["accuracy"])
+    assert figures.accuracy_global == float(row["accuracy_global"])
+    assert figures.log_loss == pytest.approx(float(row["log_loss"]), rel=1e-6)

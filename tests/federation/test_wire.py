@@ -1,0 +1,127 @@
+"""No example and no embedding leaves a client, in training and in the hand-over."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from knnper.data.preprocess import Normalizer
+from knnper.transport.model_folder.files import load_model
+from knnper.transport.model_folder.global_model import GlobalModel
+from tests.federation.recorded_wire import Recorder, Secret
+from tests.federation.site_tricks import KEEP_MODELS, LEAK
+from tests.federation.small_federation import SEEN, Federation, Found, Run
+
+pytestmark = pytest.mark.slow
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@pytest.fixture
+def federation(found: Found) -> Federation:
+    return found("--insecure")
+
+
+def test_neither_examples_nor_embeddings_leave_a_client(
+    federation: Federation,
+) -> None:
+    federation.server()
+    with Recorder(federation.port) as recorder:
+        for name in SEEN:
+            federation.configure(name, server=recorder.address)
+            federation.tricks(name).plan({"models": KEEP_MODELS})
+        federation.clients()
+        submitted, run = federation.submit("run.federation.min_clients=3")
+        assert submitted.wait() == 0
+        bodies = recorder.bodies()
+        _require_whole_recording(bodies, run)
+        secrets = _secrets(federation, run)
+        for what, secret in secrets.items():
+            assert len(secret) > 1000, f"too little to look for: {what}"
+            assert secret.found_in(bodies) == 0, what
+
+        # The same search finds what is sent on purpose.
+        _send_on_purpose(federation, run)
+        assert federation.resume(run).wait() == 0
+        later = recorder.bodies()
+    for what, secret in secrets.items():
+        assert secret.found_in(later) > 0, what
+
+
+def _require_whole_recording(bodies: list[bytes], run: Run) -> None:
+    """All updates were recorded, and hardly anything else."""
+    num_bytes = sum(map(len, bodies))
+    bytes_up = sum(one["bytes_up"] for one in run.rounds)
+    assert bytes_up < num_bytes < bytes_up + 400_000
+
+
+def _secrets(federation: Federation, run: Run) -> dict[str, Secret]:
+    """Return what may not be found, by what it is."""
+    model = load_model(run.folder / "model")
+    clients = [_forms(federation.client_folder(name), model) for name in SEEN]
+    return {
+        what: Secret(np.concatenate([forms[what] for forms in clients]))
+        for what in clients[0]
+    }
+
+
+def _forms(folder: Path, model: GlobalModel) -> Arrays:
+    images = _images(folder)
+    embeddings = _embeddings(folder, images, model)
+    return {
+        **_as_numbers(images, model),
+        "embeddings": embeddings,
+        "float64 embeddings": embeddings.astype(np.float64),
+    }
+
+
+def _as_numbers(images: NDArray[np.uint8], model: GlobalModel) -> Arrays:
+    """Return the images in every form that a program may hold them in."""
+    normalized = Normalizer(model.spec)(torch.from_numpy(images)).numpy()
+    return {
+        "images": images,
+        "float32 images": images.astype(np.float32),
+        "float64 images": images.astype(np.float64),
+        "images of up to 1": (images / 255).astype(np.float32),
+        "normalised images": np.ascontiguousarray(normalized),
+    }
+
+
+def _embeddings(
+    folder: Path, images: NDArray[np.uint8], model: GlobalModel
+) -> NDArray[np.float32]:
+    """Return those by every model that the client has had in its hands."""
+    models = [model, *_models(folder, model)]
+    assert len(models) == 7
+    parts = [one.embed(torch.from_numpy(images)).numpy() for one in models]
+    return np.concatenate(parts)
+
+
+def _models(folder: Path, model: GlobalModel) -> Iterator[GlobalModel]:
+    for kind in ("sent", "trained"):
+        for file in sorted(folder.glob(f"{kind}-*.npy")):
+            weights = torch.from_numpy(np.load(file))
+            yield dataclasses.replace(model, weights=weights)
+
+
+def _images(folder: Path) -> NDArray[np.uint8]:
+    with np.load(folder / "data.npz") as arrays:
+        splits = [arrays[f"{name}_inputs"] for name in ("train", "validation", "test")]
+    images: NDArray[np.uint8] = np.concatenate(splits)
+    return images
+
+
+def _send_on_purpose(federation: Federation, run: Run) -> None:
+    """Have a client send a single image in each form, and half an embedding."""
+    folder, model = federation.client_folder(SEEN[0]), load_model(run.folder / "model")
+    image = _images(folder)[:1]
+    leaks = _as_numbers(image, model)
+    half = model.embed(torch.from_numpy(image)).numpy()[:, 5:37]
+    leaks |= {"embedding": half, "float64 embedding": half.astype(np.float64)}
+    for what, values in leaks.items():
+        np.save(folder / f"leak-{what.replace(' ', '-')}.npy", values)
+    federation.tricks(SEEN[0]).plan({"introduction": LEAK})
