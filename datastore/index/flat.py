@@ -20,7 +20,11 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True)
 class FlatSettings(ExactVectorsSettings):
-    """Exact: every query is compared with every vector, in 4 p bytes each."""
+    """Exact: every query is compared with every vector, in 4 p bytes each.
+
+    Where a large index is asked often, p bytes more a vector, in memory only, rule most
+    vectors out before they are read.
+    """
 
     name: Literal["flat"] = "flat"
 

@@ -17,6 +17,10 @@ from datastore.index.single_thread import use_one_thread
 FEWEST_NUMBERS = 2**21
 """Fewer are read so soon that a screen saves nothing."""
 
+FEWEST_TOGETHER = 2**22
+"""Fewer stay in a processor's cache from one query to the next, where queries come
+together, and are read as soon as codes are."""
+
 _LARGEST = 1e15
 """Squared differences of larger numbers may overflow."""
 
@@ -63,7 +67,7 @@ class Screen:
         self._step = (high - self._low) / _STEPS or 1.0
         dim = vectors.shape[1]
         # Of numbers as large as these, in float64.
-        self._lost = 8 * _EPS_64 * dim**0.5 * max(abs(self._low), abs(high))
+        self._lost = 16 * _EPS_64 * dim**0.5 * max(abs(self._low), abs(high))
         self._error = 0.0
         self._num_asked = self._num_answered = 0
         use_one_thread()
@@ -189,6 +193,11 @@ def can_screen(vectors: Vectors) -> bool:
         and vectors.size >= FEWEST_NUMBERS
         and bool(vectors.max() <= _LARGEST and vectors.min() >= -_LARGEST)
     )
+
+
+def pays(num_queries: int, vectors: Vectors) -> bool:
+    """Return whether a screen of ``vectors`` may pay for queries that come together."""
+    return num_queries == 1 or vectors.size >= FEWEST_TOGETHER
 
 
 def can_leave(count: int, num_vectors: int) -> bool:

@@ -3,7 +3,7 @@
 import threading
 
 from datastore.index.base import Vectors
-from datastore.index.screen import Screen, can_leave, can_screen
+from datastore.index.screen import Screen, can_leave, can_screen, pays
 
 PAYS_AFTER = 64
 """Queries between two changes that take something away, after which a screen is made:
@@ -38,7 +38,7 @@ class Screening:
         count
             How many vectors each of them wants.
         """
-        if not can_leave(count, len(vectors)):
+        if not (pays(num_queries, vectors) and can_leave(count, len(vectors))):
             return None
         if self._screen is None:
             self._num_queries += num_queries

@@ -110,7 +110,8 @@ class Task:
             return torch.empty((0, width))
         num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)
         # Of nearly equal sizes: a small last batch takes longer than it should.
-        parts = torch.tensor_split(inputs, num_batches)
-        with torch.no_grad(), self.autocast():
+        parts = inputs.tensor_split(num_batches) if num_batches > 1 else (inputs,)
+        with torch.inference_mode(), self.autocast():
             outputs = [function(part.to(self.model.device)) for part in parts]
-            return torch.cat(outputs).float().cpu()
+        # A copy made out here is an ordinary tensor, which may be trained with.
+        return torch.cat(outputs).float().cpu()

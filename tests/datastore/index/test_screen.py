@@ -24,6 +24,7 @@ def _small() -> Iterator[None]:
     """Screen few vectors, from the second query on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screen, "FEWEST_NUMBERS", 1)
+        patch.setattr(screen, "FEWEST_TOGETHER", 1)
         patch.setattr(screen, "_AT_LEAST", 20)
         patch.setattr(screen, "_FOR_EACH", 2)
         patch.setattr(screen, "_SHARE", 4)
@@ -89,7 +90,7 @@ def queries_near(rng: np.random.Generator, kind: str, vectors: Vectors) -> Vecto
     queries = KINDS[kind](rng, NUM_QUERIES).astype(np.float32)
     queries[0] = vectors[3]
     queries[1] = 0
-    queries[2] = 1e18
+    queries[2] = 1e25
     return queries
 
 
@@ -141,6 +142,27 @@ def test_only_few_vectors_are_compared() -> None:
     assert slots[0] == 7
     assert squared[0] == 0
     assert (np.diff(squared) >= 0).all()
+
+
+@pytest.mark.parametrize(("stretch", "fewest"), [(1, 90), (12, 50), (20, 1), (60, 0)])
+def test_an_answer_is_right_however_coarse_the_codes(
+    stretch: float, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes that put vectors in another order leave more of them, and miss none."""
+    monkeypatch.setattr(screen, "_AT_LEAST", 150)
+    rng = np.random.default_rng(0)
+    vectors, ids = normal(rng, NUM_VECTORS), np.arange(NUM_VECTORS)
+    vectors[0] *= stretch
+    kept, queries = Screen(vectors), normal(rng, 100)
+    # As near to what codes stand for as float32 allows.
+    step = (vectors.max() - vectors.min()) / 255
+    queries[50:] = vectors.min() + step * np.rint((queries[50:] - vectors.min()) / step)
+    true_ids = expected(vectors, ids, queries, 3)[1]
+    answers = [kept.nearest(query, 3, vectors) for query in queries]
+    given_ids = [None if one is None else one[1].tolist() for one in answers]
+    pairs = list(zip(given_ids, true_ids.tolist(), strict=True))
+    assert all(one in (None, true) for one, true in pairs)
+    assert sum(one == true for one, true in pairs) >= fewest
 
 
 def test_vectors_that_need_not_be_read_are_not() -> None:
@@ -196,6 +218,19 @@ def test_what_can_be_screened(
 ) -> None:
     """Only vectors whose distances neither overflow nor take long."""
     assert can_screen(np.full(shape, number, np.float32)) is possible
+
+
+def test_queries_together_are_screened_in_large_indexes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A processor's cache holds a small one from one query to the next."""
+    vectors = normal(np.random.default_rng(0), NUM_VECTORS)
+    monkeypatch.setattr(screen, "FEWEST_TOGETHER", vectors.size + 1)
+    kept = Screening()
+    assert kept.screen(vectors, 2, 3) is None
+    assert kept.screen(vectors, 1, 3) is not None
+    monkeypatch.setattr(screen, "FEWEST_TOGETHER", vectors.size)
+    assert kept.screen(vectors, 2, 3) is not None
 
 
 def test_many_wanted_of_few_are_not_screened() -> None:
