@@ -63,7 +63,7 @@ class CodesIndex(VectorIndex):
 
     def _place_codes(self) -> None:
         """Take care of where the codes lie, each time FAISS has moved them."""
-        address = _address_of(self._index)
+        address = address_of(self._index)
         if address != self._address:
             self._address = address
             use_huge_pages(address, self._index.codes.size())
@@ -99,7 +99,7 @@ class CodesIndex(VectorIndex):
         return vectors
 
 
-def _address_of(index: faiss.IndexFlatCodes) -> int:
+def address_of(index: faiss.IndexFlatCodes) -> int:
     """Return where in memory the codes are; 0 where there are none."""
     if index.ntotal == 0:
         return 0

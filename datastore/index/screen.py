@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datastore.index.base import Ids, Vectors
+from datastore.index.codes import address_of
+from datastore.index.huge_pages import use_huge_pages
 from datastore.index.single_thread import use_one_thread
 
 FEWEST_NUMBERS = 2**21
@@ -181,6 +183,7 @@ class Screen:
     def _add(self, codes: NDArray[np.uint8], error: float) -> None:
         use_one_thread()
         self._codes.add_sa_codes(codes)
+        use_huge_pages(address_of(self._codes), self._codes.codes.size())
         self._error = max(self._error, error)
 
 
