@@ -33,7 +33,7 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
     packed = packed_of(message.content, "payload")
     assert packed is not None
     payload = unpack(ModelPayload, packed)
-    reply = pack(ModelUpdate(payload.weights, 1, 0.0), "")
+    reply = pack(ModelUpdate(payload.weights, 1, 0.0), None)
     return Message(to_content(None, {"reply": reply}), reply_to=message)
 
 

@@ -1,13 +1,13 @@
 """The Flower ClientApp: messages in, whoever plays the clients, messages out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.config.errors import KnnPerError
-from knnper.transport.codec import CodecError
+from knnper.config.errors import CodecError, KnnPerError
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -55,6 +55,12 @@ class Host(Protocol):
     def open(self, context: Context, job: Job) -> Player:
         """Return who plays the clients of a job."""
 
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:
+        """Return where numbers of a job may be files; None if they may be nowhere.
+
+        A server could name any other file or folder of this machine.
+        """
+
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return what the node answers when it is asked who it is.
 
@@ -77,28 +83,31 @@ def make_client_app(host: Host) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         job, player = _open(message, context)
-        payload = _record(message, "payload", player.method.payload_type)
+        folder = host.carrier_folder(context, job)
+        payload = _record(message, "payload", player.method.payload_type, folder)
         (client,) = job.clients
         update = player.train(client, payload, job.server_round, job.keep_round)
-        return _reply(message, job, update)
+        return _reply(message, update, folder)
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
         job, player = _open(message, context)
-        reference = _record(message, "payload", player.method.payload_type)
-        return _reply(message, job, player.validate(job.clients, reference))
+        folder = host.carrier_folder(context, job)
+        reference = _record(message, "payload", player.method.payload_type, folder)
+        return _reply(message, player.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
         job, player = _open(message, context)
+        folder = host.carrier_folder(context, job)
         payload_type = player.method.payload_type
         result = player.personalize(
             job.clients,
-            _record(message, "payload", payload_type),
-            _record(message, "reference", payload_type),
+            _record(message, "payload", payload_type, folder),
+            _record(message, "reference", payload_type, folder),
             job.server_round,
         )
-        return _reply(message, job, result)
+        return _reply(message, result, folder)
 
     @app.query()
     def who_are_you(message: Message, context: Context) -> Message:
@@ -120,18 +129,19 @@ def make_client_app(host: Host) -> ClientApp:
     return app
 
 
-def _record(message: Message, name: str, record_type: type) -> object:
+def _record(
+    message: Message, name: str, record_type: type, folder: Path | None
+) -> object:
     packed = packed_of(message.content, name)
     if packed is None:
         raise CodecError(
             f"the request has no {name!r}; the server is of another version"
         )
     try:
-        return unpack_shared(record_type, packed)
+        return unpack_shared(record_type, packed, folder)
     except CarrierError as error:
         raise CannotPlayError(str(error)) from error
 
 
-def _reply(message: Message, job: Job, record: object) -> Message:
-    packed = pack(record, job.shared_folder)
-    return Message(to_content(None, {"reply": packed}), reply_to=message)
+def _reply(message: Message, record: object, folder: Path | None) -> Message:
+    return Message(to_content(None, {"reply": pack(record, folder)}), reply_to=message)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
-from client.node.lifeline import die_with_parent
 from client.node.lock import is_locked
 from client.node.logs import log_to_stderr
 from client.node.node import NodeOptions, run_client
@@ -18,6 +17,7 @@ from client.residence.residence import Residence
 from client.settings import ClientSettings
 from client.site.keeper import residence_of
 from knnper.config.errors import KnnPerError, RunError
+from knnper.lifeline import die_with_parent
 
 _ORDERLY_END_S = 5.0
 _REPORT_S = 60.0

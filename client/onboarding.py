@@ -25,14 +25,27 @@ class Onboarded:
         Its state folder.
     serving
         What it serves.
+    took_part
+        What was taken for granted: whether the model may have been trained on the
+        site's training split; None where the server said so.
     """
 
     residence: Residence
     serving: Serving
+    took_part: bool | None = None
+
+
+def may_have_taken_part(settings: ClientSettings) -> bool:
+    """Return whether a model has to be taken as trained on a site's data.
+
+    It may wherever the site takes part in training: a site that lost its state looks
+    like a new one, and what it was trained on tells nothing about what to expect.
+    """
+    return settings.train
 
 
 def onboard(
-    settings: ClientSettings, model: GlobalModel, *, took_part: bool = False
+    settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
     """Let a client remember its own data by ``model``; nothing leaves the machine.
 
@@ -43,7 +56,8 @@ def onboard(
     model
         The global model.
     took_part
-        Whether the model may have been trained on the site's training split.
+        Whether the model may have been trained on the site's training split; None is
+        `may_have_taken_part`.
 
     Raises
     ------
@@ -56,7 +70,10 @@ def onboard(
     # As in the run, so that the last bits are those of the run, too.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
-    return Onboarded(residence, residence.install(model, data, took_part=took_part))
+    if took_part is None:
+        took_part = may_have_taken_part(settings)
+    serving = residence.install(model, data, took_part=took_part)
+    return Onboarded(residence, serving, took_part)
 
 
 def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:

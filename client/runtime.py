@@ -1,7 +1,7 @@
 """What a client does when it is asked: the same code in every engine."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -73,14 +73,29 @@ class Personalized:
         What the method broadcasts to nobody in particular.
     predictor
         What it serves.
-    result
-        How that does.
+    seen
+        Whether it could take part in training.
     """
 
     data: ClientData
     reference: object
     predictor: Predictor
-    result: ClientResult
+    seen: bool
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a client does that serves somebody, and so has read its test split.
+
+    Attributes
+    ----------
+    personal, reference, chosen
+        As of `ClientResult`, of what is served.
+    """
+
+    personal: Evaluation
+    reference: Evaluation
+    chosen: Mapping[str, float]
 
 
 def _keep_nothing(personalized: Personalized) -> None:
@@ -106,7 +121,8 @@ class ClientRuntime:
     pool
         Where the method's task looks for embeddings first.
     keep
-        Is given each client that has been handed the model.
+        Is given each client that has been handed the model. Returns how what is served
+        from then on does on the test split; None where the predictor is to be tested.
     """
 
     method: Method
@@ -115,7 +131,7 @@ class ClientRuntime:
     states: ClientStateStore
     key: RandomKey
     pool: EmbeddingPool
-    keep: Callable[[Personalized], None] = _keep_nothing
+    keep: Callable[[Personalized], Served | None] = _keep_nothing
 
     def train(
         self, client: str, payload: object, server_round: int, keep_round: int
@@ -171,10 +187,11 @@ class ClientRuntime:
             return _Prepared(client, data[client], predictor, validation)
 
         def report(client: str) -> ClientResult:
-            one = prepared[client]
-            result = self._report(one, unpersonalised, tests[client])
-            self.keep(Personalized(one.data, reference, one.predictor, result))
-            return result
+            one, seen = prepared[client], self.source.is_seen(client)
+            served = self.keep(Personalized(one.data, reference, one.predictor, seen))
+            if served is None:
+                served = _tested(one.predictor, unpersonalised, tests[client])
+            return _report(one, served, seen)
 
         data = {client: self.source.data(client) for client in clients}
         train = [one.train.images for one in data.values()]
@@ -194,21 +211,6 @@ class ClientRuntime:
         state = self._state(client, last_round + 1)
         rng = self.key.child("personalize", client)
         return self.method.personalize(payload, state, data, rng)
-
-    def _report(
-        self, prepared: _Prepared, unpersonalised: Predictor, test: Examples
-    ) -> ClientResult:
-        data, predictor = prepared.data, prepared.predictor
-        return ClientResult(
-            client=prepared.client,
-            seen=self.source.is_seen(prepared.client),
-            num_train=len(data.train),
-            num_validation=len(data.validation),
-            personal=evaluate(predictor, test),
-            reference=evaluate(unpersonalised, test),
-            validation=prepared.validation,
-            chosen=dict(predictor.describe()),
-        )
 
     def _embedding_together(
         self, records: Sequence[object], *parts: Sequence[Tensor]
@@ -235,6 +237,25 @@ class ClientRuntime:
         return self.method.personalize(
             reference, None, nothing, self.key.child("reference")
         )
+
+
+def _tested(predictor: Predictor, unpersonalised: Predictor, test: Examples) -> Served:
+    return Served(
+        evaluate(predictor, test), evaluate(unpersonalised, test), predictor.describe()
+    )
+
+
+def _report(prepared: _Prepared, served: Served, seen: bool) -> ClientResult:
+    return ClientResult(
+        client=prepared.client,
+        seen=seen,
+        num_train=len(prepared.data.train),
+        num_validation=len(prepared.data.validation),
+        personal=served.personal,
+        reference=served.reference,
+        validation=prepared.validation,
+        chosen=dict(served.chosen),
+    )
 
 
 def _for_each(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from knnper.config.address import parse_address
 from knnper.config.errors import ConfigError, Problem
+from knnper.config.names import Name
 from knnper.config.overrides import apply_overrides, parse_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.ranges import PositiveInt
@@ -17,7 +18,6 @@ from knnper.config.suggestions import alternatives, shown
 from knnper.config.yaml_text import parse_yaml
 from knnper.data.site.catalogue import SITE_DATA
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -51,7 +51,7 @@ class ServiceSettings(Settings):
     host, port
         Where the service listens; port 0 is any free one.
     max_request_mb
-        Larger requests are refused.
+        Largest body of a request, in 10^6 bytes; a larger one is refused.
     tls
         Null is plain HTTP, which is meant for this machine only.
     """

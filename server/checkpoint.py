@@ -11,10 +11,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from knnper.config.errors import CheckpointError
+from knnper.config.errors import CheckpointError, CodecError
 from knnper.durable_files import sync_folder, write_atomically
 from knnper.transport.codec import (
-    CodecError,
     Parts,
     canonical,
     fingerprint,

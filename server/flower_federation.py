@@ -4,13 +4,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from knnper.config.errors import RunError
-from knnper.transport.codec import CodecError
+from knnper.config.errors import CodecError, RunError
+from knnper.transport.foreign_text import printable
 from knnper.transport.messages import (
     Job,
     Packed,
@@ -34,6 +35,11 @@ from strategies.core.evaluation import ClientResults, Evaluation
 
 EXPIRES_LATER_S = 10.0
 """Flower forgets a message this long after its reply is due: we say so first."""
+
+MOST_TIMES_SENT = 16
+LEAST_LIMIT_BYTES = 64 * 1024**2
+"""A reply's numbers may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
+"""
 
 
 @dataclass
@@ -89,7 +95,7 @@ class FlowerFederation(Federation):
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
-        packer = Packer(self.shared_folder)
+        packer = Packer(self._folder)
         under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
 
         def messages() -> Iterator[Message]:
@@ -106,7 +112,9 @@ class FlowerFederation(Federation):
         for message in replies:
             request, records = under_way.popleft()
             packer.answered(records)
-            yield self._reply(request, purpose, message)
+            sent_bytes = sum(packed.num_bytes for packed in records.values())
+            most_bytes = max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sent_bytes)
+            yield self._reply(request, purpose, message, most_bytes)
         # Not when this ends early: clients may still be reading. The folder goes as a
         # whole at the end of the run.
         packer.discard_all()
@@ -139,8 +147,16 @@ class FlowerFederation(Federation):
             ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
         )
 
+    @property
+    def _folder(self) -> Path | None:
+        return Path(self.shared_folder) if self.shared_folder else None
+
     def _reply(
-        self, request: Request, purpose: Purpose, message: Message | NoReply
+        self,
+        request: Request,
+        purpose: Purpose,
+        message: Message | NoReply,
+        most_bytes: int,
     ) -> Reply:
         clients = request.clients
         if isinstance(message, NoReply):
@@ -148,16 +164,30 @@ class FlowerFederation(Federation):
         if message.has_error():
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
-            return Reply(clients, None, message.error.reason or "no reason was given")
+            reason = message.error.reason or "no reason was given"
+            return Reply(clients, None, printable(reason))
+        try:
+            record = self._record(purpose, message, most_bytes)
+        except CodecError as error:
+            return Reply(clients, None, printable(str(error)))
+        return Reply(clients, record)
+
+    def _record(self, purpose: Purpose, message: Message, most_bytes: int) -> object:
+        """Return what a client answers, of which nothing is trusted.
+
+        Raises
+        ------
+        CodecError
+            If it is not what it was asked for.
+        """
         packed = packed_of(message.content, "reply")
         if packed is None:
-            return Reply(clients, None, "the reply is empty")
+            raise CodecError("the reply is empty")
+        record_type = self._record_type(purpose)
         try:
-            return Reply(clients, unpack(self._record_type(purpose), packed))
-        except CodecError as error:
-            return Reply(clients, None, str(error))
+            return unpack(record_type, packed, self._folder, most_bytes)
         finally:
-            discard(packed)
+            discard(packed, self._folder)
 
     def _record_type(self, purpose: Purpose) -> type:
         answers: dict[Purpose, type] = {

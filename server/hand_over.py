@@ -1,5 +1,6 @@
 """After the last round: every client pulls the model, personalises and reports."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,10 +9,12 @@ from dataclasses import dataclass
 from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from knnper.transport.codec import is_same
+from knnper.transport.foreign_text import printable
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint
 from server.federation import Federation, Reply, Request
 from server.grouping import in_groups
+from server.reports import result_problem
 from strategies.core.evaluation import ClientResult, ClientResults
 from strategies.core.method import NEWCOMER, Method
 
@@ -85,7 +88,7 @@ class HandOver:
             self._requests(trained, self._groups(sizes, seen), seen, set(done)),
         )
         for reply in replies:
-            found = self._results(reply)
+            found = self._results(reply, seen)
             for result in found.results:
                 if result.client not in done:
                     yield Handed(result.client, result)
@@ -130,13 +133,13 @@ class HandOver:
                 if not done.issuperset(clients):
                     yield Request(clients, payload, reference, clients[0] in seen)
 
-    def _results(self, reply: Reply) -> ClientResults:
-        """Return what the clients of one request report.
+    def _results(self, reply: Reply, seen: Collection[str]) -> ClientResults:
+        """Return what the clients of one request report, as far as it can be true.
 
         Raises
         ------
         RunError
-            If they report nothing, where none may be away, or it is not about them.
+            If they report nothing that can be, where none may be away.
         """
         names = ", ".join(reply.clients)
         if not isinstance(reply.record, ClientResults):
@@ -145,17 +148,32 @@ class HandOver:
         reported = [result.client for result in reply.record.results]
         told = [*reported, *reply.record.failures, *reply.record.withheld]
         if sorted(told) != sorted(reply.clients):
-            raise RunError(
-                f"expected results of {names}, found those of {', '.join(told)}; "
-                "the two sides run different versions"
-            )
-        return reply.record
+            others = printable(", ".join(told))
+            self._failed(names, f"expected results of {names}, found those of {others}")
+            return ClientResults((), {})
+        return _possible(reply.record, seen)
 
     def _failed(self, client: str, reason: str | None) -> None:
         message = f"client {client} could not personalise: {reason}"
         if not self.federation.may_be_away:
             raise RunError(message)
         log.warning("%s", message)
+
+
+def _possible(told: ClientResults, seen: Collection[str]) -> ClientResults:
+    """Return what clients told, those as failures who told what cannot be.
+
+    Whether a client is seen, the server knows better.
+    """
+    problems = {result.client: result_problem(result) for result in told.results}
+    failures = {name: printable(reason) for name, reason in told.failures.items()}
+    impossible = {name: problem for name, problem in problems.items() if problem}
+    results = tuple(
+        dataclasses.replace(result, seen=result.client in seen)
+        for result in told.results
+        if result.client not in impossible
+    )
+    return ClientResults(results, failures | impossible, told.withheld)
 
 
 def _largest_first(

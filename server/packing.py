@@ -1,6 +1,7 @@
 """Requests in the form in which they travel, each record written once."""
 
 from collections import Counter
+from pathlib import Path
 
 from knnper.transport.codec import is_same
 from knnper.transport.messages import Packed, discard, pack
@@ -16,10 +17,10 @@ class Packer:
     Parameters
     ----------
     shared_folder
-        See `knnper.transport.messages.pack`.
+        Where numbers may be left as files; None if they travel in the message.
     """
 
-    def __init__(self, shared_folder: str) -> None:
+    def __init__(self, shared_folder: Path | None) -> None:
         self._shared_folder = shared_folder
         self._latest: dict[str, tuple[object, Packed]] = {}
         self._in_use: dict[int, Packed] = {}
@@ -40,7 +41,7 @@ class Packer:
     def discard_all(self) -> None:
         """Give back whatever is left: all requests are answered, no more follow."""
         for packed in self._in_use.values():
-            discard(packed)
+            discard(packed, self._shared_folder)
         self._in_use.clear()
 
     def _pack(self, name: str, record: object) -> Packed:
@@ -67,4 +68,4 @@ class Packer:
     def _release(self, packed: Packed) -> None:
         self._num_users[id(packed)] -= 1
         if self._num_users[id(packed)] == 0:
-            discard(self._in_use.pop(id(packed)))
+            discard(self._in_use.pop(id(packed)), self._shared_folder)

@@ -16,9 +16,9 @@ from server.checkpoint import Checkpoint, CheckpointFolder
 from server.federation import Federation, Request
 from server.grouping import in_groups
 from server.observer import RoundRecord
+from server.reports import evaluation_problem
 from server.sampling import sample_participants
 from server.validation import Tally, usable_updates
-from strategies.core.evaluation import Evaluation
 from strategies.core.method import NEWCOMER, Method
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class RoundLoop:
     def _one_round(
         self, state: Any, server_round: int, participants: Sequence[str]
     ) -> tuple[Any, Tally]:
-        tally = Tally(max_norm_ratio=self.run.max_update_norm_ratio)
+        tally = Tally(self.clients, self.run.max_update_norm_ratio)
         replies = self.federation.exchange(
             Purpose.TRAIN,
             server_round,
@@ -162,9 +162,10 @@ class RoundLoop:
         )
         correct = total = 0
         for reply in replies:
-            if not isinstance(reply.record, Evaluation):
-                names = ", ".join(reply.clients)
-                _warn_of_failure(server_round, names, reply.failure)
+            most = sum(self.num_validation[name] for name in reply.clients)
+            problem = reply.failure or evaluation_problem(reply.record, most)
+            if problem:
+                _warn_of_failure(server_round, ", ".join(reply.clients), problem)
                 continue
             correct += reply.record.num_correct
             total += reply.record.num_examples

@@ -4,22 +4,17 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from knnper.config.address import Address, parse_address
 from knnper.config.errors import ConfigError, Problem
+from knnper.config.names import Name
 from knnper.config.overrides import apply_overrides, parse_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.ranges import PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.suggestions import alternatives, shown
 from knnper.config.yaml_text import parse_yaml
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,9 @@ class ServerSettings(Settings):
     max_request_mb
         Largest body of a client's request, in 10^6 bytes. Flower sends arrays in
         pieces of 5 MB.
+    max_connections_per_address
+        Connections that the gateway keeps at a time with one address, be it a client,
+        several behind one router, or a stranger.
     """
 
     name: Name = "federation"
@@ -81,6 +79,7 @@ class ServerSettings(Settings):
     state: Path = Path("state")
     runs: Path | None = None
     max_request_mb: PositiveInt = 64
+    max_connections_per_address: PositiveInt = 200
 
     @property
     def listen_address(self) -> Address:

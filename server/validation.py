@@ -1,14 +1,20 @@
 """What an update must be like to be aggregated."""
 
+import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from knnper.transport.codec import is_finite, take_apart
+from knnper.transport.foreign_text import printable
 from server.federation import Reply
 from strategies.core.records import Update
+
+LARGEST_LOSS = 1e100
+"""A loss beyond it, or NaN, is left out of the mean, in which it might overflow."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -19,6 +25,8 @@ class Tally:
 
     Attributes
     ----------
+    num_train
+        Training examples of each client, by name.
     losses
         (n_m, train loss) of each update that was used.
     failures
@@ -32,6 +40,7 @@ class Tally:
         sent, plus 1.
     """
 
+    num_train: Mapping[str, int]
     max_norm_ratio: float = math.inf
 
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -72,7 +81,7 @@ class Tally:
     @property
     def train_loss(self) -> float:
         """Mean train loss, weighted by examples, over those that made a step."""
-        known = [(n, loss) for n, loss in self.losses if math.isfinite(loss)]
+        known = [(n, loss) for n, loss in self.losses if abs(loss) <= LARGEST_LOSS]
         total = sum(n for n, _ in known)
         return sum(n * loss for n, loss in known) / total if total else math.nan
 
@@ -88,11 +97,12 @@ def usable_updates(
     for reply in replies:
         problem = reply.failure or _problem(reply, update_type, tally)
         if problem:
-            tally.failures[reply.client] = problem
+            tally.failures[reply.client] = printable(problem)
             continue
-        tally.bytes_up += num_bytes(reply.record)
-        tally.losses.append((reply.record.num_examples, reply.record.train_loss))
-        yield reply.client, reply.record
+        update = _weighed(reply.record, tally.num_train.get(reply.client, 0))
+        tally.bytes_up += num_bytes(update)
+        tally.losses.append((update.num_examples, update.train_loss))
+        yield reply.client, update
 
 
 def num_bytes(record: object) -> int:
@@ -114,21 +124,48 @@ def _norm(record: object) -> float:
 
 def _problem(reply: Reply, update_type: type, tally: Tally) -> str | None:
     """Return what is wrong with an update, or None and its shapes in ``tally``."""
-    update, shapes = reply.record, tally.shapes
+    update = reply.record
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
-    if update.num_examples < 1:
-        return f"expected at least one training example, found {update.num_examples}"
-    tensors = take_apart(update).tensors
-    for name, tensor in tensors.items():
+    return _weight_problem(reply.client, update, tally) or _tensor_problem(
+        reply.client, update, tally
+    )
+
+
+def _weight_problem(client: str, update: Update, tally: Tally) -> str | None:
+    """Return why an update cannot be weighed in a mean; None if it can."""
+    found = update.num_examples
+    if type(found) is not int:
+        return f"expected a number of training examples, found {found!r}"
+    if found < 1:
+        return f"expected at least one training example, found {found}"
+    if client not in tally.num_train:
+        return "expected a client of this run, found one that takes no part in training"
+    return None
+
+
+def _weighed(update: Any, most: int) -> Any:
+    """Return an update that weighs no more than its client said when the run began.
+
+    Data that has grown since counts in the next run; nobody can take over a mean.
+    """
+    if update.num_examples <= most:
+        return update
+    return dataclasses.replace(update, num_examples=most)
+
+
+def _tensor_problem(client: str, update: Update, tally: Tally) -> str | None:
+    """Return why tensors cannot be aggregated, or None and their shapes in a tally."""
+    shapes = tally.shapes
+    for name, tensor in take_apart(update).tensors.items():
         if not is_finite(tensor):
             return f"{name} is not finite: training diverged, lower the learning rate"
     arrived = _shapes(update)
     known = shapes or tally.as_sent(arrived)
     if arrived != known:
         return f"expected tensors of shapes {known}, found {arrived}"
-    norm, most = _norm(update), tally.most_norm(reply.client)
+    norm, most = _norm(update), tally.most_norm(client)
     if norm > most:
         return (
             f"the update's norm is {norm:.3g}, more than {most:.3g}, "

@@ -12,6 +12,7 @@ from knnper.config.document import from_json
 from knnper.config.errors import RunError
 from knnper.machine import compute_device, keep_freed_memory
 from knnper.transport.messages import Job
+from knnper.transport.shared_memory import is_run_folder
 from simulation.catalogue import experiment_catalogue
 from simulation.workbench import Workbench, open_workbench
 from strategies.core.records import NoState
@@ -75,6 +76,11 @@ class VirtualHost:
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
         """See `client.app.Host`."""
         return _resident_runtime(job.experiment, job.run_folder, job.session)
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
+        """See `client.app.Host`: the run's folder in this machine's memory."""
+        folder = Path(job.shared_folder)
+        return folder if is_run_folder(folder) else None
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:  # noqa: ARG002
         """Return which node of how many this one is."""

@@ -61,6 +61,7 @@ def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
     kept, site = Kept(places), Site(settings)
     yield Check("folder", lambda: folder_finding(settings.state, "state"))
     yield Check("owner", state.is_own, ("folder", "key"))
+    yield Check("privacy", state.is_private, ("folder",))
     yield Check("node", state.node, ("folder",))
     yield Check("refusals", state.last_refusal, ("folder",))
     yield Check("data", site.data)

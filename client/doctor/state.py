@@ -11,6 +11,7 @@ from client.residence.identity import require_own
 from client.residence.places import Places
 from client.residence.serving import read_serving
 from client.site.refusals import REFUSALS, last_refusal
+from knnper.private_folders import is_private
 from knnper.transport.credentials.node_keys import fingerprint, read_node_key
 from knnper.transport.diagnosis.finding import (
     Finding,
@@ -51,6 +52,19 @@ class State:
         except ResidenceError as error:
             return problem_told(str(error))
         return fine(f"{self.places.folder} is that of {self.name}")
+
+    def is_private(self) -> Finding:
+        """Look whether other users of this machine are kept out."""
+        folder = self.places.folder
+        if not folder.exists():
+            return fine(f"{folder} is yet to be made")
+        if is_private(folder):
+            return fine(f"no other user can look into {folder}")
+        return warning(
+            f"other users can look into {folder}, which holds the site's examples",
+            f"chmod 700 {folder}",
+            "mode 0700",
+        )
 
     def node(self) -> Finding:
         """Look whether the client's node runs, or ended without leaving."""

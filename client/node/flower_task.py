@@ -35,6 +35,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime import run_clientapp
 
+from client.node.error_text import without_folders
 from knnper.config.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -205,9 +206,12 @@ def _without_content(message: Message) -> MessageProto:
 
 
 def _as_reply(error: Exception) -> Error:
-    """Return the error in Flower's own words: servers read the reason."""
+    """Return the error in Flower's own words: servers read the reason.
+
+    Where a site's folders are stays with the site.
+    """
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
-    reason = f"{type(error)}:<'{error}'>"
+    reason = f"{type(error)}:<'{without_folders(str(error))}'>"
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)

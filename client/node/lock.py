@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from knnper.config.errors import RunError
+from knnper.private_folders import make_private
 
 LOCK_FILE = "node.lock"
 """The file in a client's state folder that is locked while its node runs."""
@@ -19,7 +20,7 @@ def locked(state: Path) -> Iterator[int]:
     Parameters
     ----------
     state
-        The folder; it is created if need be.
+        The folder; it is created if need be, and closed to other users.
 
     Yields
     ------
@@ -64,7 +65,7 @@ def is_locked(state: Path) -> bool:
 
 def _opened(state: Path) -> int:
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        make_private(state)
         return os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RunError(

@@ -20,9 +20,9 @@ from flwr.proto.task_pb2 import Task
 
 from client.node import flower_task
 from client.node.deadline import DEADLINE_PASSED
-from client.node.lifeline import die_with_parent
 from client.node.logs import log_to_stderr
 from client.node.orders import READY, Orders
+from knnper.lifeline import die_with_parent
 
 log = logging.getLogger(__name__)
 

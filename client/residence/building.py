@@ -1,23 +1,29 @@
 """A client's first memory: made beside, then put in its place as a whole."""
 
-from client.residence.decision import Filled, decide
+import logging
+import shutil
+
+from client.residence.decision import Decided, Filled, decide
 from client.residence.offered import Offered, names_of
 from client.residence.places import Places
-from client.residence.serving import Serving, write_serving
+from client.residence.serving import write_serving
 from datastore.examples import InputLayout, NewExamples, StoreSpec
 from datastore.folder import create_store
 from datastore.store import Store
 from knnper.config.seeding import RandomKey
 from knnper.data.site.site_data import NamedExamples, SiteData
 from knnper.durable_files import sync_folder
+from knnper.transport.model_folder.errors import ModelError
 from knnper.transport.model_folder.files import save_model
 from knnper.transport.model_folder.global_model import GlobalModel
 from strategies.knn_per import remember, store_settings_of
 
+_LOG = logging.getLogger(__name__)
+
 
 def build(
     places: Places, name: str, model: GlobalModel, data: SiteData, *, took_part: bool
-) -> Serving:
+) -> Decided:
     """Make a client's memory and what is served with it; return the latter.
 
     A kill leaves no memory, or one that the next installation goes on with.
@@ -42,15 +48,26 @@ def build(
         draft, store_spec(model), model.embedding_dim, model.fingerprint, settings
     ) as store:
         filled = _filled(store, model, data)
-        serving = decide(model, filled, data, took_part=took_part)
+        decided = decide(model, filled, data, took_part=took_part)
     with places.committing():
-        save_model(places.model(model.fingerprint), model)
+        keep_model(places, model)
         draft.rename(places.store)
         sync_folder(places.folder)
         Offered(places).add(names_of(data.train, data.validation))
-        write_serving(places.serving, serving)
+        write_serving(places.serving, decided.serving)
     places.drafts.rmdir()
-    return serving
+    return decided
+
+
+def keep_model(places: Places, model: GlobalModel) -> None:
+    """Put a model in its folder, in place of one that was damaged there."""
+    folder = places.model(model.fingerprint)
+    try:
+        save_model(folder, model)
+    except ModelError as error:
+        _LOG.warning("%s; replaced by the model that is at hand", error)
+        shutil.rmtree(folder)
+        save_model(folder, model)
 
 
 def create_empty(places: Places, model: GlobalModel) -> None:

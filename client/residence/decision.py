@@ -1,12 +1,14 @@
 """From a filled memory to what is served with it."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from client.residence.measuring import UNKNOWN, Estimate, estimate, tested
+from client.residence.measuring import UNKNOWN, Estimate, estimate
 from client.residence.serving import Accuracy, Gain, MeasuredOn, Serving, TunedOn
+from client.residence.testing import Tested, tested
 from datastore.store_reader import StoreReader
 from knnper.data.site.site_data import SiteData
 from knnper.transport.model_folder.global_model import GlobalModel
@@ -33,13 +35,32 @@ class Filled:
     num_train: int
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What is served, and how it does.
+
+    Attributes
+    ----------
+    serving
+        What is served.
+    tested
+        How that does on the test split.
+    chosen
+        What it comes from, as the predictor of the same memory describes itself.
+    """
+
+    serving: Serving
+    tested: Tested
+    chosen: Mapping[str, float]
+
+
 def decide(
     model: GlobalModel,
     filled: Filled,
     data: SiteData,
     *,
     took_part: bool,
-) -> Serving:
+) -> Decided:
     """Return what is served: the choice, or the global model where that loses.
 
     Parameters
@@ -62,10 +83,19 @@ def decide(
     serving = replace(serving, accuracy=measured.accuracy, expected_gain=measured.gain)
     if serving.knn_weight == 0:
         serving = _without_memory(serving)
-    if len(data.test) == 0:
-        return serving
-    accuracy = tested(model, filled.store, serving, data.test.examples)
-    return replace(serving, accuracy=accuracy)
+    found = tested(model, filled.store, serving, data.test.examples)
+    if len(data.test) > 0:
+        serving = replace(serving, accuracy=found.accuracy())
+    return Decided(serving, found, _described(model, filled, serving))
+
+
+def _described(
+    model: GlobalModel, filled: Filled, serving: Serving
+) -> Mapping[str, float]:
+    predictor = filled.tuned.predictor(
+        model.embed, model.head, filled.store, model.card.memory
+    )
+    return replace(predictor, knn_weight=serving.knn_weight).describe()
 
 
 def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:

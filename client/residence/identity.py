@@ -7,6 +7,7 @@ from typing import Any
 from client.residence.errors import ResidenceError
 from client.residence.places import Places
 from knnper.durable_files import write_atomically
+from knnper.private_folders import make_private
 
 
 def claim(places: Places, name: str, key_sha256: str | None) -> None:
@@ -15,7 +16,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
     Parameters
     ----------
     places
-        The folder; created if it is missing.
+        The folder; created if it is missing, and closed to other users.
     name
         The client's.
     key_sha256
@@ -28,7 +29,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
         If the folder is another client's, or cannot be written.
     """
     try:
-        places.folder.mkdir(parents=True, exist_ok=True)
+        make_private(places.folder)
         with places.committing():
             _claim(places, name, key_sha256)
     except OSError as error:

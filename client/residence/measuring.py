@@ -7,16 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client.residence.mixture import predict
-from client.residence.names import Names
-from client.residence.serving import Accuracy, Gain, MeasuredOn, Serving
+from client.residence.serving import Accuracy, Gain, MeasuredOn
 from datastore.prediction.interpolation import interpolate
 from datastore.prediction.kernel import KERNELS
 from datastore.prediction.vote import neighbor_vote
 from datastore.store_reader import StoreReader
 from datastore.tuning.candidates import Choice
 from datastore.tuning.evidence import Evidence, Queries, left_one_out
-from knnper.data.examples import Examples
 from knnper.transport.model_folder.global_model import GlobalModel
 from strategies.knn_per import KnnSettings, choose_on
 
@@ -111,26 +108,6 @@ def paired_gain(before: Tensor, after: Tensor) -> Gain:
     total, changed, surplus = count + 2, won + lost + 1, won - lost
     variance = (changed - surplus**2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
-
-
-def tested(
-    model: GlobalModel, store: StoreReader, serving: Serving, test: Examples
-) -> Accuracy:
-    """Return the accuracies on a test split, which is read here and nowhere else."""
-    made = predict(model, store, serving, Names(store), test.images)
-    votes = made.knn_probabilities
-    knn = None if votes is None else _share_right(votes, test.labels)
-    return Accuracy(
-        global_model=_share_right(made.global_probabilities, test.labels),
-        knn=knn,
-        mixed=_share_right(made.probabilities, test.labels),
-        num_examples=len(test),
-        measured_on="test",
-    )
-
-
-def _share_right(probabilities: Tensor, labels: Tensor) -> float:
-    return int((probabilities.argmax(dim=1) == labels).sum()) / len(labels)
 
 
 def _spread(positions: Tensor) -> Tensor:

@@ -36,6 +36,14 @@ class Offered:
     def add(self, names: Iterable[str]) -> None:
         """Note more names, for good."""
         self._digests.update(_digest(name) for name in names)
+        self._write()
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Let names come back that left only because they are tested on now."""
+        self._digests.difference_update(_digest(name) for name in names)
+        self._write()
+
+    def _write(self) -> None:
         document = {"store": self._store_id, "names": sorted(self._digests)}
         write_atomically(self._path, json.dumps(document))
 

@@ -16,7 +16,7 @@ from knnper.data.site.site_data import NamedExamples
 from knnper.durable_files import sync_folder, write_atomically
 
 _SERVING, _EXAMPLES = "serving.json", "examples.safetensors"
-_NAMES = "names"
+_NAMES, _MOVED = "names", "moved"
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +29,13 @@ class Pending:
         What is served when it is done.
     new
         What is added to the store first.
+    moved
+        The owner's names of what leaves the store before: they are in the test split.
     """
 
     serving: Serving
     new: NamedExamples
+    moved: tuple[str, ...] = ()
 
 
 def write_pending(places: Places, pending: Pending) -> None:
@@ -45,7 +48,10 @@ def write_pending(places: Places, pending: Pending) -> None:
         "images": examples.images.contiguous(),
         "labels": examples.labels.contiguous(),
     }
-    names = {_NAMES: json.dumps(pending.new.names)}
+    names = {
+        _NAMES: json.dumps(pending.new.names),
+        _MOVED: json.dumps(pending.moved),
+    }
     write_atomically(draft / _EXAMPLES, save(tensors, names))
     write_serving(draft / _SERVING, pending.serving)
     remove_pending(places)
@@ -68,7 +74,7 @@ def read_pending(places: Places) -> Pending | None:
     """
     with places.committing():
         serving = pending_serving(places)
-        return None if serving is None else Pending(serving, _examples(places))
+        return None if serving is None else Pending(serving, *_examples(places))
 
 
 def remove_pending(places: Places) -> None:
@@ -80,15 +86,19 @@ def remove_pending(places: Places) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _examples(places: Places) -> NamedExamples:
+def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
+    """Return what is new, and the names of what has moved."""
     path = places.pending / _EXAMPLES
     try:
         with safe_open(path, framework="pt") as file:
             images, labels = (file.get_tensor(one) for one in ("images", "labels"))
-            names = tuple(json.loads(file.metadata()[_NAMES]))
+            said = file.metadata()
+        # A former version wrote no names of what has moved.
+        names, moved = json.loads(said[_NAMES]), json.loads(said.get(_MOVED, "[]"))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ResidenceError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
             "model again: knnper onboard"
         ) from error
-    return NamedExamples(Examples(images, labels.to(torch.int64)), names)
+    examples = Examples(images, labels.to(torch.int64))
+    return NamedExamples(examples, tuple(names)), tuple(moved)

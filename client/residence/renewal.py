@@ -6,12 +6,13 @@ write, which is the service where it runs, then settles what is prepared.
 
 import logging
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from client.residence.building import embedded, store_spec
-from client.residence.decision import Filled, decide
+from client.residence.building import embedded, keep_model, store_spec
+from client.residence.decision import Decided, Filled, decide
 from client.residence.errors import ResidenceError
 from client.residence.offered import Offered
 from client.residence.pending import (
@@ -22,7 +23,7 @@ from client.residence.pending import (
 )
 from client.residence.places import Places
 from client.residence.serving import Serving, read_serving, write_serving
-from datastore.errors import ExamplesMissingError
+from datastore.errors import ExamplesMissingError, NotErasedError
 from datastore.examples import NewExamples, Selection
 from datastore.folder import open_store, read_identity
 from datastore.memory import empty_memory_store
@@ -30,7 +31,6 @@ from datastore.store import Store
 from datastore.store_reader import StoreReader
 from knnper.data.examples import Examples
 from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.files import save_model
 from knnper.transport.model_folder.global_model import GlobalModel
 from strategies.knn_per import remember
 
@@ -45,20 +45,22 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class _Whole:
-    """What the store will hold, as splits, and what of it is new."""
+    """What the store will hold, as splits, what of it is new, and what leaves it."""
 
     train: Examples
     validation: Examples
     new: NamedExamples
+    moved: tuple[str, ...]
 
 
 def prepare(
     places: Places, model: GlobalModel, data: SiteData, *, took_part: bool
-) -> Serving:
+) -> Decided:
     """Write down what is to be served next; return it.
 
     λ, k and σ are chosen on all that the store will hold: what it holds, and what is
-    new in the data by name. What was once deleted from it stays away.
+    new in the data by name. What was once deleted from it stays away, and what is in
+    the test split by now leaves it: else each would be found beside itself.
 
     Parameters
     ----------
@@ -85,11 +87,11 @@ def prepare(
     )
     tuned = remember(memory, train, validation, model.head, model.card.memory)
     filled = Filled(memory, tuned, len(train))
-    serving = decide(model, filled, data, took_part=took_part)
+    decided = decide(model, filled, data, took_part=took_part)
     with places.committing():
-        save_model(places.model(model.fingerprint), model)
-        write_pending(places, Pending(serving, whole.new))
-    return serving
+        keep_model(places, model)
+        write_pending(places, Pending(decided.serving, whole.new, whole.moved))
+    return decided
 
 
 def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -> None:
@@ -109,9 +111,13 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
     model
         Its model.
     """
+    offered = Offered(places)
+    if pending.moved:
+        _delete(store, pending.moved)
+        offered.withdraw(pending.moved)
     store.reembed(model.embed, model.fingerprint)
     _add_new(store, pending.new, model)
-    Offered(places).add(pending.new.names)
+    offered.add(pending.new.names)
     with places.committing():
         before = _served_before(read_serving(places.serving), model)
         write_serving(places.serving, replace(pending.serving, previous=before))
@@ -143,19 +149,25 @@ def _require_same_task(places: Places, model: GlobalModel) -> None:
 
 def _whole(store: StoreReader, offered: Offered, data: SiteData) -> _Whole:
     stored, names = _stored(store)
-    held_out = set(data.validation.names)
-    is_held_out = torch.tensor([name in held_out for name in names], dtype=torch.bool)
-    known = set(names)
+    known, in_test = set(names), set(data.test.names)
+    is_held_out, is_tested = _in(names, data.validation.names), _in(names, in_test)
     train, validation = (
         _without(split, known, offered) for split in (data.train, data.validation)
     )
     return _Whole(
-        train=_rows(stored, ~is_held_out).join(train.examples),
+        train=_rows(stored, ~is_held_out & ~is_tested).join(train.examples),
         validation=_rows(stored, is_held_out).join(validation.examples),
         new=NamedExamples(
             train.examples.join(validation.examples), train.names + validation.names
         ),
+        moved=tuple(name for name in names if name is not None and name in in_test),
     )
+
+
+def _in(names: Sequence[str | None], split: Iterable[str]) -> torch.Tensor:
+    """Return which names are a split's, bool of shape (n,)."""
+    wanted = set(split)
+    return torch.tensor([name in wanted for name in names], dtype=torch.bool)
 
 
 def _stored(store: StoreReader) -> tuple[Examples, list[str | None]]:
@@ -195,6 +207,14 @@ def _without(
 def _taken(split: NamedExamples, places: list[int]) -> NamedExamples:
     examples = split.examples.take(torch.tensor(places, dtype=torch.int64))
     return NamedExamples(examples, tuple(split.names[place] for place in places))
+
+
+def _delete(store: Store, names: tuple[str, ...]) -> None:
+    try:
+        store.delete(Selection(external_ids=names))
+    except NotErasedError as error:
+        # They are found no longer; the store makes up for the rest by itself.
+        _LOG.warning("%s", error)
 
 
 def _add_new(store: Store, new: NamedExamples, model: GlobalModel) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from client.residence.building import build
+from client.residence.decision import Decided
 from client.residence.errors import ResidenceError
 from client.residence.identity import claim
 from client.residence.pending import read_pending
@@ -14,8 +15,12 @@ from client.residence.serving import Serving, read_serving
 from datastore.errors import StoreBusyError
 from datastore.folder import DATABASE, open_store
 from knnper.data.site.site_data import SiteData
+from knnper.transport.model_folder.errors import ModelError
 from knnper.transport.model_folder.files import load_model
-from knnper.transport.model_folder.global_model import GlobalModel
+from knnper.transport.model_folder.global_model import (
+    GlobalModel,
+    require_fingerprint,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,6 +53,15 @@ class Residence:
     ) -> Serving:
         """Remember ``data`` by ``model``, and serve that; return what is served.
 
+        See `install_and_test`.
+        """
+        return self.install_and_test(model, data, took_part=took_part).serving
+
+    def install_and_test(
+        self, model: GlobalModel, data: SiteData, *, took_part: bool
+    ) -> Decided:
+        """As `install`; return also how what is served does on the test split.
+
         The memory keeps what it has, embedded anew; what is new in the data by name is
         added. Where another process writes to the memory, as the service does, that
         process finishes the work (`ServedModel.refresh`). A kill at any point leaves
@@ -74,9 +88,9 @@ class Residence:
             shutil.rmtree(self.places.drafts, ignore_errors=True)
             if not self.has_store():
                 return build(self.places, self.name, model, data, took_part=took_part)
-            serving = prepare(self.places, model, data, took_part=took_part)
+            decided = prepare(self.places, model, data, took_part=took_part)
             self._settle_unless_busy(model)
-        return serving
+        return decided
 
     def served(self) -> Serving | None:
         """Return what is served; None if nothing was installed yet.
@@ -96,7 +110,17 @@ class Residence:
         ModelError
             If it is missing or damaged.
         """
-        return load_model(self.places.model(fingerprint))
+        folder = self.places.model(fingerprint)
+        try:
+            model = load_model(folder)
+            require_fingerprint(model, fingerprint, str(folder))
+        except ModelError as error:
+            _LOG.error("%s", error)
+            raise ModelError(
+                f"the model {fingerprint[:12]} in {folder} is missing or was damaged; "
+                "get it again: knnper onboard, with --model FOLDER for an exported one"
+            ) from error
+        return model
 
     def has_store(self) -> bool:
         """Return whether there is a memory."""

@@ -168,6 +168,7 @@ class ServedModel:
                 # Known before the store changes its model, to be there when it does.
                 self._states.setdefault(fingerprint, _State(model, pending.serving))
                 settle(self._residence.places, self.store, pending, model)
+                self._names.forget()
             self._learn()
             return self.serving != before
 

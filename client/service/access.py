@@ -81,12 +81,12 @@ def _is_local(headers: Headers) -> bool:
     host = headers.get("host", "")
     origin = headers.get("origin")
     return _host_of(f"//{host}") in LOCAL_HOSTS and (
-        origin is None or urlsplit_netloc(origin) == host
+        origin is None or _place_of(origin) == host
     )
 
 
-def urlsplit_netloc(origin: str) -> str:
-    """Return host and port of an ``Origin``; empty if it is none."""
+def _place_of(origin: str) -> str:
+    """Return ``HOST:PORT`` of a header ``Origin``; empty if it names no place."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

@@ -14,6 +14,8 @@ _LOG = logging.getLogger(__name__)
 class Holder:
     """Opens what is served as soon as it is there, and follows what is installed.
 
+    Nothing that goes wrong ends that: what was served is served on, and it looks again.
+
     Parameters
     ----------
     open_served
@@ -32,6 +34,14 @@ class Holder:
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """Why the last look failed, which leaves what is served; empty if it did not.
+
+        Before the first look, and as long as nothing is served, why that is so.
+        """
+        return self._problem
 
     def current(self) -> Served:
         """Return what is served.
@@ -66,6 +76,13 @@ class Holder:
             if str(error) != self._problem:
                 _LOG.warning("%s", error)
             self._problem = str(error)
+        except Exception as error:  # noqa: BLE001 (a full disk, say, may pass)
+            found = f"{type(error).__name__}: {error}"
+            if found != self._problem:
+                _LOG.exception("the state folder cannot be followed; tried again")
+            self._problem = found
+        else:
+            self._problem = ""
 
     def _renew(self) -> None:
         if self._served is None:
@@ -74,4 +91,3 @@ class Holder:
         elif self._served.refresh():
             fingerprint = self._served.model.fingerprint
             _LOG.info("serving the newer model %s", fingerprint[:12])
-            self._problem = ""

@@ -92,6 +92,11 @@ class _ServedCollector(Collector):
             yield _gauge("knnper_ready", "Whether the service predicts.", 0)
             return
         yield _gauge("knnper_ready", "Whether the service predicts.", 1)
+        yield _gauge(
+            "knnper_following",
+            "Whether a newer model would be served; 0: the log says why not.",
+            0 if self._holder.problem else 1,
+        )
         size, weight = len(served.store), served.serving.knn_weight
         yield _gauge("knnper_store_examples", "Examples in the store.", size)
         yield _gauge("knnper_knn_weight", "The neighbours' weight, lambda.", weight)

@@ -5,20 +5,24 @@ from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
+from client.node.deadline import Deadline
 from client.runtime import ClientRuntime
 from client.settings import ClientSettings, read_client
+from client.site.discretion import Discretion
 from client.site.keeper import keeper_of
-from client.site.player import SitePlayer, in_time
+from client.site.player import SitePlayer
 from client.site.refusals import note_refusal
+from client.site.run_states import run_states
 from client.site.source import SiteSource
 from client.state_store import ClientStateStore
-from knnper.config.document import from_json, results_identity
+from knnper.config.document import from_json
 from knnper.config.errors import KnnPerError, RunError
 from knnper.config.sections import Experiment
 from knnper.data.site.agreement import SitesSettings, SiteTask
 from knnper.data.site.catalogue import open_site
 from knnper.data.site.site_data import SiteData
 from knnper.machine import compute_device, keep_freed_memory
+from knnper.private_folders import make_private
 from knnper.transport.introduction import Introduction, introduction_content
 from knnper.transport.messages import Job
 from strategies.assembly import assemble
@@ -35,25 +39,18 @@ class SiteHost:
 
     def open(self, context: Context, job: Job) -> SitePlayer:
         """See `client.app.Host`."""
+        deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        experiment = site_experiment(job.experiment)
+        discretion = Discretion(settings.share_metrics)
+        what = "reading the data"
         # The owner's code may be what reads it, and may hang.
-        with in_time(job.timeout_s, "reading the data"):
-            data, task = site_data(settings, experiment)
-        device = compute_device(experiment.run)
-        assembly = assemble(experiment, task.spec, device)
-        keep_freed_memory()
-        states = settings.state / "runs" / results_identity(experiment)[:16]
-        runtime = ClientRuntime(
-            method=assembly.method,
-            spec=task.spec,
-            source=SiteSource(data, job.seen and settings.train),
-            states=ClientStateStore(states),
-            key=assembly.key,
-            pool=assembly.task.pool,
-            keep=keeper_of(settings, assembly, data, job.model),
-        )
-        return SitePlayer(settings.name, runtime, job.timeout_s, settings.share_metrics)
+        with discretion.around(what), deadline.ends(what):
+            runtime = _runtime(settings, job)
+        return SitePlayer(settings.name, runtime, deadline, discretion)
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
+        """See `client.app.Host`: the server is on another machine."""
+        return None
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""
@@ -94,29 +91,50 @@ def site_data(
     ------
     DataError
         If it does not fit.
+    OSError
+        If the state folder cannot be made.
     """
     agreed = experiment.data.settings
     if not isinstance(agreed, SitesSettings):
         raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
     task = agreed.task()
+    # What is read is kept there for the next time.
+    make_private(settings.state)
     return open_site(settings.data, settings.base, task, settings.cache), task
+
+
+def _runtime(settings: ClientSettings, job: Job) -> ClientRuntime:
+    experiment = site_experiment(job.experiment)
+    data, task = site_data(settings, experiment)
+    device = compute_device(experiment.run)
+    assembly = assemble(experiment, task.spec, device)
+    keep_freed_memory()
+    return ClientRuntime(
+        method=assembly.method,
+        spec=task.spec,
+        source=SiteSource(data, job.seen and settings.train),
+        states=ClientStateStore(run_states(settings.state, experiment, job.session)),
+        key=assembly.key,
+        pool=assembly.task.pool,
+        keep=keeper_of(settings, assembly, data, job.model),
+    )
 
 
 def _introduction(settings: ClientSettings, job: Job | None) -> Introduction:
     if job is None:
         return Introduction(settings.name, settings.train)
     try:
-        data, _ = site_data(settings, site_experiment(job.experiment))
-    except (KnnPerError, OSError) as error:
-        log.error("this client cannot take part: %s", error)
-        reason = str(error) if settings.share_metrics else "its own log says why"
-        return Introduction(settings.name, settings.train, problem=reason)
+        with Discretion(settings.share_metrics).around("reading the data"):
+            data, _ = site_data(settings, site_experiment(job.experiment))
+    except RunError as error:
+        return Introduction(settings.name, settings.train, problem=str(error))
+    is_told = settings.share_metrics
     return Introduction(
         name=settings.name,
         train=settings.train,
         num_train=len(data.train),
-        num_validation=len(data.validation),
-        num_test=len(data.test),
+        num_validation=len(data.validation) if is_told else 0,
+        num_test=len(data.test) if is_told else 0,
     )
 
 

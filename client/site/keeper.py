@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from client.residence.residence import Residence
-from client.runtime import Personalized
+from client.runtime import Personalized, Served
 from client.settings import ClientSettings
 from client.site.refusals import note_refusal
 from knnper.data.site.site_data import SiteData
@@ -16,6 +16,7 @@ from knnper.transport.model_folder.global_model import (
 )
 from strategies.assembly import Assembly
 from strategies.core.records import ModelPayload
+from strategies.knn_per import KnnSettings
 
 log = logging.getLogger("flwr")
 
@@ -40,8 +41,12 @@ def residence_of(settings: ClientSettings) -> Residence:
 
 def keeper_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
-) -> Callable[[Personalized], None]:
+) -> Callable[[Personalized], Served | None]:
     """Return what keeps the model of a hand-over, and the site's memory of its data.
+
+    Where the experiment says how clients remember, the report of the hand-over is of
+    what is served: of all that the memory holds, or of the global model alone where
+    the memory loses. The report of another method is of what that makes.
 
     Parameters
     ----------
@@ -56,14 +61,14 @@ def keeper_of(
         method ends with none, and nothing can be served.
     """
 
-    def keep(personalized: Personalized) -> None:
+    def keep(personalized: Personalized) -> Served | None:
         reference = personalized.reference
         if not expected or not isinstance(reference, ModelPayload):
             log.warning(
                 "the method ends with no model that all clients share: its result is "
                 "reported, and nothing is served"
             )
-            return
+            return None
         model = global_model(
             assembly.experiment, assembly.task, data.task, reference.weights
         )
@@ -72,13 +77,17 @@ def keeper_of(
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
-        serving = residence_of(settings).install(
-            model, data, took_part=personalized.result.seen
+        decided = residence_of(settings).install_and_test(
+            model, data, took_part=personalized.seen
         )
         log.info(
             "the model %s is installed, with a weight of %g for the neighbours",
             model.fingerprint[:12],
-            serving.knn_weight,
+            decided.serving.knn_weight,
         )
+        if not isinstance(assembly.experiment.personalization, KnnSettings):
+            return None
+        tested = decided.tested
+        return Served(tested.mixed, tested.global_model, decided.chosen)
 
     return keep

@@ -2,27 +2,18 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client.node.deadline import process_ends_after
+from client.node.deadline import Deadline
 from client.runtime import ClientRuntime
-from client.site.discretion import (
-    withheld_evaluation,
-    withheld_results,
-    withheld_update,
-)
+from client.site.discretion import Discretion, withheld_evaluation
 from knnper.config.errors import RunError
 from strategies.core.evaluation import ClientResults, Evaluation
 from strategies.core.method import Method
 
 log = logging.getLogger("flwr")
-
-
-def in_time(seconds: float, what: str) -> contextlib.AbstractContextManager[None]:
-    """End this process when the block takes longer than ``seconds``; 0 is for ever."""
-    return process_ends_after(seconds, what) if seconds else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -35,16 +26,16 @@ class SitePlayer:
         The only client that it plays.
     runtime
         Plays it.
-    timeout_s
-        When the server stops waiting; 0 if it does not.
-    share_metrics
-        Whether the server learns how the client does.
+    deadline
+        When the server stops waiting.
+    discretion
+        What the server learns.
     """
 
     name: str
     runtime: ClientRuntime
-    timeout_s: float
-    share_metrics: bool
+    deadline: Deadline
+    discretion: Discretion
 
     @property
     def method(self) -> Method:
@@ -56,16 +47,16 @@ class SitePlayer:
     ) -> Any:
         """See `ClientRuntime.train`."""
         self._require_this([client])
-        with self._in_time(f"training in round {server_round}"):
+        with self._doing(f"training in round {server_round}"):
             update = self.runtime.train(client, payload, server_round, keep_round)
-        return update if self.share_metrics else withheld_update(update)
+        return self.discretion.update(update)
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
         """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
-        if not self.share_metrics:
+        if not self.discretion.share_metrics:
             return withheld_evaluation()
-        with self._in_time("an evaluation"):
+        with self._doing("an evaluation"):
             return self.runtime.validate(clients, reference)
 
     def personalize(
@@ -77,14 +68,16 @@ class SitePlayer:
     ) -> ClientResults:
         """See `ClientRuntime.personalize`."""
         self._require_this(clients)
-        with self._in_time("the hand-over"):
+        with self._doing("the hand-over"):
             found = self.runtime.personalize(clients, payload, reference, last_round)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
-        return found if self.share_metrics else withheld_results(found)
+        return self.discretion.results(found)
 
-    def _in_time(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return in_time(self.timeout_s, what)
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        with self.discretion.around(what), self.deadline.ends(what):
+            yield
 
     def _require_this(self, clients: Sequence[str]) -> None:
         if list(clients) != [self.name]:

@@ -3,6 +3,7 @@
 A person looks for it later than it is logged, so that it is kept in the state folder.
 """
 
+import logging
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from knnper.config.errors import RunError
 from knnper.durable_files import JsonLines
+from knnper.private_folders import make_private
 
 REFUSALS = "refusals.jsonl"
 """The file in the client's state folder."""
+
+MOST = 100
+
+_LOG = logging.getLogger(__name__)
 
 About = Literal["client", "model"]
 
@@ -42,11 +48,23 @@ _NOTE = TypeAdapter(RefusalNote)
 
 
 def note_refusal(state: Path, about: About, reason: str) -> None:
-    """Write down that there was one now."""
+    """Write down that there was one now; the last `MOST` are kept."""
     note = RefusalNote(datetime.now(UTC).replace(microsecond=0), about, reason)
-    state.mkdir(parents=True, exist_ok=True)
+    make_private(state)
     document = {**asdict(note), "time": note.time.isoformat()}
-    JsonLines(state / REFUSALS).append(document)
+    notes = JsonLines(state / REFUSALS)
+    notes.append(document)
+    _keep_the_last(notes)
+
+
+def _keep_the_last(notes: JsonLines) -> None:
+    try:
+        found = notes.read()
+    except RunError as error:
+        _LOG.warning("%s", error)
+        return
+    if len(found) > MOST:
+        notes.replace(found[-MOST:])
 
 
 def last_refusal(state: Path) -> RefusalNote | None:

@@ -1,5 +1,7 @@
 """The ClientApp of every node: of a simulation, or of a site with data of its own."""
 
+from pathlib import Path
+
 from flwr.app import Context, RecordDict
 
 from client.app import Host, Player, make_client_app
@@ -14,6 +16,10 @@ class AnyHost:
     def open(self, context: Context, job: Job) -> Player:
         """See `client.app.Host`."""
         return _host(context).open(context, job)
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:
+        """See `client.app.Host`."""
+        return _host(context).carrier_folder(context, job)
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """See `client.app.Host`."""

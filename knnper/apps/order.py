@@ -1,10 +1,12 @@
 """What a run configuration asks for."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.config.document import from_json
+from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
 from knnper.machine import with_fixed_threads
@@ -68,7 +70,7 @@ def order_of(run_config: Mapping[str, object]) -> Order:
     ConfigError, RunError
         If the experiment is described wrongly, or there is no run to be taken up.
     """
-    changes = [part for part in str(run_config["set"]).split(";") if part]
+    changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
     output = str(run_config["output"])
     registry = str(run_config["registry"])
@@ -85,6 +87,26 @@ def order_of(run_config: Mapping[str, object]) -> Order:
         resume=resume,
         registry=_absolute(registry) if registry else None,
     )
+
+
+def _changes(text: str) -> Sequence[str]:
+    """Return the overrides in ``text``: joined by ``;``, or a JSON list.
+
+    Raises
+    ------
+    ConfigError
+        If it begins as a JSON list and is no list of texts.
+    """
+    if not text.startswith("["):
+        return [part for part in text.split(";") if part]
+    try:
+        changes = json.loads(text)
+    except ValueError:
+        changes = None
+    if isinstance(changes, list) and all(isinstance(one, str) for one in changes):
+        return changes
+    message = f'found {text!r}, expected KEY=VALUE;KEY=VALUE or ["KEY=VALUE", ...]'
+    raise ConfigError([Problem("set", message)], "the run configuration")
 
 
 def _described(run_config: Mapping[str, object], changes: Sequence[str]) -> Experiment:

@@ -32,6 +32,15 @@ Patience = Annotated[
         min=0, metavar="SECONDS", help="How long to wait for the federation's model."
     ),
 ]
+TookPart = Annotated[
+    bool | None,
+    typer.Option(
+        "--took-part/--new",
+        help="Whether --model was trained with this site's training examples, too; "
+        "they then say nothing about what to expect.",
+        show_default="took part, unless the client's file says `train: false`",
+    ),
+]
 StartService = Annotated[
     bool,
     typer.Option("--serve/--no-serve", help="Whether to serve predictions afterwards."),
@@ -42,6 +51,13 @@ EVIDENCE = {
     "leave_one_out": "all stored examples, each left out in turn",
 }
 
+TOOK_PART = {
+    True: "taken as trained with this site, too (--took-part): only the validation "
+    "split says what to expect",
+    False: "taken as trained without this site (--new): all of its examples say what "
+    "to expect",
+}
+
 
 def onboard(
     config: ClientFile,
@@ -49,6 +65,7 @@ def onboard(
     overrides: Overrides = None,
     start_service: StartService = True,
     patience: Patience = 600.0,
+    took_part: TookPart = None,
     as_json: AsJson = False,
 ) -> None:
     """Remember a site's own data by a global model, and serve both."""
@@ -57,10 +74,12 @@ def onboard(
     from client.settings import read_client
 
     settings = read_client(config, overrides or ())
+    if model is None and took_part is not None:
+        raise typer.BadParameter("it goes with --model; the server knows it by itself")
     if model is None:
         onboarded, found = _over_network(settings, patience)
     else:
-        onboarded, found = _by_folder(settings, model)
+        onboarded, found = _by_folder(settings, model, took_part)
     if as_json:
         _print(onboarded)
     else:
@@ -73,13 +92,13 @@ def onboard(
 
 
 def _by_folder(
-    settings: "ClientSettings", folder: Path
+    settings: "ClientSettings", folder: Path, took_part: bool | None
 ) -> "tuple[Onboarded, GlobalModel]":
     from client.onboarding import onboard as onboard_client
     from simulation.trained_model import find_model
 
     model = find_model(folder)
-    return onboard_client(settings, model), model
+    return onboard_client(settings, model, took_part=took_part), model
 
 
 def _over_network(
@@ -104,6 +123,8 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
         f"model {model.fingerprint[:12]} of {card.name}: {card.method}, "
         f"{counted(card.num_rounds, 'round')}"
     )
+    if onboarded.took_part is not None:
+        yield TOOK_PART[onboarded.took_part]
     yield describe_choice(serving)
     yield describe_gain(serving)
     if serving.accuracy.num_examples:
@@ -159,4 +180,5 @@ def _accuracy(accuracy: "Accuracy") -> str:
 def _print(onboarded: "Onboarded") -> None:
     from dataclasses import asdict
 
-    print_json({"client": onboarded.residence.name, **asdict(onboarded.serving)})
+    about = {"client": onboarded.residence.name, "took_part": onboarded.took_part}
+    print_json({**about, **asdict(onboarded.serving)})

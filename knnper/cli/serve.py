@@ -64,7 +64,7 @@ def serve(
         settings.name,
         lambda: open_served(residence, writable=True),
         token=token,
-        limits=Limits(max_request_bytes=settings.service.max_request_mb * 1024 * 1024),
+        limits=Limits(max_request_bytes=settings.service.max_request_mb * 1_000_000),
     )
     serve_app(app, binding, lambda address: say(f"{settings.name} serves at {address}"))
 

@@ -1,5 +1,6 @@
 """``knnper submit``, ``knnper watch``: runs over real clients."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     config: dict[str, str | bool] = {
         "experiment": "",
         "document": document,
-        "set": ";".join(changes),
+        "set": json.dumps(changes) if changes else "",
         "output": str(place),
         "overwrite": overwrite,
         "resume": resume is not None,

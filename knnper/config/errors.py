@@ -56,3 +56,7 @@ class CheckpointError(RunError):
 
 class CredentialError(KnnPerError):
     """A certificate or a key is missing, unreadable or of another kind."""
+
+
+class CodecError(KnnPerError):
+    """Something cannot be encoded, or what arrived is not what was expected."""

@@ -1,13 +1,13 @@
 """An experiment from a file: validated once, all that is wrong reported together."""
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from knnper.config.catalogue import Catalogue, SettingsTypes
 from knnper.config.errors import ConfigError, Problem
+from knnper.config.names import is_name
 from knnper.config.overrides import Override, apply_overrides, parse_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import (
@@ -31,7 +31,6 @@ SECTIONS = (
     "personalization",
     "run",
 )
-FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 S = TypeVar("S", bound=Settings)
 
@@ -143,7 +142,7 @@ class _Sections:
 
     def _name(self) -> str | None:
         name = self._document.get("name")
-        if isinstance(name, str) and FOLDER_NAME.fullmatch(name):
+        if isinstance(name, str) and is_name(name):
             return name
         found = shown(name) if "name" in self._document else "nothing"
         message = (

@@ -5,21 +5,21 @@ import hashlib
 import itertools
 import json
 import math
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from knnper.config.errors import KnnPerError
+from knnper.config.errors import CodecError
+from knnper.transport.rebuilding import rebuild
 
 R = TypeVar("R")
 
-
-class CodecError(KnnPerError):
-    """Something cannot be encoded, or what arrived is not what was expected."""
+_MOST_AXES = 16
+# Beyond it, what torch computes of a shape overflows, even where an axis is empty.
+_LARGEST_SHAPE = 2**60
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,10 @@ def put_together(record_type: type[R], parts: Parts) -> R:
     Raises
     ------
     CodecError
-        If the parts are of another record or incomplete.
+        If the parts are of another record or incomplete, or a field is not what its
+        type hint says.
     """
-    known = {found.__name__: found for found in _record_types(record_type)}
-    record = _rebuild(_parse(parts.structure), parts.tensors, known)
-    if not isinstance(record, record_type):
-        raise CodecError(
-            f"expected a {record_type.__name__}, found a {type(record).__name__}; "
-            "the two sides run different methods or versions"
-        )
-    return record
+    return _rebuilt(record_type, _parse(parts.structure), parts.tensors)
 
 
 def flatten(record: object) -> Flat:
@@ -108,12 +102,12 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
     Raises
     ------
     CodecError
-        If the vector is not as long as the layout says, or of another record.
+        If the vector is not as long as the layout says, or of another record, or a
+        field is not what its type hint says. Nothing else is raised, whatever arrived.
     """
-    layout = _parse(flat.layout)
-    shapes: dict[str, list[int]] = layout["shapes"]
+    structure, shapes = _read_layout(flat.layout)
     lengths = [math.prod(shape) for shape in shapes.values()]
-    if sum(lengths) != flat.vector.numel():
+    if flat.vector.dtype != torch.float32 or flat.vector.shape != (sum(lengths),):
         raise CodecError(
             f"expected an array of {sum(lengths)} numbers, found "
             f"{flat.vector.numel()}; the message is incomplete or of another layout"
@@ -129,7 +123,7 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
         path: piece if len(pieces) == 1 else _copied(piece)
         for path, piece in pieces.items()
     }
-    return put_together(record_type, Parts(tensors, json.dumps(layout["structure"])))
+    return _rebuilt(record_type, structure, tensors)
 
 
 def canonical(record: R) -> R:
@@ -209,53 +203,31 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")
 
 
-def _rebuild(
-    described: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]
-) -> Any:
-    if not isinstance(described, dict):
-        return described
-    if "tensor" in described:
-        path = described["tensor"]
-        if path not in tensors:
-            raise CodecError(f"the tensor {path!r} is missing")
-        return tensors[path]
-    if "tuple" in described:
-        return tuple(_rebuild(item, tensors, known) for item in described["tuple"])
-    if "dict" in described:
-        entries = described["dict"].items()
-        return {name: _rebuild(item, tensors, known) for name, item in entries}
-    name = described["record"]
-    if name not in known:
-        raise CodecError(
-            f"expected one of {', '.join(sorted(known))}, found a {name}; the two "
-            "sides run different methods or versions"
-        )
-    fields = described["fields"].items()
-    try:
-        return known[name](**{key: _rebuild(v, tensors, known) for key, v in fields})
-    except TypeError as error:
-        raise CodecError(f"{error}; the two sides run different versions") from error
+def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
+    record: R = rebuild(record_type, structure, tensors)
+    return record
+
+
+def _read_layout(text: str) -> tuple[Any, dict[str, list[int]]]:
+    """Return the structure, and the shapes of its tensors by their path."""
+    layout = _parse(text)
+    shapes = layout.get("shapes") if isinstance(layout, dict) else None
+    if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
+        raise CodecError("expected the shapes of a record's tensors, found none")
+    return layout.get("structure"), shapes
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= _MOST_AXES
+        and all(type(size) is int and size >= 0 for size in shape)
+        and math.prod(max(size, 1) for size in shape) <= _LARGEST_SHAPE
+    )
 
 
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"expected JSON, found something else: {error}") from error
-
-
-def _record_types(record_type: type) -> Iterator[type]:
-    """Yield ``record_type`` and every dataclass that its fields mention."""
-    yield record_type
-    for hint in typing.get_type_hints(record_type).values():
-        for mentioned in _mentioned(hint):
-            if isinstance(mentioned, type) and dataclasses.is_dataclass(mentioned):
-                yield from _record_types(mentioned)
-
-
-def _mentioned(hint: Any) -> Iterator[Any]:
-    arguments = typing.get_args(hint)
-    if not arguments:
-        yield hint
-    for argument in arguments:
-        yield from _mentioned(argument)

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, RecordDict
 
+from knnper.config.errors import CodecError
+from knnper.config.names import is_name
+from knnper.transport.foreign_text import printable
+from knnper.transport.rebuilding import plain_fields
+
+LARGEST_COUNT = 2**53
+"""No client has more examples: up to here, a float holds every integer."""
+
 _RECORD = "introduction"
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,26 @@ def introduction_content(introduction: Introduction) -> RecordDict:
 
 
 def read_introduction(content: RecordDict) -> Introduction:
-    """Return what a client said of itself."""
+    """Return what a client said of itself; nothing of it is trusted.
+
+    Where it cannot be true, what is wrong is its `Introduction.problem`.
+    """
     record = content.config_records.get(_RECORD)
     if record is None:
         return Introduction("", problem="it did not say who it is: another version?")
     try:
-        return Introduction(**record)  # type: ignore[arg-type]
-    except TypeError as error:
-        return Introduction("", problem=f"{error}; it runs another version")
+        said = plain_fields(Introduction, record)
+        _require_possible(said)
+    except CodecError as error:
+        return Introduction("", problem=printable(str(error)))
+    return dataclasses.replace(said, problem=printable(said.problem))
+
+
+def _require_possible(said: Introduction) -> None:
+    if len(said.name) > _LONGEST_NAME or not is_name(said.name):
+        raise CodecError(
+            f"expected a name of letters, digits, '.', '_' and '-', found {said.name!r}"
+        )
+    for count in (said.num_train, said.num_validation, said.num_test):
+        if not 0 <= count <= LARGEST_COUNT:
+            raise CodecError(f"expected a number of examples, found {count}")

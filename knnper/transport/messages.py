@@ -1,7 +1,9 @@
 """What a server asks of a client and what it gets back, as Flower messages."""
 
+import contextlib
 import dataclasses
 import functools
+import math
 import platform
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -9,12 +11,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from knnper.config.errors import RunError
-from knnper.transport.codec import CodecError, Flat, flatten, unflatten
-from knnper.transport.shared_memory import read_vector, recycle, write_vector
+from knnper.config.errors import CodecError, RunError
+from knnper.transport.array_vector import vector_of
+from knnper.transport.codec import Flat, flatten, unflatten
+from knnper.transport.rebuilding import plain_fields
+from knnper.transport.shared_memory import (
+    is_vector_file,
+    read_vector,
+    recycle,
+    write_vector,
+)
 
 R = TypeVar("R")
 
@@ -110,13 +118,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Packed:
-    """A record ready to be put into any number of messages."""
+    """A record ready to be put into any number of messages.
+
+    Attributes
+    ----------
+    array, entry
+        Its numbers, if they are not in a file, and what else there is to know.
+    num_bytes
+        Size of the numbers, where it was packed here.
+    """
 
     array: ArrayRecord
     entry: ConfigRecord
+    num_bytes: int = 0
 
 
-def pack(record: object, shared_folder: str) -> Packed:
+def pack(record: object, shared_folder: Path | None) -> Packed:
     """Return ``record`` in the form in which it travels.
 
     Parameters
@@ -124,37 +141,56 @@ def pack(record: object, shared_folder: str) -> Packed:
     record
         A frozen dataclass that the codec takes.
     shared_folder
-        If not empty, the numbers go into a file there and the message only names it;
+        If not None, the numbers go into a file there and the message only names it;
         where there is no room left they stay in the message.
     """
     flat = flatten(record)
     entry = ConfigRecord({_LAYOUT: flat.layout})
-    if shared_folder and flat.vector.numel():
-        path = write_vector(Path(shared_folder), flat.vector)
+    if shared_folder is not None and flat.vector.numel():
+        path = write_vector(shared_folder, flat.vector)
         if path is not None:
             entry[_FILE] = str(path)
-            return Packed(ArrayRecord(), entry)
-    return Packed(ArrayRecord({_VECTOR: Array(flat.vector.numpy())}), entry)
+            return Packed(ArrayRecord(), entry, flat.vector.nbytes)
+    array = ArrayRecord({_VECTOR: Array(flat.vector.numpy())})
+    return Packed(array, entry, flat.vector.nbytes)
 
 
-def unpack(record_type: type[R], packed: Packed) -> R:
+def unpack(
+    record_type: type[R],
+    packed: Packed,
+    folder: Path | None = None,
+    most_bytes: float = math.inf,
+) -> R:
     """Return the record that was packed.
+
+    Parameters
+    ----------
+    record_type
+        What it must be.
+    packed
+        As it arrived: any of it may be wrong.
+    folder
+        The only one in which its numbers may be a file; None where none may be.
+    most_bytes
+        Its numbers may have.
 
     Raises
     ------
     CarrierError
         If its numbers are in a file that is not on this machine.
     CodecError
-        If the message does not hold one.
+        If the message does not hold one, or names a file that it may not name.
     """
-    file = _file(packed)
+    file, layout = _file(packed, folder), _layout(packed)
     if file is not None:
-        return _read(record_type, file, _layout(packed))
-    vector = torch.from_numpy(packed.array[_VECTOR].numpy()).clone()
-    return unflatten(record_type, Flat(vector, _layout(packed)))
+        return _read(record_type, file, layout, most_bytes)
+    vector = vector_of(packed.array.get(_VECTOR), most_bytes)
+    return unflatten(record_type, Flat(vector, layout))
 
 
-def unpack_shared(record_type: type[R], packed: Packed) -> R:
+def unpack_shared(
+    record_type: type[R], packed: Packed, folder: Path | None = None
+) -> R:
     """Return the record that was packed, the same object for the same file.
 
     For what many messages in a row hold, as a round's model. Nobody may change it.
@@ -164,18 +200,22 @@ def unpack_shared(record_type: type[R], packed: Packed) -> R:
     CarrierError, CodecError
         As `unpack`.
     """
-    file = _file(packed)
+    file = _file(packed, folder)
     if file is None:
         return unpack(record_type, packed)
     record = _read_once(cast(Hashable, record_type), file, _layout(packed))
     return cast(R, record)
 
 
-def discard(packed: Packed) -> None:
-    """Give back the file that ``packed`` names, if it names one."""
-    file = _file(packed)
-    if file is not None:
-        recycle(file)
+def discard(packed: Packed, folder: Path | None) -> None:
+    """Give back the file in ``folder`` that ``packed`` names, if it names one.
+
+    No other file is touched, whatever it names.
+    """
+    with contextlib.suppress(CodecError):
+        file = _file(packed, folder)
+        if file is not None:
+            recycle(file)
 
 
 def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
@@ -195,34 +235,67 @@ def has_job(content: RecordDict) -> bool:
 
 
 def job_of(content: RecordDict) -> Job:
-    """Return the job of a request."""
-    return Job(**content.config_records["job"])  # type: ignore[arg-type]
+    """Return the job of a request.
+
+    Raises
+    ------
+    CodecError
+        If it has none, or of other fields.
+    """
+    job = plain_fields(Job, content.config_records.get("job"))
+    if not 0 <= job.timeout_s < math.inf:
+        raise CodecError(f"expected a time to work, found {job.timeout_s} s")
+    return job
 
 
 def packed_of(content: RecordDict, name: str) -> Packed | None:
-    """Return the packed record called ``name``, or None if there is none."""
-    if f"{name}.entry" not in content:
+    """Return the packed record called ``name``, or None if there is none.
+
+    Raises
+    ------
+    CodecError
+        If there is half of one.
+    """
+    array, entry = content.get(f"{name}.array"), content.get(f"{name}.entry")
+    if array is None and entry is None:
         return None
-    return Packed(
-        content.array_records[f"{name}.array"], content.config_records[f"{name}.entry"]
-    )
+    if not isinstance(array, ArrayRecord) or not isinstance(entry, ConfigRecord):
+        raise CodecError(f"expected the array and the entry of a {name}")
+    return Packed(array, entry)
 
 
-def _file(packed: Packed) -> Path | None:
+def _file(packed: Packed, folder: Path | None) -> Path | None:
     """Return the file that holds the numbers; its name is never used again."""
-    return Path(str(packed.entry[_FILE])) if _FILE in packed.entry else None
+    named = packed.entry.get(_FILE)
+    if named is None:
+        return None
+    if folder is None or not is_vector_file(Path(str(named)), folder):
+        where = folder or "no folder"
+        raise CodecError(
+            f"a message names the file {named!r}, and may name one in {where} only: "
+            "set run.carrier to message"
+        )
+    return Path(str(named))
 
 
 def _layout(packed: Packed) -> str:
-    layout = packed.entry[_LAYOUT]
+    layout = packed.entry.get(_LAYOUT)
     if not isinstance(layout, str):
         raise CodecError(f"expected a layout as text, found {type(layout).__name__}")
     return layout
 
 
-def _read(record_type: type[R], file: Path, layout: str) -> R:
-    if not file.exists():
-        raise CarrierError(f"{file} is not on this machine: set run.carrier to message")
+def _read(
+    record_type: type[R], file: Path, layout: str, most_bytes: float = math.inf
+) -> R:
+    try:
+        num_bytes = file.stat().st_size
+    except FileNotFoundError as error:
+        raise CarrierError(
+            f"{file} is not on this machine: set run.carrier to message"
+        ) from error
+    if num_bytes > most_bytes:
+        raise CodecError(f"expected at most {most_bytes:g} bytes, found {num_bytes}")
     return unflatten(record_type, Flat(read_vector(file), layout))
 
 

@@ -17,6 +17,8 @@ LONGEST_INTERVAL_S = 0.02
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
 OF_WHAT_WAS_WAITED = 0.05
+_WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
+"""Flower raises these of a reply whose arrays are not what it says they are."""
 NOT_ACCEPTED = "Flower did not accept a message"
 
 MESSAGES_AT_ONCE = 64
@@ -177,8 +179,26 @@ class _Window:
 
     def _fetch(self, message_ids: list[str]) -> None:
         wanted = [one for one in message_ids if one not in self._replies]
-        for reply in self._grid.pull_messages(wanted) if wanted else ():
+        if not wanted:
+            return
+        try:
+            found = list(self._grid.pull_messages(wanted))
+        except _WHAT_A_NODE_SENDS as error:
+            if not self._patience.may_be_away:
+                raise
+            self._fetch_each(wanted, error)
+            return
+        for reply in found:
             self._replies[reply.metadata.reply_to_message_id] = reply
+
+    def _fetch_each(self, message_ids: list[str], error: Exception) -> None:
+        """Find out whose reply Flower cannot put together: it is no reply."""
+        if len(message_ids) == 1:
+            reason = f"the reply cannot be read: {type(error).__name__}: {error}"
+            self._replies[message_ids[0]] = NoReply(reason)
+            return
+        for message_id in message_ids:
+            self._fetch([message_id])
 
 
 def _push(grid: Grid, message: Message) -> str | None:

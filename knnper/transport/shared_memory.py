@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from torch import Tensor
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
 _PREFIX = "knnper-"
 _IN_USE, _FREE = ".f32", ".free"
+_FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
+_FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
 # A container's default of 64 MB would fill up in the middle of a round.
 LEAST_FREE_BYTES = 256 * 1024**2
 
@@ -41,6 +44,17 @@ def shared_folder() -> Iterator[Path | None]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Return whether ``path`` is one that `shared_folder` may have made."""
+    in_memory = path.parent == MEMORY_FILE_SYSTEM
+    return in_memory and _FOLDER_NAME.fullmatch(path.name) is not None
+
+
+def is_vector_file(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` is one that `write_vector` may have made in a folder."""
+    return path.parent == folder and _FILE_NAME.fullmatch(path.name) is not None
 
 
 def write_vector(folder: Path, vector: Tensor) -> Path | None:

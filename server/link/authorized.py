@@ -1,7 +1,6 @@
 """The clients that may connect: a folder with one public key ``NAME.pub`` each."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.config.errors import CredentialError, RunError
+from knnper.config.names import is_name
 from knnper.transport.credentials.node_keys import (
     fingerprint,
     read_public_key,
     write_public_key,
 )
-from server.settings import NAME_PATTERN
 
 _SUFFIX = ".pub"
 
@@ -94,9 +93,12 @@ class AuthorizedFolder:
 
         Raises
         ------
+        CredentialError
+            If the name is not allowed.
         RunError
             If there is no such client.
         """
+        require_name(name)
         try:
             self._file(name).unlink()
         except FileNotFoundError as error:
@@ -131,7 +133,7 @@ def require_name(name: str) -> None:
     CredentialError
         If it is not allowed.
     """
-    if not re.fullmatch(NAME_PATTERN.removesuffix("$"), name):
+    if not is_name(name):
         raise CredentialError(
             f"{name!r} cannot be a client's name; expected letters, digits, '.', '_' "
             "and '-', a letter or digit first"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.config.errors import RunError
+from server.link.authorized import require_name
 
 LOCK = "lock"
 """The file in a server's state folder that is locked while the server runs."""
@@ -42,7 +43,14 @@ class FederationFolder:
         return self.path / "ca"
 
     def client(self, name: str) -> Path:
-        """Return what goes to the machine of the client ``name``."""
+        """Return what goes to the machine of the client ``name``.
+
+        Raises
+        ------
+        CredentialError
+            If the name is not allowed.
+        """
+        require_name(name)
         return self.path / "clients" / name
 
 

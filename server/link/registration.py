@@ -8,6 +8,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.config.errors import RunError
+from knnper.config.names import is_name
 from knnper.transport.credentials.node_keys import fingerprint
 from server.link.authorized import AuthorizedFolder
 from server.link.control import UNREGISTERED, Node
@@ -30,12 +31,28 @@ class Registry(Protocol):
 
 
 def reconcile(
-    folder: AuthorizedFolder, registry: Registry, roster_file: Path
+    folder: AuthorizedFolder,
+    registry: Registry,
+    roster_file: Path,
+    *,
+    by_key: bool = True,
 ) -> dict[str, Registered]:
     """Register who is new in ``folder``, remove who left it; write the roster.
 
     Nodes that were registered with Flower's own command stay, and are in the roster
-    under the name given there.
+    under the name given there. Without the roster of before, such a node cannot be
+    told from a client whose key left the folder, and is removed like one.
+
+    Parameters
+    ----------
+    folder
+        The authorized keys.
+    registry
+        Flower.
+    roster_file
+        Where the clients are written.
+    by_key
+        Whether clients have to prove a key; else whoever comes is a client.
 
     Returns
     -------
@@ -55,7 +72,7 @@ def reconcile(
     keys, problems = folder.keys()
     for problem in problems:
         logger.warning("not registered: %s", problem)
-    ledger = _Ledger(keys, before, registry)
+    ledger = _Ledger(keys, before, registry, adopts=roster_file.exists() or not by_key)
     for node in registry.nodes():
         ledger.see(node)
     ledger.register_new()
@@ -72,11 +89,14 @@ class _Ledger:
         keys: Mapping[str, ec.EllipticCurvePublicKey],
         before: Mapping[str, Registered],
         registry: Registry,
+        *,
+        adopts: bool,
     ) -> None:
         self._keys = keys
         self._wanted = {fingerprint(key): name for name, key in keys.items()}
         self._before = before
         self._registry = registry
+        self._adopts = adopts
         self._removed: set[str] = set()
         self.roster: dict[str, Registered] = {}
 
@@ -89,12 +109,16 @@ class _Ledger:
         elif name is not None:
             self.roster[node.node_id] = Registered(name, node.key_sha256, "folder")
         elif known is not None and known.source == "folder":
-            self._registry.unregister(node.node_id)
-            logger.warning(
-                "removed %s (%s): its key is gone", known.name, known.key_sha256
-            )
-        else:
+            self._remove(node, f"removed {known.name}: its key is gone")
+        elif known is not None or self._adopts:
             self._adopt(node)
+        else:
+            self._remove(
+                node,
+                f"removed {node.name or node.node_id}: it has no key in the folder, "
+                "and no roster tells how it was registered. To let it in, make it a "
+                "new key: knnper federation register",
+            )
 
     def register_new(self) -> None:
         """Register the keys that Flower does not know."""
@@ -113,11 +137,16 @@ class _Ledger:
                 self.roster[node_id] = Registered(name, key_sha256, "folder")
                 logger.info("registered %s (%s)", name, key_sha256)
 
+    def _remove(self, node: Node, why: str) -> None:
+        self._registry.unregister(node.node_id)
+        self._removed.add(node.key_sha256)
+        logger.warning("%s (%s)", why, node.key_sha256)
+
     def _adopt(self, node: Node) -> None:
         """Keep a node that was registered with Flower's own command."""
         taken = {*self._keys, *(one.name for one in self.roster.values())}
         name = node.name
-        if not name or name in taken:
+        if not is_name(name) or name in taken:
             name = f"node-{node.node_id}"
             logger.warning(
                 "%s has no name of its own (Flower calls it %r)", name, node.name

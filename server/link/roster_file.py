@@ -58,5 +58,7 @@ def read_roster(path: Path) -> dict[str, Registered]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{path} is damaged ({error}); remove it, the running server writes it anew"
+            f"{path} is damaged ({error}); put a copy of it back, or remove it: the "
+            "running server writes it anew, and drops clients that were registered "
+            "with Flower's command instead of a key in the folder"
         ) from error

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import httpx
 
+from knnper import lifeline
 from knnper.config.errors import RunError
 from knnper.transport.credentials.certificates import (
     issue_server_certificate,
     new_authority,
     write_certificate,
 )
-from server.link import tether
 from server.link.commands import commands_folder, flower_command
+from server.link.log_file import LogFile
 from server.link.processes import end_children
 from server.settings import ServerSettings
 
 SERVER_FILE_VARIABLE = "KNNPER_SERVER"
 """Environment variable with the absolute path of the server's YAML file."""
 
-_LOG_LIMIT = 10_000_000  # bytes after which the last log is put aside
 _LOG_TAIL = 2000
 _STOP_SECONDS = 10.0
 _HELPERS_SECONDS = 5.0
@@ -64,7 +64,12 @@ class SuperLink:
     @property
     def log_file(self) -> Path:
         """Where SuperLink and ServerApp write."""
-        return self._settings.state / "superlink.log"
+        return self.log.path
+
+    @property
+    def log(self) -> LogFile:
+        """The same, with its earlier parts."""
+        return LogFile(self._settings.state / "superlink.log")
 
     def prepare(self) -> None:
         """Make certificates for Flower's own port, which nobody else needs to trust."""
@@ -82,11 +87,11 @@ class SuperLink:
 
     async def start(self) -> None:
         """Start the process; it may not answer yet."""
-        self._put_log_aside()
+        self.log.put_aside()
         command = self._command()
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", tether.__file__, str(os.getpid())),
+                *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -179,11 +184,6 @@ class SuperLink:
             "PYTHONUNBUFFERED": "1",
             SERVER_FILE_VARIABLE: str(self._server_file),
         }
-
-    def _put_log_aside(self) -> None:
-        log = self.log_file
-        if log.exists() and log.stat().st_size > _LOG_LIMIT:
-            log.replace(log.with_suffix(".log.1"))
 
     def _failure(self, status: int) -> str:
         tail = self.log_file.read_text(errors="replace")[-_LOG_TAIL:]

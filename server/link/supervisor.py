@@ -14,20 +14,30 @@ import uvloop
 
 from knnper.config.errors import RunError
 from server.link.authorized import AuthorizedFolder
+from server.link.descriptors import allow_descriptors
 from server.link.flower_home import write_connection
 from server.link.gateway.allowed import Rules
 from server.link.gateway.application import Gateway
+from server.link.gateway.entrance import EntranceLimits
 from server.link.gateway.explanation import Clients
 from server.link.gateway.listener import Listener, bind, upstream_client
 from server.link.layout import LOCK
+from server.link.permissions import keep_to_owner
 from server.link.processes import adopt_orphans
 from server.link.superlink import SuperLink
-from server.link.upkeep import Registrar, keep_certificate, keep_superlink
+from server.link.upkeep import (
+    Registrar,
+    keep_certificate,
+    keep_log_small,
+    keep_superlink,
+)
 from server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_MB = 1_000_000
+# One to the client and one to Flower; some more for files.
+_DESCRIPTORS = 2 * EntranceLimits().in_all + 100
 
 
 def run_server(
@@ -50,7 +60,8 @@ def run_server(
         If an address is taken, another server uses the state folder, or the
         SuperLink does not start.
     """
-    settings.state.mkdir(parents=True, exist_ok=True)
+    keep_to_owner(settings.state)
+    allow_descriptors(_DESCRIPTORS)
     settings.authorized.mkdir(parents=True, exist_ok=True)
     with _sole_user(settings.state):
         bind(settings.control_address).close()
@@ -83,6 +94,7 @@ class Supervisor:
             settings.control_address,
             settings.roster_file,
             self._clients,
+            by_key=not settings.insecure,
         )
 
     async def run(self, on_ready: Callable[[], None]) -> None:
@@ -118,10 +130,13 @@ class Supervisor:
         await self._superlink.answers()
         await self._registrar.register(ca)
         async with upstream_client(settings.control_address, ca) as upstream:
-            listener = Listener(self._gateway(upstream), settings.tls)
+            most = settings.max_connections_per_address
+            limits = EntranceLimits(per_address=most)
+            listener = Listener(self._gateway(upstream), settings.tls, limits)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(listener.serve_until_cancelled(self._listening))
                 tasks.create_task(keep_superlink(self._superlink))
+                tasks.create_task(keep_log_small(self._superlink.log))
                 tasks.create_task(self._registrar.keep_registered(ca))
                 tasks.create_task(keep_certificate(listener, settings.tls))
                 on_ready()

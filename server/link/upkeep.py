@@ -11,6 +11,7 @@ from server.link.authorized import AuthorizedFolder, Snapshot
 from server.link.control import ControlPort
 from server.link.gateway.explanation import Clients
 from server.link.gateway.listener import Listener
+from server.link.log_file import LogFile
 from server.link.registration import reconcile
 from server.link.roster_file import Registered
 from server.link.superlink import SuperLink
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
 _CERTIFICATE_SECONDS = 5.0
+_LOG_SECONDS = 5.0
 _FIRST_BACKOFF = 1.0
 _LONGEST_BACKOFF = 30.0
 _STABLE_SECONDS = 60.0
@@ -39,6 +41,8 @@ class Registrar:
         Where the clients are written.
     clients
         Is told of them.
+    by_key
+        Whether clients have to prove a key.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class Registrar:
         control: Address,
         roster_file: Path,
         clients: Clients,
+        *,
+        by_key: bool,
     ) -> None:
         self._folder = folder
         self._control = control
         self._roster_file = roster_file
         self._clients = clients
+        self._by_key = by_key
         self._wanted = asyncio.Event()
         self._seen: Snapshot | None = None
 
@@ -88,7 +95,9 @@ class Registrar:
 
     def _reconcile(self, ca: Path | None) -> dict[str, Registered]:
         with ControlPort(self._control, ca) as control:
-            return reconcile(self._folder, control, self._roster_file)
+            return reconcile(
+                self._folder, control, self._roster_file, by_key=self._by_key
+            )
 
 
 async def keep_superlink(superlink: SuperLink) -> None:
@@ -115,6 +124,16 @@ async def keep_superlink(superlink: SuperLink) -> None:
             logger.info("Flower's SuperLink runs again; registrations are kept")
         except RunError as error:
             logger.error("%s", error)
+
+
+async def keep_log_small(log: LogFile) -> None:
+    """Put the log aside whenever it has become too large."""
+    while True:
+        await asyncio.sleep(_LOG_SECONDS)
+        try:
+            await asyncio.to_thread(log.put_aside)
+        except OSError as error:
+            logger.warning("%s cannot be put aside: %s", log.path, error)
 
 
 async def keep_certificate(listener: Listener, tls: TlsFiles | None) -> None:

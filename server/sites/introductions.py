@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from knnper.transport.foreign_text import printable
 from knnper.transport.introduction import Introduction, read_introduction
 from knnper.transport.messages import Job, Purpose, to_content
 from knnper.transport.polling import NoReply
@@ -69,5 +70,5 @@ class Introductions:
 
 def _introduction(reply: Message) -> Introduction | NoReply:
     if reply.has_error():
-        return NoReply(reply.error.reason or "no reason was given")
+        return NoReply(printable(reply.error.reason or "no reason was given"))
     return read_introduction(reply.content)

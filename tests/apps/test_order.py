@@ -28,6 +28,15 @@ def test_an_experiment_of_the_app_is_found_by_its_relative_path() -> None:
     assert order.registry is None
 
 
+def test_changes_may_be_a_list_whose_values_hold_anything() -> None:
+    order = order_of({**DEFAULTS, "set": '["run.seed=7", "name=a", "run.seed=8"]'})
+    assert (order.experiment.run.seed, order.experiment.name) == (8, "a")
+    with pytest.raises(ConfigError, match=r"found '\[1'"):
+        order_of({**DEFAULTS, "set": "[1"})
+    with pytest.raises(ConfigError, match=r"found '\[1\]'"):
+        order_of({**DEFAULTS, "set": "[1]"})
+
+
 def test_an_experiment_may_come_with_the_order(tmp_path: Path) -> None:
     settings = over_sites(experiment())
     registry = tmp_path / "roster.json"

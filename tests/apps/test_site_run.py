@@ -107,7 +107,7 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     first = lead(grid, experiment(), tmp_path / "run")
     weights = first.results()["training"]["state_sha256"]
     grid.join(99, files["0002"])
-    settings = experiment(**{"run.federation.stay_s": 3})
+    settings = experiment(**{"run.federation.stay_s": 1.5})
     again = lead(grid, settings, tmp_path / "run")
     assert rows(again)["0002"] == {**rows(again)["0002"], "seen": "false"}
     expected = rows(simulated(tmp_path / "serial", experiment()))["0002"]
@@ -129,7 +129,7 @@ def test_who_was_away_in_the_hand_over_gets_the_model_later(
             if record["server_round"] == 2:
                 grid.nodes.discard(11)
 
-    settings = experiment(**{"run.federation.stay_s": 2})
+    settings = experiment(**{"run.federation.stay_s": 1.5})
     ran = lead(grid, settings, tmp_path / "run", GoneAfterTraining())
     assert ran.results()["hand_over"]["away"] == ["0001"]
     assert sorted(rows(ran)) == ["0000", "0003"]

@@ -64,16 +64,24 @@ def test_a_site_is_onboarded_without_a_network(
     lines = result.stdout.splitlines()
     assert lines[0].startswith("site-a: 200 examples (")
     assert lines[1].startswith(f"model {find_model(exported).fingerprint[:12]} of tiny")
-    assert lines[2].startswith("λ = ")
-    assert "gain" in lines[3]
+    assert lines[2].startswith("taken as trained with this site, too (--took-part)")
+    assert lines[3].startswith("λ = ")
+    assert "gain" in lines[4]
     assert lines[-1] == f"kept in {client_file.parent / 'kept'}"
-    again = run_command(*arguments, "--json")
+    again = run_command(*arguments, "--json", "--new")
     document = json.loads(again.stdout)
+    assert document["took_part"] is False
     assert document["client"] == "site-a"
     assert document["model"] == find_model(exported).fingerprint
     assert (
         document["num_train"] + document["num_validation"] + document["num_test"] == 200
     )
+
+
+def test_the_server_says_itself_who_took_part(client_file: Path) -> None:
+    result = run_command("onboard", "--config", client_file, "--new")
+    assert result.exit_code == 2
+    assert "goes with --model" in result.stderr
 
 
 def test_the_store_commands_take_an_exported_model(

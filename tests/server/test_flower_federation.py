@@ -21,7 +21,7 @@ from knnper.transport.messages import (
     to_content,
     unpack,
 )
-from knnper.transport.polling import Interrupted
+from knnper.transport.polling import Interrupted, Patience
 from server.federation import Reply, Request
 from server.flower_federation import EXPIRES_LATER_S, FlowerFederation
 from strategies.core.records import ModelPayload, ModelUpdate
@@ -36,9 +36,10 @@ def add_client_number(message: Message) -> Message:
     job = job_of(message.content)
     packed = packed_of(message.content, "payload")
     assert packed is not None
-    payload = unpack(ModelPayload, packed)
+    folder = Path(job.shared_folder) if job.shared_folder else None
+    payload = unpack(ModelPayload, packed, folder)
     update = ModelUpdate(payload.weights + int(job.clients[0]), 1, 0.5)
-    content = to_content(None, {"reply": pack(update, job.shared_folder)})
+    content = to_content(None, {"reply": pack(update, folder)})
     return Message(content, reply_to=message)
 
 
@@ -137,7 +138,7 @@ def test_a_client_that_raises_is_a_failure() -> None:
 
 def test_a_reply_of_another_kind_is_a_failure() -> None:
     def answer(message: Message) -> Message:
-        content = to_content(None, {"reply": pack(ModelPayload(WEIGHTS), "")})
+        content = to_content(None, {"reply": pack(ModelPayload(WEIGHTS), None)})
         return Message(content, reply_to=message)
 
     (reply,) = ask(federation(answer).made, "1")
@@ -233,3 +234,17 @@ def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
     first, gone, last = ask(federation(answer, may_be_away=True).made)
     assert "the data is gone" in str(gone.failure)
     assert [first.failure, last.failure] == [None, None]
+
+
+def test_a_reply_that_flower_cannot_read_is_that_clients_failure() -> None:
+    def answer(message: Message) -> Message:
+        if job_of(message.content).clients == ["2"]:
+            raise ValueError("the arrays are not what they say")
+        return add_client_number(message)
+
+    clients = federation(answer, may_be_away=True, patience=Patience(may_be_away=True))
+    first, unreadable, last = ask(clients.made)
+    assert "the reply cannot be read: ValueError" in str(unreadable.failure)
+    assert [first.failure, last.failure] == [None, None]
+    with pytest.raises(ValueError, match="what they say"):
+        ask(federation(answer).made)

@@ -171,3 +171,43 @@ def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
             return Reply(clients, ClientResults((), {}, withheld=clients))
 
     assert list(served(Discreet(), "a")) == [Handed("a", None)]
+
+
+def telling(record: ClientResults) -> Recorder:
+    class Telling(Recorder):
+        may_be_away = True
+
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, record)
+
+    return Telling()
+
+
+def result(client: str, personal: Evaluation = NOTHING) -> ClientResult:
+    return ClientResult(client, True, 0, 0, personal, NOTHING, NOTHING)
+
+
+def test_a_report_about_others_does_not_end_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = telling(ClientResults((result("x\n"),)))
+    assert list(served(recorder, "a")) == []
+    assert "expected results of a, found those of x\\n" in caplog.text
+
+
+def test_a_report_that_cannot_be_true_is_its_client_s_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = Evaluation(1, 99, 0.0, (), (), ())
+    recorder = telling(ClientResults((result("a", wrong), result("b"))))
+    assert [one.client for one in served(recorder, "a", "b")] == ["b"]
+    assert "client a could not personalise: 99 of 1 examples" in caplog.text
+
+
+def test_whether_a_client_is_seen_the_server_knows() -> None:
+    recorder = telling(ClientResults((result("aa"),)))
+    made = HandOver(method(together=False), recorder, RandomKey(0))
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    (handed,) = made.personalize(trained, {"aa": 1}, seen=set())
+    assert handed.result is not None
+    assert not handed.result.seen

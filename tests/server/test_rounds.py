@@ -17,9 +17,9 @@ from server.federation import Federation, Reply, Request
 from server.observer import RoundRecord
 from server.rounds import RoundLoop
 from strategies.core.averaging import average_weights
-from strategies.core.evaluation import Evaluation
 from strategies.core.method import Method
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from tests.server.made_evaluations import evaluation
 
 CLIENTS = ("a", "b", "c", "d")
 # Too large for two to be served together.
@@ -60,7 +60,7 @@ class Functions(Federation):
                 yield Reply(request.clients, None, "asleep")
                 continue
             total = 2 if correct else 0
-            yield Reply(request.clients, Evaluation(total, correct, 0.0, (), (), ()))
+            yield Reply(request.clients, evaluation(total, correct))
 
 
 def never(*_: Any) -> Any:

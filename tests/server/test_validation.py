@@ -6,7 +6,7 @@ from strategies.core.records import ModelPayload, ModelUpdate
 
 
 def test_the_first_update_does_not_decide_alone_which_shape_is_right() -> None:
-    tally = Tally()
+    tally = Tally({"a": 1, "b": 1})
     tally.sends("a", ModelPayload(torch.zeros(3)))
     replies = [
         Reply((client,), ModelUpdate(torch.ones(length), 1, 0.5))

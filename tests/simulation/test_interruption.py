@@ -19,7 +19,7 @@ name: interrupted
 data: {name: digits}
 partition: {name: iid, num_clients: 10}
 model: {name: tiny_cnn, embedding_dim: 16}
-training: {num_rounds: 300, batch_size: 16}
+training: {num_rounds: 120, batch_size: 16}
 method: {name: fedavg}
 """
 
@@ -50,7 +50,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
 
     simulate("--resume", folder, "--engine", "serial")
     results = json.loads((folder / "results.json").read_text())
-    assert results["training"]["num_rounds"] == 300
+    assert results["training"]["num_rounds"] == 120
 
 
 @pytest.mark.slow

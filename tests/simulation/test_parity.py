@@ -23,6 +23,7 @@ method: {name: METHOD}
 run: {seed: 3, checkpoint_every: 2}
 """
 METHODS = ["fedavg", "scaffold", "fedem", "pfedhn", "knn_per"]
+FAST = ["scaffold", "knn_per"]
 
 
 class Outcome(NamedTuple):
@@ -88,7 +89,13 @@ def test_more_clients_than_requests_at_once_give_the_same_bits(tmp_path: Path) -
     assert outcome(tmp_path / "flower") == outcome(tmp_path / "serial")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
+        for method in METHODS
+    ],
+)
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
     path = experiment(tmp_path, method)
     longer = ("--set", "training.num_rounds=40", "--engine", "serial")

@@ -1,13 +1,15 @@
+import contextlib
+import json
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from knnper.config.errors import CodecError
 from knnper.transport.codec import (
-    CodecError,
     Flat,
     Parts,
     canonical,
@@ -139,3 +141,39 @@ def test_other_values_are_refused() -> None:
 
     with pytest.raises(CodecError, match="path: a set cannot be sent"):
         flatten(Strange({1}))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON, st.sampled_from([Outer, Inner, ModelUpdate]), st.integers(0, 4))
+def test_any_layout_is_a_record_or_an_error(
+    layout: object, record_type: type, length: int
+) -> None:
+    with contextlib.suppress(CodecError):
+        unflatten(record_type, Flat(torch.ones(length), json.dumps(layout)))
+
+
+PLACES = ("structure", "shapes", "fields", "components", "inner", "named", "count")
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON, st.sampled_from(PLACES))
+def test_a_layout_with_anything_anywhere_is_a_record_or_an_error(
+    anything: object, place: str
+) -> None:
+    flat = flatten(outer())
+    layout = json.loads(flat.layout)
+    inside = layout if place in layout else layout["structure"]
+    inside = inside if place in inside else inside["fields"]
+    inside[place] = anything
+    try:
+        back = unflatten(Outer, Flat(flat.vector, json.dumps(layout)))
+    except CodecError:
+        return
+    assert (place, type(back.count)) == ("count", int)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from knnper.transport.credentials.certificates import hosts_of
 
-_RENEW = "make a new one with: knnper federation renew FOLDER, and restart the server"
+_RENEW = "make a new one with: knnper federation renew FOLDER"
 _SOON = timedelta(days=30)
 
 

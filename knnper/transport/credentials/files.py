@@ -19,6 +19,8 @@ T = TypeVar("T")
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """Write ``content`` to the new file ``path`` with the permissions ``mode``.
 
+    The process's umask takes away from them.
+
     Raises
     ------
     CredentialError
@@ -32,7 +34,6 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
             "or choose another folder"
         ) from error
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
         file.write(content)
         file.flush()
         os.fsync(descriptor)

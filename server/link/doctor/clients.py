@@ -61,6 +61,6 @@ class Clients:
         except RunError as error:
             return problem(
                 str(error),
-                f"remove {self.settings.roster_file}, and restart the server",
+                f"remove {self.settings.roster_file}; the server writes it anew",
             )
         return fine(f"{len(roster)} clients in {self.settings.roster_file}")

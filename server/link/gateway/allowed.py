@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 HEALTH = "/health"
 ACTIVATE = "/v1/fleet/activate-node"
@@ -86,6 +87,9 @@ class Rules:
             Its header ``content-length``.
         """
         method, path = scope["method"], raw_path(scope)
+        if not all(_is_plain(value) for _, value in scope["headers"]):
+            message = "found a header that is not printable ASCII"
+            return Refusal(HTTPStatus.BAD_REQUEST, _CODE_OF_REFUSAL, message)
         if path == HEALTH and method in ("GET", "HEAD"):
             return None
         if not self._is_open(method, path):
@@ -131,6 +135,23 @@ class Rules:
 
 
 _CODE_OF_REFUSAL = ApiErrorCode.FORBIDDEN_ACTION
+
+
+_FLOWERS_PATHS = frozenset(path for _, path in PROTOBUF_REQUEST_TYPES)
+
+
+def kind_of_path(path: str) -> str:
+    """Return ``path`` if Flower has it, else one word for all others."""
+    return path if path in _FLOWERS_PATHS else "another path"
+
+
+def is_of_the_fleet(path: str) -> bool:
+    """Whether ``path`` is what clients ask, and Flower verifies signatures of."""
+    return path in _FOR_REGISTERED_NODES
+
+
+def _is_plain(value: bytes) -> bool:
+    return all(32 <= byte < 127 or byte == 9 for byte in value)
 
 
 def raw_path(scope: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Passes allowed requests on to Flower, both ways as a stream."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -10,9 +11,21 @@ import httpx
 
 from knnper.transport.diagnosis.standing import with_standing
 from knnper.transport.diagnosis.versions import GATEWAY_HEADERS, own_versions
-from server.link.gateway.allowed import ACTIVATE, HEALTH, Refusal, Rules, raw_path
-from server.link.gateway.explanation import Clients, explain, with_explanation
-from server.link.gateway.notices import Notices
+from server.link.gateway.allowed import (
+    ACTIVATE,
+    HEALTH,
+    Refusal,
+    Rules,
+    kind_of_path,
+    raw_path,
+)
+from server.link.gateway.explanation import (
+    Clients,
+    explain,
+    key_of,
+    with_explanation,
+)
+from server.link.gateway.notices import Notices, plain
 from server.link.gateway.presence import Presence
 
 Scope = Mapping[str, Any]
@@ -23,6 +36,7 @@ Headers = list[tuple[bytes, bytes]]
 _PASSED_ON = frozenset({"content-type", "content-length", "content-encoding", "accept"})
 _FLOWERS = "flwr-"
 _SLOWEST_PIECE = 60.0  # seconds until the next piece of a body
+_SLOWEST_BYTES_PER_SECOND = 2000
 _LONGEST_ERROR = 64 * 1024
 
 
@@ -65,9 +79,11 @@ class Gateway:
         if refusal is None:
             await self._pass_on(scope, headers, receive, send)
             return
+        path, why = raw_path(scope), refusal.status.phrase
         self.notices.warn(
             _host(scope),
-            f"refused {scope['method']} {raw_path(scope)!r}: {refusal.status.phrase}",
+            f"refused {kind_of_path(path)}: {why}",
+            f"refused {scope['method']} '{plain(path)}': {why}",
         )
         await _answer(send, refusal.status, refusal.body())
 
@@ -75,7 +91,9 @@ class Gateway:
         self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
         path = raw_path(scope)
-        content = _body(receive) if path != HEALTH else None
+        content = None
+        if path != HEALTH:
+            content = _body(receive, int(headers["content-length"]))
         request = self.upstream.build_request(
             scope["method"], path, headers=_passed_on(headers.items()), content=content
         )
@@ -83,7 +101,10 @@ class Gateway:
             response = await self.upstream.send(request, stream=True)
         except httpx.HTTPError as error:
             refusal = _unreachable(error)
-            self.notices.warn(_host(scope), f"cannot be answered: {refusal.message}")
+            why = refusal.status.phrase
+            self.notices.warn(
+                _host(scope), why, f"cannot be answered: {refusal.message}"
+            )
             await _answer(send, refusal.status, refusal.body())
             return
         try:
@@ -115,7 +136,12 @@ class Gateway:
         if why is not None:
             body = with_explanation(body, why)
         said = why or body.decode(errors="replace")
-        self.notices.warn(_host(scope), f"Flower refused {path}: {said}")
+        name = self.clients.names.get(key_of(headers) or "", "a stranger")
+        self.notices.warn(
+            _host(scope),
+            f"{name}: {path}: {response.status_code}",
+            f"Flower refused {path}: {said}",
+        )
         await _answer(send, response.status_code, body)
 
 
@@ -132,11 +158,13 @@ def _passed_on(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     }
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
+async def _body(receive: Receive, length: int) -> AsyncIterator[bytes]:
+    end = time.monotonic() + _SLOWEST_PIECE + length / _SLOWEST_BYTES_PER_SECOND
     more = True
     while more:
+        patience = min(_SLOWEST_PIECE, end - time.monotonic())
         try:
-            event = await asyncio.wait_for(receive(), _SLOWEST_PIECE)
+            event = await asyncio.wait_for(receive(), patience)
         except TimeoutError as error:
             raise httpx.ReadTimeout("the client sends too slowly") from error
         if event["type"] == "http.disconnect":

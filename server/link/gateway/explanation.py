@@ -7,15 +7,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+)
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    uses_nist_ec_curve,
+    verify_signature,
+)
 
 from knnper.transport.credentials.node_keys import fingerprint
 from server.link.gateway.allowed import ACTIVATE
 from server.link.roster_file import Registered
 
 _CLOCK_TOLERANCE = 5.0  # seconds; what Flower allows a client to be ahead
+_LONGEST_AGO = 300.0  # seconds; what Flower allows a signature to be old
 
 
 @dataclass
@@ -83,7 +93,7 @@ def _not_activated(name: str | None, key: str) -> str:
 
 def _unauthorized(name: str | None, key: str, timestamp: str | None) -> str:
     ahead = _seconds_ahead(timestamp)
-    if ahead is not None and not -300 < ahead < _CLOCK_TOLERANCE:
+    if ahead is not None and not -_LONGEST_AGO < ahead < _CLOCK_TOLERANCE:
         direction = "ahead of" if ahead > 0 else "behind"
         return (
             f"The clock of {name or key} is {abs(ahead):.0f} s {direction} the "
@@ -104,11 +114,38 @@ def _unknown(key: str) -> str:
 
 def key_of(headers: Mapping[str, str]) -> str | None:
     """Return the fingerprint of the key that a request names; None without one."""
-    try:
-        pem = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
-        return fingerprint(bytes_to_public_key(pem))
-    except (KeyError, ValueError, AttributeError):
+    key = _public_key(headers)
+    return None if key is None else fingerprint(key)
+
+
+def proven_key_of(headers: Mapping[str, str]) -> str | None:
+    """Return the same if the request is signed with that key, lately."""
+    key, timestamp = _public_key(headers), headers.get(TIMESTAMP_HEADER, "")
+    ahead = _seconds_ahead(timestamp)
+    if key is None or ahead is None or not -_LONGEST_AGO < ahead < _CLOCK_TOLERANCE:
         return None
+    signature = _decoded(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""))
+    proven = verify_signature(key, timestamp.encode(), signature)
+    return fingerprint(key) if proven else None
+
+
+def _public_key(headers: Mapping[str, str]) -> ec.EllipticCurvePublicKey | None:
+    try:
+        pem = _decoded(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""))
+        key: object = bytes_to_public_key(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    if isinstance(key, ec.EllipticCurvePublicKey) and uses_nist_ec_curve(key):
+        return key
+    return None
+
+
+def _decoded(value: str) -> bytes:
+    """Return what a header holds in base64; nothing if it holds something else."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        return b""
 
 
 def _seconds_ahead(timestamp: str | None) -> float | None:

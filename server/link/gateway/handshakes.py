@@ -36,7 +36,7 @@ def reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
             except ssl.SSLError as error:
                 reason = error.reason or str(error)
                 advice = _ADVICE.get(reason, "see `knnper doctor` on the client")
-                notices.warn("a TLS handshake failed", f"{reason} ({advice})")
+                notices.warn("a TLS handshake failed", reason, f"{reason} ({advice})")
                 raise
 
     return ReportingTls

@@ -9,46 +9,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-
 from knnper.transport.diagnosis.standing import Standing
-from server.link.gateway.allowed import ACTIVATE, DEACTIVATE
-from server.link.gateway.explanation import Clients, key_of
+from server.link.gateway.allowed import ACTIVATE, DEACTIVATE, is_of_the_fleet
+from server.link.gateway.explanation import Clients, key_of, proven_key_of
 
 
 @dataclass
 class Presence:
-    """When each key was last heard of, by requests that Flower took.
+    """When each registered client was last heard of, by requests that Flower took.
 
     Attributes
     ----------
     clients
         Who is registered.
+    heard
+        When, by the fingerprint of the client's key.
     """
 
     clients: Clients
-    _heard: dict[str, float] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)
 
     def note(self, path: str, headers: Mapping[str, str]) -> None:
-        """Take note of a request that succeeded, so that its signature is right."""
-        key = headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER)
-        if key is None:
+        """Take note of a request that succeeded.
+
+        Flower verifies the signature of what is asked of the fleet, and of nothing
+        else: anybody can write a client's public key above a question for its health.
+        """
+        key = key_of(headers) if is_of_the_fleet(path) else None
+        if key is None or key not in self.clients.names:
             return
         if path == DEACTIVATE:
-            self._heard.pop(key, None)
+            self.heard.pop(key, None)
         else:
-            self._heard[key] = time.monotonic()
+            self.heard[key] = time.monotonic()
+        if len(self.heard) > len(self.clients.names):
+            self._forget_who_left()
 
     def standing(
         self, path: str, headers: Mapping[str, str], status: int
     ) -> Standing | None:
         """Return what to tell a client that asked in the way of the doctor's.
 
-        Flower gives this status only once it has verified signature and registration.
+        Flower refuses what it cannot read with this status as well, before it looks at
+        the signature.
         """
-        key = headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER)
-        if key is None or path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
+        if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
-        heard = self._heard.get(key)
+        key = proven_key_of(headers)
+        if key is None:
+            return None
+        heard = self.heard.get(key)
         idle_s = None if heard is None else round(time.monotonic() - heard, 1)
-        return Standing(self.clients.names.get(key_of(headers) or ""), idle_s)
+        return Standing(self.clients.names.get(key), idle_s)
+
+    def _forget_who_left(self) -> None:
+        known = self.clients.names
+        self.heard = {key: last for key, last in self.heard.items() if key in known}

@@ -173,3 +173,13 @@ def test_a_memory_that_is_gone(residence: Residence) -> None:
     residence.places.store.rename(residence.places.folder / "gone")
     _, memory = kept(residence)
     assert memory.verdict is Verdict.WARNING
+
+
+def test_a_folder_that_others_can_look_into(state: State) -> None:
+    assert state.is_private().verdict is Verdict.OK
+    state.places.folder.mkdir(mode=0o700)
+    assert state.is_private().verdict is Verdict.OK
+    state.places.folder.chmod(0o750)
+    finding = state.is_private()
+    assert finding.verdict is Verdict.WARNING
+    assert finding.mend == f"chmod 700 {state.places.folder}"

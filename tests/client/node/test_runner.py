@@ -80,6 +80,7 @@ def test_a_death_is_answered_at_once_and_the_next_message_played(
     assert node.answer("compute") == "[0, 1, 2, 3]"
 
 
+@pytest.mark.slow
 def test_a_runner_that_was_killed_is_replaced() -> None:
     with bare_node() as node:
         runner = int(node.answer("who").split()[1])
@@ -104,6 +105,7 @@ def test_a_killed_runner_takes_its_child_along_and_so_does_the_nodes_end() -> No
     _wait_until_gone(child)
 
 
+@pytest.mark.slow
 def test_a_runner_without_an_app_says_so() -> None:
     with pytest.raises(RunError, match="before it had loaded misbehaving_app:nothing"):
         bare_node("misbehaving_app:nothing").__enter__()

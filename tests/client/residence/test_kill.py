@@ -14,6 +14,9 @@ from tests.client.residence.small_site import small_model
 OLD, NEW = small_model(seed=0).fingerprint, small_model(seed=1).fingerprint
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what `killed_installs` finds."""

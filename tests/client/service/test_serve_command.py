@@ -47,6 +47,7 @@ def test_no_token_is_refused_where_others_can_ask(config: Path) -> None:
     assert "Warning: 0.0.0.0 is open to other machines, without TLS" in result.output
 
 
+@pytest.mark.slow
 def test_a_client_serves_what_is_installed_until_it_is_told_to_stop(
     config: Path,
 ) -> None:

@@ -189,6 +189,7 @@ print("stopped", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
     script = SCRIPT.format(tests=str(Path(__file__).parent), store=str(tmp_path / "s"))
     with subprocess.Popen(

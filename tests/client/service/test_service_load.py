@@ -154,6 +154,7 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_no_answer_is_wrong_or_mixed(state: Path) -> None:
     journal, stop = Journal(), threading.Event()
     newer = tiny_model(seed=1)

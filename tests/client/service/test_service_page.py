@@ -122,6 +122,7 @@ def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
     assert "10" in stored
 
 
+@pytest.mark.slow
 def test_the_token_is_kept_for_the_session_only(
     tmp_path: Path, page: "Page", browser: "Browser"
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_token_is_kept_for_the_session_only(
         other.close()
 
 
+@pytest.mark.slow
 def test_features_are_typed(tmp_path: Path, page: "Page") -> None:
     served = small_served(tmp_path / "store", spec=FEATURES)
     with asking(served, token=None) as client:
@@ -156,6 +158,7 @@ def test_features_are_typed(tmp_path: Path, page: "Page") -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_everything_is_reached_with_the_keyboard_and_has_a_name(
     tmp_path: Path, page: "Page"
 ) -> None:
@@ -180,6 +183,7 @@ def test_everything_is_reached_with_the_keyboard_and_has_a_name(
     assert (focused, unnamed, without_text) == ("file", 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1080])
 def test_nothing_is_wider_than_the_window(
     tmp_path: Path, page: "Page", width: int

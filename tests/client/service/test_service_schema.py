@@ -18,7 +18,11 @@ PICTURE = InputSpec((2, 4, 1), 3, (0.5,), (0.25,))
 
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="needs schemathesis")
 @pytest.mark.parametrize(
-    ("spec", "sent"), [(PICTURE, "2,4,1 uint8"), (FEATURES, "4 float32")]
+    ("spec", "sent"),
+    [
+        (PICTURE, "2,4,1 uint8"),
+        pytest.param(FEATURES, "4 float32", marks=pytest.mark.slow),
+    ],
 )
 def test_made_up_requests_are_answered_as_documented(
     tmp_path: Path, spec: InputSpec, sent: str

@@ -4,11 +4,19 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey as Private,
+)
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from knnper.transport.credentials.node_keys import fingerprint, new_node_key
 from knnper.transport.diagnosis.standing import Standing, standing_in
@@ -17,7 +25,8 @@ from server.link.gateway.allowed import ACTIVATE, DEACTIVATE, HEALTH, Rules
 from server.link.gateway.application import Gateway
 from server.link.gateway.explanation import Clients
 
-KEY = new_node_key().public_key()
+SECRET = new_node_key()
+KEY = SECRET.public_key()
 HEADER = base64.b64encode(public_key_to_bytes(KEY))
 PULL = "/v1/fleet/pull-messages"
 INVALID_HEARTBEAT = b'{"code": 2003, "detail": "Invalid heartbeat interval."}'
@@ -26,10 +35,13 @@ INVALID_HEARTBEAT = b'{"code": 2003, "detail": "Invalid heartbeat interval."}'
 class Answered:
     """One answer of the gateway, with Flower behind it giving ``status``."""
 
-    def __init__(self, gateway: Gateway, path: str) -> None:
+    def __init__(
+        self, gateway: Gateway, path: str, signed_by: Private = SECRET, age_s: float = 0
+    ) -> None:
         self.headers: dict[str, str] = {}
         self.body = b""
-        asyncio.run(gateway(_scope(path), _receive, self._send))
+        scope = _scope(path, _signature(signed_by, age_s))
+        asyncio.run(gateway(scope, _receive, self._send))
 
     async def _send(self, event: Mapping[str, Any]) -> None:
         for name, value in event.get("headers", ()):
@@ -37,7 +49,14 @@ class Answered:
         self.body += event.get("body", b"")
 
 
-def _scope(path: str) -> dict[str, Any]:
+def _signature(key: Private, age_s: float) -> list[tuple[bytes, bytes]]:
+    timestamp = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat().encode()
+    signature = base64.b64encode(sign_message(key, timestamp))
+    names = TIMESTAMP_HEADER.encode(), FLEET_HTTP_SIGNATURE_HEADER.encode()
+    return list(zip(names, (timestamp, signature), strict=True))
+
+
+def _scope(path: str, signature: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {
         "method": "GET" if path == HEALTH else "POST",
         "raw_path": path.encode(),
@@ -45,6 +64,7 @@ def _scope(path: str) -> dict[str, Any]:
         "headers": [
             (FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), HEADER),
             (b"content-length", b"0"),
+            *signature,
         ],
     }
 
@@ -92,6 +112,29 @@ def test_what_flower_refuses_is_no_sign_of_life() -> None:
     gateway = gateway_to({ACTIVATE: 400, PULL: 401})
     Answered(gateway, PULL)
     assert asked(gateway) == Standing("site-a", None)
+
+
+def test_who_only_knows_the_public_key_learns_nothing() -> None:
+    gateway = gateway_to({ACTIVATE: 400, PULL: 200, HEALTH: 200})
+    stranger = new_node_key()
+    Answered(gateway, HEALTH, stranger)
+    assert asked(gateway) == Standing("site-a", None)
+    for answer in (
+        Answered(gateway, ACTIVATE, stranger),
+        Answered(gateway, ACTIVATE, age_s=400),
+    ):
+        assert standing_in(answer.body.decode()) is None
+
+
+def test_who_left_is_forgotten() -> None:
+    gateway = gateway_to({PULL: 200})
+    Answered(gateway, PULL)
+    assert list(gateway.presence.heard) == [fingerprint(KEY)]
+    gateway.clients.names = {"SHA256:other": "site-b"}
+    gateway.presence.heard["SHA256:other"] = 0.0
+    gateway.clients.names = {fingerprint(KEY): "site-a"}
+    Answered(gateway, PULL)
+    assert list(gateway.presence.heard) == [fingerprint(KEY)]
 
 
 def test_nobody_else_learns_anything() -> None:

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import httpx
+import uvloop
 
 from knnper.config.address import Address
 from server.link.gateway.allowed import Rules
 from server.link.gateway.application import Gateway
+from server.link.gateway.entrance import EntranceLimits
 from server.link.gateway.explanation import Clients
 from server.link.gateway.listener import Listener, bind
 from server.settings import TlsFiles
@@ -61,6 +63,7 @@ class Stage:
     http: httpx.Client
     connected: list[bool]
     listener: Listener
+    gateway: Gateway
 
     def first_line(self, request: bytes) -> bytes:
         """Send bytes as they are; return the first line of the answer."""
@@ -72,7 +75,9 @@ class Stage:
 
 @contextlib.contextmanager
 def gateway_stage(
-    insecure: bool = False, tls: TlsFiles | None = None
+    insecure: bool = False,
+    tls: TlsFiles | None = None,
+    limits: EntranceLimits | None = None,
 ) -> Iterator[Stage]:
     address = Address(HOST, free_port())
     upstream, clients, connected = Upstream(), Clients(), list[bool]()
@@ -81,9 +86,9 @@ def gateway_stage(
     rules = Rules(insecure, LARGEST)
     gateway = Gateway(behind, rules, clients, lambda: connected.append(True))
     url = f"http://{address}"
-    listener = Listener(gateway, tls)
+    listener = Listener(gateway, tls, limits)
     with _serving(listener, address), httpx.Client(base_url=url) as http:
-        yield Stage(upstream, address, clients, http, connected, listener)
+        yield Stage(upstream, address, clients, http, connected, listener, gateway)
 
 
 @contextlib.contextmanager
@@ -98,7 +103,11 @@ def _serving(listener: Listener, address: Address) -> Iterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]
 
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         yield

@@ -98,6 +98,16 @@ def test_more_clients(folder: Path, tmp_path: Path) -> None:
     assert "the server has never run" in listed.stderr
 
 
+def test_removing_a_client_removes_nothing_else(folder: Path) -> None:
+    outside = folder / "server" / "other.pub"
+    outside.write_text("key")
+    for place in (folder, folder / "server" / "server.yaml"):
+        refused = ask("remove-client", place, "../other")
+        assert refused.exit_code == 1
+        assert "cannot be a client's name" in refused.output
+    assert outside.exists()
+
+
 def test_renewing_keeps_authority_and_hosts(folder: Path) -> None:
     server = folder / "server"
     before = read_certificate(server / "server.crt")

@@ -4,6 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
@@ -39,6 +41,8 @@ def stage(shared_stage: Stage) -> Stage:
     shared_stage.upstream.status, shared_stage.upstream.error = 200, None
     shared_stage.connected.clear()
     shared_stage.clients.names = {}
+    shared_stage.gateway.notices.said.clear()
+    shared_stage.gateway.presence.heard.clear()
     return shared_stage
 
 
@@ -100,10 +104,11 @@ def test_paths_are_taken_letter_by_letter(target: str, stage: Stage) -> None:
     "host", ["x/v1/control/start-run?", "x#", "127.0.0.1:8000", "x\tv1"]
 )
 def test_the_host_header_does_not_reach_flower(host: str, stage: Stage) -> None:
+    stage.upstream.headers.clear()
     head = f"POST {PULL} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1\r\n\r\n."
-    stage.first_line(head.encode())
-    assert stage.upstream.seen in ([], [("POST", PULL)])
-    assert stage.upstream.headers.get("host", "flower") == "flower"
+    assert stage.first_line(head.encode()).split()[1] == b"200"
+    assert stage.upstream.seen == [("POST", PULL)]
+    assert stage.upstream.headers["host"] == "flower"
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "CONNECT"])
@@ -130,12 +135,32 @@ def test_refusals_are_explained_and_logged(
     assert "127.0.0.1: refused POST '/v1/control/start-run?once'" in caplog.text
 
 
-def test_the_same_refusal_is_logged_once(
+def test_strangers_cannot_fill_the_log(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(5):
-        stage.http.post("/v1/control/again")
-    assert caplog.text.count("/v1/control/again") == 1
+    for number in range(50):
+        stage.http.post(f"/x{number}/{'y' * 5000}")
+        stage.http.post("/v1/control/start-run")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 300
+    assert len(stage.gateway.notices.said) == 2
+
+
+def test_what_is_no_http_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with gateway_stage() as stage:
+        for _ in range(5):
+            assert stage.first_line(b"\x00\x01\r\n\r\n").split()[1] == b"400"
+    assert caplog.text.count("Invalid HTTP request") == 1
+
+
+@pytest.mark.parametrize("header", ["flwr-signature", "flwr-x", "accept"])
+def test_headers_that_are_no_ascii_are_refused(
+    header: str, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"GET /health HTTP/1.1\r\nHost: x\r\n{header}: \xe9\r\n\r\n"
+    assert stage.first_line(head.encode("latin-1")).split()[1] == b"400"
+    assert "Traceback" not in caplog.text
 
 
 def test_nodes_do_not_register_themselves(stage: Stage) -> None:
@@ -231,3 +256,48 @@ def test_flowers_refusals_are_explained(
     expected = message.replace("30 s", "").replace("900 s", "").split("  ")
     assert all(part in answer.json()["extra"] for part in expected)
     assert all(part in caplog.text for part in expected)
+
+
+def _pem(key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _of_unknown_kind() -> bytes:
+    """Return a well-formed public key of an algorithm that nobody knows."""
+    kind = bytes.fromhex("300a06082a03040506070809")
+    der = bytes([0x30, len(kind) + 5]) + kind + bytes([0x03, 0x03, 0, 1, 2])
+    body = base64.b64encode(der)
+    return b"-----BEGIN PUBLIC KEY-----\n" + body + b"\n-----END PUBLIC KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    "pem",
+    [
+        b"",
+        b"no key",
+        _of_unknown_kind(),
+        _pem(ed25519.Ed25519PrivateKey.generate().public_key()),
+        _pem(ec.generate_private_key(ec.SECP256K1()).public_key()),
+        _pem(ec.generate_private_key(ec.SECP256R1()).public_key()),
+    ],
+    ids=["none", "text", "unknown kind", "Ed25519", "another curve", "P-256"],
+)
+def test_any_public_key_is_refused_as_flower_does(
+    pem: bytes, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.upstream.status = 401
+    headers = {"flwr-public-key": base64.b64encode(pem).decode()}
+    answer = stage.http.post(ACTIVATE, content=b"{}", headers=headers)
+    assert answer.status_code == 401
+    assert "Traceback" not in caplog.text
+
+
+def test_only_registered_clients_are_remembered(stage: Stage) -> None:
+    known, stranger = new_node_key().public_key(), new_node_key().public_key()
+    stage.clients.names = {fingerprint(known): "site-a"}
+    for key in (stranger, known):
+        header = base64.b64encode(public_key_to_bytes(key)).decode()
+        stage.http.get("/health", headers={"flwr-public-key": header})
+        assert stage.gateway.presence.heard == {}
+        stage.http.post(PULL, content=b"x", headers={"flwr-public-key": header})
+    assert list(stage.gateway.presence.heard) == [fingerprint(known)]

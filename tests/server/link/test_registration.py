@@ -9,6 +9,7 @@ from knnper.config.errors import CredentialError, RunError
 from knnper.transport.credentials.node_keys import fingerprint, new_node_key
 from server.link.authorized import AuthorizedFolder
 from server.link.control import UNREGISTERED, Node
+from server.link.layout import FederationFolder
 from server.link.registration import reconcile
 from server.link.roster_file import read_roster
 
@@ -102,16 +103,20 @@ def test_a_name_may_get_another_key(desk: Desk) -> None:
 
 
 def test_nodes_registered_with_flowers_command_stay(desk: Desk) -> None:
+    assert desk.names() == {}
     desk.flower.register("by-hand", public_key())
-    desk.flower.register("", public_key())
+    for name in ("", "../by-hand"):
+        desk.flower.register(name, public_key())
     found = desk.names()
-    assert found == {"by-hand": "flower", f"node-{2**63 + 1}": "flower"}
+    unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2)}
+    assert found == {"by-hand": "flower", **unnamed}
     assert desk.names() == found
 
 
 def test_two_nodes_of_one_name_are_told_apart(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert desk.names() == {}
     desk.folder.add("site-a", public_key())
     desk.flower.register("site-a", public_key())
     assert desk.names() == {f"node-{2**63}": "flower", "site-a": "folder"}
@@ -150,6 +155,45 @@ def test_a_name_is_one_key(desk: Desk) -> None:
         desk.folder.add("site-b", key)
     with pytest.raises(CredentialError, match="cannot be a client's name"):
         desk.folder.add("../site-b", public_key())
+
+
+def test_without_a_roster_a_removed_client_stays_away(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    removed, kept = public_key(), public_key()
+    desk.folder.add("site-a", removed)
+    desk.folder.add("site-b", kept)
+    desk.names()
+    desk.roster.write_text("damaged")
+    desk.folder.remove("site-a")
+    with pytest.raises(RunError, match="damaged"):
+        desk.names()
+    desk.roster.unlink()
+    assert desk.names() == {"site-b": "folder"}
+    assert "removed site-a" in caplog.text
+    assert [one.status for one in desk.flower.known] == [UNREGISTERED, "registered"]
+    assert desk.names() == {"site-b": "folder"}
+    desk.folder.add("site-a", removed)
+    assert desk.names() == {"site-b": "folder"}
+
+
+def test_without_a_roster_nodes_are_adopted_where_keys_do_not_count(
+    desk: Desk,
+) -> None:
+    desk.flower.register("whoever", public_key())
+    found = reconcile(desk.folder, desk.flower, desk.roster, by_key=False)
+    assert [one.name for one in found.values()] == ["whoever"]
+
+
+@pytest.mark.parametrize("name", ["../site-a", "/tmp/site-a", "..", "", "a/b", "a\n"])
+def test_names_do_not_lead_out_of_the_folder(desk: Desk, name: str) -> None:
+    outside = desk.folder.path.parent / "site-a.pub"
+    outside.write_text("key")
+    with pytest.raises(CredentialError, match="cannot be a client's name"):
+        desk.folder.remove(name)
+    with pytest.raises(CredentialError, match="cannot be a client's name"):
+        FederationFolder(desk.folder.path).client(name)
+    assert outside.exists()
 
 
 def test_a_damaged_roster(desk: Desk) -> None:

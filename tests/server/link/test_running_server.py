@@ -15,6 +15,8 @@ from tests.server.link.running_server import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -51,7 +53,6 @@ def test_a_registered_client_connects(server: RunningServer) -> None:
         assert [one.name for one in roster.values()] == ["site-a"]
 
 
-@pytest.mark.slow
 def test_strangers_are_told_why_they_are_refused(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -66,7 +67,6 @@ def test_strangers_are_told_why_they_are_refused(
         assert "registered clients only" in log.read_text()
 
 
-@pytest.mark.slow
 def test_a_second_node_under_one_key_is_refused(server: RunningServer) -> None:
     client = server.add("site-b")
     key = client / "site-b.key"
@@ -102,7 +102,6 @@ def test_a_client_can_neither_register_nor_run(
     assert "refused POST '/v1/control/start-run': Forbidden" in server.said
 
 
-@pytest.mark.slow
 def test_flowers_own_commands_work_on_the_server(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -116,7 +115,6 @@ def test_flowers_own_commands_work_on_the_server(
     assert "Listing all runs" in server.flwr(home, "list", "federation")
 
 
-@pytest.mark.slow
 def test_who_comes_and_goes_while_the_server_runs(server: RunningServer) -> None:
     client = server.add("late")
     wait_until(lambda: server.statuses.get("late") == "registered")
@@ -127,7 +125,6 @@ def test_who_comes_and_goes_while_the_server_runs(server: RunningServer) -> None
         process.wait(30)
 
 
-@pytest.mark.slow
 def test_a_killed_superlink_starts_again(server: RunningServer) -> None:
     (before,) = superlinks_of(server.folder.path)
     os.kill(before, signal.SIGKILL)
@@ -136,7 +133,6 @@ def test_a_killed_superlink_starts_again(server: RunningServer) -> None:
     assert server.statuses["site-a"] in ("registered", "offline", "online")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
     with running_server(tmp_path, clients=("site-a",)) as server:
@@ -152,7 +148,28 @@ def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
             assert again.wait(30) == 0
 
 
-@pytest.mark.slow
+def test_the_state_is_the_servers_own(server: RunningServer) -> None:
+    state = server.settings.state
+    paths = [state, *state.rglob("*")]
+    assert {"superlink.db", "superlink.log"} <= {path.name for path in paths}
+    assert [path for path in paths if path.stat().st_mode & 0o077] == []
+
+
+def test_without_a_roster_a_removed_client_does_not_come_back(tmp_path: Path) -> None:
+    with running_server(tmp_path, clients=("site-a", "site-b")) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+        server.settings.roster_file.unlink()
+        AuthorizedFolder(server.settings.authorized).remove("site-a")
+        again = start_server(server.folder.server_file, tmp_path / "again.log")
+        try:
+            assert server.statuses == {"site-b": "registered"}
+            assert "removed site-a" in (tmp_path / "again.log").read_text()
+        finally:
+            again.terminate()
+            assert again.wait(30) == 0
+
+
 def test_without_security_whoever_comes_is_a_client(tmp_path: Path) -> None:
     with running_server(tmp_path, insecure=True) as server:
         assert "Nothing is encrypted" in server.said

@@ -1,0 +1,58 @@
+"""What a run reports of a site is how the site does what it serves."""
+
+from pathlib import Path
+
+import pytest
+
+from client.residence import decision, testing
+from client.residence.measuring import Estimate
+from client.residence.serving import Accuracy, Gain
+from tests.apps.site_grid import experiment, make_sites
+from tests.apps.test_site_run import lead, rows, serving, simulated, three
+
+pytestmark = pytest.mark.usefixtures("inside_a_run")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    return make_sites(tmp_path, experiment())
+
+
+def test_a_choice_that_loses_is_neither_served_nor_reported(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = Estimate(Accuracy(), Gain(-0.5, 0.1, 20))
+    monkeypatch.setattr(decision, "estimate", lambda *_: loss)
+    settings = experiment(**{"personalization": "{knn_weights: [0.9]}"})
+    ran = lead(three(files), settings, tmp_path / "run")
+    for name, row in rows(ran).items():
+        assert serving(files[name], name).tuned_on.overruled
+        assert float(row["knn_weight"]) == 0
+        assert row["accuracy"] == row["accuracy_global"]
+
+
+def test_the_report_of_another_method_is_that_methods(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    settings = experiment(method="{name: fedavg}", personalization="{}")
+    ran = lead(three(files), settings, tmp_path / "run")
+    expected = rows(simulated(tmp_path / "serial", settings))
+    for name, row in rows(ran).items():
+        assert row["accuracy"] == expected[name]["accuracy"]
+        assert serving(files[name], name).accuracy.knn is not None
+
+
+def test_a_test_split_is_looked_at_once(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[str]()
+    whole = testing.tested
+
+    def tested(*arguments: object) -> object:
+        looks.append("install")
+        return whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decision, "tested", tested)
+    monkeypatch.setattr("client.runtime._tested", lambda *_: looks.append("run"))
+    lead(three(files), experiment(), tmp_path / "run")
+    assert looks == ["install"] * 3

@@ -1,0 +1,82 @@
+"""What is told of a client is how it does what it serves."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from client.residence import decision
+from client.residence.measuring import Estimate
+from client.residence.serving import Accuracy, Gain
+from knnper.config.seeding import RandomKey
+from knnper.transport.model_folder.errors import ModelError
+from strategies.core.evaluation import evaluate
+from strategies.knn_per import memorize
+from tests.client.residence.small_site import (
+    NAME,
+    drawn,
+    new_residence,
+    site,
+    small_model,
+)
+
+MODEL = small_model()
+DATA = site(30, 20, 15)
+
+
+def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
+    decided = new_residence(tmp_path).install_and_test(MODEL, DATA, took_part=True)
+    predictor = memorize(
+        MODEL.task,
+        MODEL.weights,
+        DATA.client_data(),
+        MODEL.card.memory,
+        RandomKey(MODEL.card.seed).child("personalize", NAME),
+    )
+    test = DATA.test.examples
+    assert decided.tested.mixed == evaluate(predictor, test)
+    alone = dataclasses.replace(predictor, knn_weight=0.0)
+    assert decided.tested.global_model == evaluate(alone, test)
+    only = dataclasses.replace(predictor, knn_weight=1.0)
+    assert decided.tested.knn is not None
+    assert decided.tested.knn.num_correct == evaluate(only, test).num_correct
+    assert decided.chosen == predictor.describe()
+    assert decided.serving.accuracy.mixed == decided.tested.mixed.accuracy
+
+
+def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = Estimate(Accuracy(), Gain(-0.5, 0.1, 20))
+    monkeypatch.setattr(decision, "estimate", lambda *_: loss)
+    decided = new_residence(tmp_path).install_and_test(
+        small_model(knn_weights=[0.9]), DATA, took_part=True
+    )
+    assert decided.serving.tuned_on.overruled
+    assert decided.chosen["knn_weight"] == decided.serving.knn_weight == 0
+    assert decided.tested.mixed == decided.tested.global_model
+
+
+def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
+    residence = new_residence(tmp_path)
+    residence.install(MODEL, DATA, took_part=True)
+    fewer = dataclasses.replace(DATA, train=drawn("train", 10))
+    decided = residence.install_and_test(MODEL, fewer, took_part=True)
+    assert decided.chosen["num_stored"] == 50
+
+
+def test_without_a_test_split_nothing_is_known(tmp_path: Path) -> None:
+    decided = new_residence(tmp_path).install_and_test(MODEL, site(), took_part=True)
+    assert decided.tested.mixed.num_examples == 0
+    assert decided.serving.accuracy.measured_on == "validation"
+
+
+def test_a_damaged_model_is_mended_by_installing_it_again(tmp_path: Path) -> None:
+    residence = new_residence(tmp_path)
+    residence.install(MODEL, DATA, took_part=True)
+    folder = residence.places.model(MODEL.fingerprint)
+    (folder / "model.json").write_text("{}")
+    with pytest.raises(ModelError, match="get it again: knnper onboard"):
+        residence.load(MODEL.fingerprint)
+    residence.install(MODEL, DATA, took_part=True)
+    assert residence.load(MODEL.fingerprint).fingerprint == MODEL.fingerprint

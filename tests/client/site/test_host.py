@@ -1,0 +1,99 @@
+"""What a site says of itself, and that it says no more."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from client.site import host
+from client.site.discretion import OWN_LOG
+from client.site.host import SiteHost
+from knnper.config.document import to_json
+from knnper.config.errors import RunError
+from knnper.private_folders import is_private
+from knnper.transport.introduction import Introduction, read_introduction
+from knnper.transport.messages import Job
+from simulation.sites import over_sites
+from tests.apps.site_grid import experiment, make_sites
+
+EXPERIMENT = to_json(over_sites(experiment()))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return make_sites(tmp_path, experiment())["0001"]
+
+
+def context_of(file: Path) -> Context:
+    return Context(1, 1, {"config": str(file)}, RecordDict(), {})
+
+
+def job(**changes: object) -> Job:
+    values = {"server_round": 1, "keep_round": 0, "experiment": EXPERIMENT, **changes}
+    return Job(["0001"], **values)  # type: ignore[arg-type]
+
+
+def introduced(file: Path) -> Introduction:
+    return read_introduction(SiteHost().introduce(context_of(file), job()))
+
+
+def append(file: Path, line: str) -> None:
+    file.write_text(f"{file.read_text()}{line}\n")
+
+
+def test_a_quiet_site_says_how_much_it_trains_on_and_no_more(file: Path) -> None:
+    whole = introduced(file)
+    assert min(whole.num_train, whole.num_validation, whole.num_test) > 0
+    append(file, "share_metrics: false")
+    quiet = introduced(file)
+    assert quiet.num_train == whole.num_train
+    assert (quiet.num_validation, quiet.num_test) == (0, 0)
+
+
+def test_why_a_site_cannot_take_part(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text(file.read_text().replace("shares/0001", "shares/John_Doe"))
+    problem = introduced(file).problem
+    assert "John_Doe.npz" in problem
+    assert str(file.parent) not in problem
+    append(file, "share_metrics: false")
+    assert introduced(file).problem == OWN_LOG
+    assert str(file.parent / "shares/John_Doe.npz") in caplog.text
+
+
+def test_a_quiet_site_that_cannot_play_says_no_more_either(file: Path) -> None:
+    file.write_text(file.read_text().replace("shares/0001", "shares/John_Doe"))
+    append(file, "share_metrics: false")
+    with pytest.raises(RunError) as caught:
+        SiteHost().open(context_of(file), job())
+    assert str(caught.value) == OWN_LOG
+
+
+def test_what_is_left_of_the_deadline_is_for_the_training(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = time.monotonic()
+    slow = host.site_data
+
+    def read(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return slow(*arguments)
+
+    monkeypatch.setattr(host, "site_data", read)
+    player = SiteHost().open(context_of(file), job(timeout_s=100.0))
+    assert before + 100 <= player.deadline.at < time.monotonic() + 100 - 0.2
+    endless = SiteHost().open(context_of(file), job())
+    assert endless.deadline.at == float("inf")
+
+
+def test_what_is_kept_of_the_data_is_the_owners_alone(file: Path) -> None:
+    introduced(file)
+    assert is_private(file.parent / "state-0001")
+
+
+def test_states_are_kept_by_run(file: Path) -> None:
+    with pytest.raises(RunError, match="expected a session"):
+        SiteHost().open(context_of(file), job(session="../other"))

@@ -1,0 +1,188 @@
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.link.gateway.entrance import EntranceLimits, _origin
+from tests.server.link.gateway_stage import HOST, Stage, gateway_stage
+from tests.server.link.test_gateway_tls import files
+
+SOON = 0.3
+STRICT = EntranceLimits(per_address=3, in_all=5, first_words_s=SOON)
+PATIENT = EntranceLimits(per_address=3, in_all=5, first_words_s=30)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with gateway_stage(limits=STRICT) as stage:
+        yield stage
+
+
+@pytest.fixture
+def patient_stage() -> Iterator[Stage]:
+    with gateway_stage(limits=PATIENT) as stage:
+        yield stage
+
+
+def connected(stage: Stage, host: str = HOST) -> socket.socket:
+    """Return a connection from ``host``, any address of this machine."""
+    place = (stage.address.host, stage.address.port)
+    return socket.create_connection(place, timeout=5, source_address=(host, 0))
+
+
+def seconds_until_closed(connection: socket.socket) -> float:
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1000):
+            pass
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/fl", HEALTH[:-2], b"\r\n"])
+def test_a_header_has_to_end_in_time(said: bytes, stage: Stage) -> None:
+    with connected(stage) as connection:
+        connection.sendall(said)
+        assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
+
+
+def test_a_header_that_comes_byte_by_byte_does_not_gain_time(stage: Stage) -> None:
+    with connected(stage) as connection, contextlib.suppress(OSError):
+        for byte in HEALTH:
+            connection.sendall(bytes([byte]))
+            time.sleep(SOON / 5)
+        pytest.fail("the connection is still open")
+
+
+def test_a_second_header_has_to_end_in_time_too(stage: Stage) -> None:
+    with connected(stage) as connection:
+        connection.sendall(HEALTH)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"POST /v1/fl")
+        assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
+
+
+def test_a_connection_may_rest_between_requests(stage: Stage) -> None:
+    with connected(stage) as connection:
+        for _ in range(2):
+            connection.sendall(HEALTH)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            time.sleep(2 * SOON)
+
+
+def test_a_slow_body_is_waited_for(stage: Stage) -> None:
+    head = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+    with connected(stage) as connection:
+        connection.sendall(head + b"a")
+        time.sleep(2 * SOON)
+        connection.sendall(b"b")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_one_address_does_not_keep_the_others_out(
+    patient_stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = patient_stage
+    with contextlib.ExitStack() as held:
+        for _ in range(PATIENT.per_address):
+            held.enter_context(connected(stage))
+        for _ in range(3):
+            with connected(stage) as refused:
+                assert seconds_until_closed(refused) < 5
+        with connected(stage, "127.0.0.2") as other:
+            other.sendall(HEALTH)
+            assert other.recv(1000).startswith(b"HTTP/1.1 200")
+    assert caplog.text.count("turned away: it has 3 connections") == 1
+    _until_it_answers(stage)
+
+
+def test_there_is_an_end_to_all_connections(patient_stage: Stage) -> None:
+    stage = patient_stage
+    with contextlib.ExitStack() as held:
+        for number in range(PATIENT.in_all):
+            held.enter_context(connected(stage, f"127.0.0.{number + 1}"))
+        with connected(stage, "127.0.0.99") as refused:
+            assert seconds_until_closed(refused) < 5
+    _until_it_answers(stage)
+
+
+def _until_it_answers(stage: Stage) -> None:
+    """See that places become free, and before the time for headers has passed."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(httpx.TransportError):
+            assert httpx.get(f"http://{stage.address}/health").is_success
+            return
+    pytest.fail("no place became free")
+
+
+def test_a_handshake_has_to_end_in_time(tmp_path: Path) -> None:
+    tls = files(tmp_path)
+    with gateway_stage(tls=tls, limits=STRICT) as stage:
+        with contextlib.ExitStack() as held:
+            silent = [
+                held.enter_context(connected(stage)) for _ in range(STRICT.per_address)
+            ]
+            for connection in silent:
+                assert seconds_until_closed(connection) < 10 * SOON
+        context = ssl.create_default_context(cafile=tls.ca)
+        with httpx.Client(base_url=f"https://{stage.address}", verify=context) as http:
+            assert http.get("/health").is_success
+
+
+def test_whoever_shakes_hands_and_says_nothing_goes(tmp_path: Path) -> None:
+    tls = files(tmp_path)
+    context = ssl.create_default_context(cafile=tls.ca)
+    with (
+        gateway_stage(tls=tls, limits=STRICT) as stage,
+        connected(stage) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as connection,
+    ):
+        assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
+
+
+def test_who_does_not_read_the_answer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.link.gateway.connection._UNREAD_SECONDS", SOON)
+    body = bytes(9_000_000)
+    head = (
+        b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
+    with gateway_stage(limits=STRICT) as stage, connected(stage) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(head + body)
+        time.sleep(4 * SOON)
+        got = 0
+        with contextlib.suppress(ConnectionResetError):
+            while piece := connection.recv(1_000_000):
+                got += len(piece)
+        assert got < len(body)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_addresses_of_one_origin(host: str, origin: str) -> None:
+    assert _origin(host) == origin
+
+
+def test_nothing_is_left_of_connections(stage: Stage) -> None:
+    with connected(stage):
+        pass
+    entrance = stage.listener._entrance
+    end = time.monotonic() + 5
+    while entrance._inside and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (dict(entrance._held), entrance._inside) == ({}, set[asyncio.Task[None]]())
