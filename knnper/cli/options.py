@@ -16,6 +16,17 @@ Overrides = Annotated[
         help="Change a setting, as in --set training.num_rounds=50; may be repeated.",
     ),
 ]
+OptionalExperimentFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
 ]

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knnper.cli.errors import INTERRUPTED
-from knnper.cli.options import AsJson, Overrides
+from knnper.cli.options import (
+    AsJson,
+    OptionalExperimentFile,
+    Overrides,
+    Overwrite,
+    Resume,
+)
 from knnper.cli.output import print_json, print_table, say
 from knnper.config.errors import CheckpointError, RunError
 
@@ -27,10 +33,6 @@ class Engine(StrEnum):
     SERIAL = "serial"
 
 
-OptionalFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
-]
 ChosenEngine = Annotated[
     Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
 ]
@@ -47,17 +49,10 @@ RayAddress = Annotated[
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
-]
 
 
 def simulate(  # noqa: PLR0913 (one parameter an option)
-    experiment: OptionalFile = None,
+    experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
     engine: ChosenEngine = None,
     workers: Workers = None,

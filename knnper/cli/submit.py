@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knnper.cli.errors import INTERRUPTED
-from knnper.cli.options import Overrides
+from knnper.cli.options import (
+    OptionalExperimentFile,
+    Overrides,
+    Overwrite,
+    Resume,
+)
 from knnper.cli.output import print_table, say
 from knnper.config.errors import RunError
 
@@ -18,10 +23,6 @@ if TYPE_CHECKING:
 
 SERVER_MAY_BE_AWAY_S = 60.0
 
-OptionalFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
-]
 ServerFile = Annotated[
     Path,
     typer.Option(
@@ -32,13 +33,6 @@ ServerFile = Annotated[
 ]
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
 ]
 Stay = Annotated[
     float | None,
@@ -58,7 +52,7 @@ RunFolderArgument = Annotated[
 
 
 def submit(  # noqa: PLR0913 (one parameter an option)
-    experiment: OptionalFile = None,
+    experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
     server: ServerFile = Path("server.yaml"),
     output: Output = None,
