@@ -186,6 +186,8 @@ class Conductor:
         done = self.folder.load_hand_over(trained.fingerprint)
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)
+        # A server that was started again knows nobody yet.
+        self.federation.await_clients(sorted(set(to) - set(done)), 0)
         hand_over = HandOver(self.assembly.method, self.federation, self.assembly.key)
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for one in hand_over.personalize(trained, sizes, seen, left_out):

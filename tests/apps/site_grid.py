@@ -35,7 +35,7 @@ def experiment(**changes: object) -> Experiment:
             "seed": 0,
             "engine": "serial",
             "validate_every": 1,
-            "federation": {"wait_for_clients_s": 5, "stay_s": 0},
+            "federation": {"wait_for_clients_s": 5, "grace_s": 0.3, "stay_s": 0},
         },
     }
     overrides = [f"{key}={value}" for key, value in changes.items()]

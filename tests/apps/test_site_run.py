@@ -159,6 +159,20 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     )
 
 
+def test_a_server_that_ended_before_the_hand_over_makes_up_for_it(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    class Killed(SilentObserver):
+        def personalization_started(self, num_clients: int) -> None:
+            raise KeyboardInterrupt
+
+    grid = three(files)
+    with pytest.raises(KeyboardInterrupt):
+        lead(grid, experiment(), tmp_path / "run", Killed())
+    resumed = lead(grid, experiment(), tmp_path / "run")
+    assert sorted(rows(resumed)) == list(SEEN), "nobody stays to hand it over later"
+
+
 def test_a_site_may_keep_its_figures_to_itself(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
