@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import json
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,17 +21,12 @@ from knnper.durable_files import JsonLines, write_atomically
 from server.hand_over import Handed
 from server.results import write_clients_csv
 from server.roster import Roster
+from server.run_marks import EXPERIMENT, FIRST_LINE, LOCK, is_run, make_empty
 from strategies.core.evaluation import ClientResult
 
-EXPERIMENT = "experiment.yaml"
 RESULTS = "results.json"
-# Deleting a folder hangs on this line: it must not occur in files people write.
-_FIRST_LINE = (
-    "# All settings of the run in this folder; written by `knnper simulate`.\n"
-)
 _ROSTER = "clients.json"
 _SESSION = "session"
-_LOCK = ".lock"
 _CLIENT_RESULT = TypeAdapter(ClientResult)
 
 
@@ -73,8 +67,8 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         with folder.locked():
-            _make_empty(path)
-            write_atomically(path / EXPERIMENT, _FIRST_LINE + to_yaml(experiment))
+            make_empty(path)
+            write_atomically(path / EXPERIMENT, FIRST_LINE + to_yaml(experiment))
         return folder
 
     @classmethod
@@ -89,9 +83,9 @@ class RunFolder:
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; expected a folder for the run")
-        if not path.exists() or all(entry.name == _LOCK for entry in path.iterdir()):
+        if not path.exists() or all(entry.name == LOCK for entry in path.iterdir()):
             return
-        if not _is_run(path):
+        if not is_run(path):
             raise RunError(
                 f"{path} is not empty and holds no run; choose another folder with "
                 "--output"
@@ -160,7 +154,7 @@ class RunFolder:
         RunError
             If another process leads it.
         """
-        with (self.path / _LOCK).open("wb") as file:
+        with (self.path / LOCK).open("wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -364,22 +358,3 @@ def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values in which null stands for what JSON has no number for."""
     plain: dict[str, Any] = json.loads(to_json(value, inf_nan_mode="null"))
     return plain
-
-
-def _make_empty(path: Path) -> None:
-    """Delete the run in ``path``, if there is one, but for the lock that is held."""
-    entries = [entry for entry in path.iterdir() if entry.name != _LOCK]
-    # What tells that it is a run goes last: a deletion that is cut short can be redone.
-    for entry in sorted(entries, key=lambda entry: entry.name == EXPERIMENT):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        with (path / EXPERIMENT).open(encoding="utf-8", errors="replace") as file:
-            return file.readline() == _FIRST_LINE
-    except OSError:
-        return False

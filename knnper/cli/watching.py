@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from server.observer import Observer
-from server.run_folder import EXPERIMENT, RESULTS, RunFolder
+from server.run_folder import RESULTS, RunFolder
+from server.run_marks import EXPERIMENT
 from simulation.catalogue import experiment_catalogue
 
 LOOK_EVERY_S = 0.5
