@@ -129,6 +129,7 @@ class Conductor:
         away = [name for name in roster.names() if name not in handed]
         document = {
             "method": self.assembly.experiment.method.name,
+            "personalization": self.assembly.experiment.personalization.name,
             **summarise_groups(results),
             "training": {
                 **training_summary(self.folder.rounds(), results),

@@ -123,12 +123,22 @@ class RoundLoop:
         first = next(updates, None)
         if first is None:
             raise _too_many_failures(server_round, tally)
-        new_state = self.method.aggregate(state, itertools.chain([first], updates))
+        try:
+            new_state = self.method.aggregate(state, itertools.chain([first], updates))
+        except RunError:
+            # A method that compares clients cannot do without some of them either.
+            self._require_enough(server_round, participants, tally)
+            raise
+        self._require_enough(server_round, participants, tally)
+        return canonical(new_state), tally
+
+    def _require_enough(
+        self, server_round: int, participants: Sequence[str], tally: Tally
+    ) -> None:
         for client, reason in tally.failures.items():
             _warn_of_failure(server_round, client, reason)
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
-        return canonical(new_state), tally
 
     def _participants(self, server_round: int) -> list[str]:
         """Return the round's clients, the one with most to do first.

@@ -8,13 +8,14 @@ from knnper.config.sections import Experiment
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.site.agreement import SITES
 from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.settings import CountedSettings
+from simulation.partition.settings import CountedSettings, PartitionSettings
 from strategies.experiments import (
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     catalogue_of,
     settings_types,
 )
+from strategies.personalizers import PERSONALIZERS
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
 _TOLERANCE = 1e-9
@@ -31,7 +32,11 @@ def experiment_catalogue() -> Catalogue:
 
 def check_experiment(experiment: Experiment) -> Sequence[Problem]:
     """Return what in the data's sections does not go together."""
-    return (*_site_problems(experiment), *_participation_problems(experiment))
+    return (
+        *_site_problems(experiment),
+        *_participation_problems(experiment),
+        *_proxy_problems(experiment),
+    )
 
 
 def _site_problems(experiment: Experiment) -> Iterable[Problem]:
@@ -42,6 +47,19 @@ def _site_problems(experiment: Experiment) -> Iterable[Problem]:
             "both or for neither: data that stays with the sites is not dealt"
         )
         yield Problem("partition.name", message)
+
+
+def _proxy_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield that the server lacks the examples which a personalisation samples from."""
+    partition, on_top = experiment.partition.settings, experiment.personalization.name
+    if not isinstance(partition, PartitionSettings) or partition.proxy_fraction > 0:
+        return
+    if PERSONALIZERS[on_top].needs_proxy:
+        message = (
+            f"found 0 with {on_top}, which samples from examples of the server's; "
+            "expected a part that the server keeps, such as 0.05"
+        )
+        yield Problem("partition.proxy_fraction", message)
 
 
 def _participation_problems(experiment: Experiment) -> Iterable[Problem]:

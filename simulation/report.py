@@ -8,6 +8,8 @@ from typing import Any
 from knnper.config.errors import RunError
 from server.run_folder import RunFolder
 from strategies.catalogue import METHODS
+from strategies.core.method import AS_IT_IS
+from strategies.experiments import title_of
 
 GROUPS = ("seen", "unseen")
 
@@ -160,7 +162,9 @@ def _row(
 
 def _title(run: Run) -> str:
     name = str(run.results["method"])
-    return METHODS[name].title if name in METHODS else name
+    # Before there was a choice, every method had its own.
+    default = METHODS[name].personalization if name in METHODS else AS_IT_IS
+    return title_of(name, str(run.results.get("personalization", default)))
 
 
 def _reference_title(run: Run) -> str | None:

@@ -3,7 +3,8 @@
 Server and workers each make their own: it depends on nothing but the experiment.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,6 +13,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dataset import Dataset
 from server.roster import Roster
+from simulation.partition.settings import PartitionSettings
 from simulation.partition.split import Partition, fingerprint, make_partition
 from simulation.sites import require_central
 from simulation.virtual_clients import VirtualClients
@@ -65,14 +67,26 @@ def open_workbench(
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
     key = RandomKey(experiment.run.seed).child("partition")
     partition = make_partition(dataset, experiment.partition, key)
+    if _tests_on_validation(experiment):
+        dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device)
+
+
+def _tests_on_validation(experiment: Experiment) -> bool:
+    settings = experiment.partition.settings
+    return isinstance(settings, PartitionSettings) and (
+        settings.evaluate_on == "validation"
+    )
 
 
 def build_workbench(
     experiment: Experiment, dataset: Dataset, partition: Partition, device: torch.device
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
-    made = assemble(experiment, dataset.spec, device)
+    proxy = None
+    if len(partition.proxy) > 0:
+        proxy = functools.partial(dataset.train.examples_at, partition.proxy)
+    made = assemble(experiment, dataset.spec, device, proxy)
     return Workbench(
         experiment=experiment,
         key=made.key,

@@ -3,7 +3,8 @@
 Server, workers and sites each make their own: none of it depends on where data is.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,13 +12,14 @@ from torch import Tensor
 from knnper.config.sections import Choice, Experiment, Settings, TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.augmentation import require_augmentable
-from knnper.data.examples import InputSpec
+from knnper.data.examples import Examples, InputSpec
 from knnper.data.preprocess import Normalizer
 from knnper.machine import prepare_process
 from knnper.models.catalogue import build_model
 from strategies.catalogue import METHODS
 from strategies.core.method import Method
 from strategies.core.task import Task
+from strategies.personalizers import PERSONALIZERS
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ def assemble(
     experiment: Experiment,
     spec: InputSpec,
     device: torch.device = torch.device("cpu"),
+    proxy: Callable[[], Examples] | None = None,
 ) -> Assembly:
     """Build model and method; set what torch takes from the whole process.
 
@@ -58,6 +61,8 @@ def assemble(
     device
         Where the model computes; `compute_device` says it of a process that plays
         clients. Data, records and whatever the method returns stay on the CPU.
+    proxy
+        Returns the examples that the server has of its own, if it has any.
     """
     prepare_process(experiment.run, device)
     task = build_task(
@@ -68,9 +73,17 @@ def assemble(
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         device=device,
     )
-    entry = METHODS[experiment.method.name]
-    method = entry.build(task, experiment.method.settings, experiment.personalization)
-    return Assembly(experiment, RandomKey(experiment.run.seed), task, method)
+    task = replace(task, proxy=proxy)
+    return Assembly(
+        experiment, RandomKey(experiment.run.seed), task, build_method(experiment, task)
+    )
+
+
+def build_method(experiment: Experiment, task: Task) -> Method:
+    """Return the experiment's method on ``task``, with what it puts on top."""
+    chosen, on_top = experiment.method, experiment.personalization
+    method = METHODS[chosen.name].build(task, chosen.settings)
+    return PERSONALIZERS[on_top.name].apply(task, method, on_top.settings)
 
 
 def build_task(

@@ -13,7 +13,8 @@ from knnper.data.site.agreement import SITES, SitesSettings
 from knnper.models.base import ModelSettings
 from knnper.models.catalogue import MODELS
 from strategies.catalogue import METHODS
-from strategies.core.method import NoSettings
+from strategies.core.method import AS_IT_IS, NoSettings
+from strategies.personalizers import PERSONALIZERS
 
 SITE_DATA_SETS: SettingsTypes = MappingProxyType({SITES: SitesSettings})
 SITE_PARTITIONS: SettingsTypes = MappingProxyType({SITES: NoSettings})
@@ -48,11 +49,12 @@ def catalogue_of(
     """
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
-        entry = METHODS[experiment.method.name]
         return (
             *check(experiment),
             *_input_problems(experiment),
-            *entry.check(experiment),
+            *METHODS[experiment.method.name].check(experiment),
+            *_personalization_problems(experiment),
+            *PERSONALIZERS[experiment.personalization.name].check(experiment),
         )
 
     return Catalogue(
@@ -60,11 +62,46 @@ def catalogue_of(
         partition=partition,
         model=settings_types(MODELS),
         method=settings_types(METHODS),
-        personalization={
-            name: spec.personalization_type for name, spec in METHODS.items()
+        personalization=settings_types(PERSONALIZERS),
+        personalization_of={
+            name: spec.personalization for name, spec in METHODS.items()
         },
         check=check_all,
     )
+
+
+def title_of(method: str, personalization: str) -> str:
+    """Return what tables call a method with what is put on top of it.
+
+    Parameters
+    ----------
+    method, personalization
+        Names; of another version, perhaps, and then given as they are.
+    """
+    known = METHODS.get(method)
+    title = known.title if known else method
+    if personalization == (known.personalization if known else AS_IT_IS):
+        return title
+    on_top = PERSONALIZERS.get(personalization)
+    return f"{title} + {on_top.title if on_top else personalization}"
+
+
+def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield why a personalisation cannot be put on top of the method."""
+    method, name = experiment.method.name, experiment.personalization.name
+    spec, on_top = METHODS[method], PERSONALIZERS[name]
+    if spec.personalization not in (AS_IT_IS, name):
+        message = (
+            f"found {name} with {method}, which always has {spec.personalization}; "
+            "choose the method without it, such as fedavg"
+        )
+        yield Problem("personalization.name", message)
+    elif on_top.needs_one_model and not spec.serves_one_model:
+        message = (
+            f"found {name} with {method}, whose clients are not served one set of "
+            f"weights; expected one of {AS_IT_IS}, knn, protonn"
+        )
+        yield Problem("personalization.name", message)
 
 
 def _input_problems(experiment: Experiment) -> Iterable[Problem]:

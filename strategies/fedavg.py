@@ -17,7 +17,7 @@ from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoSta
 from strategies.core.task import Task
 
 
-def fedavg(task: Task, settings: NoSettings, personalization: NoSettings) -> Method:
+def fedavg(task: Task, settings: NoSettings) -> Method:
     """Return FedAvg on ``task``."""
 
     def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
@@ -56,6 +56,7 @@ def fedavg(task: Task, settings: NoSettings, personalization: NoSettings) -> Met
         payload_type=ModelPayload,
         update_type=ModelUpdate,
         num_rounds=task.training.num_rounds,
+        serves_global_model=True,
         personalizes_by_inference=True,
     )
 
@@ -68,6 +69,7 @@ SPEC = MethodSpec(
     upload="1",
     download="1",
     client_state="0",
+    server_state="1",
     unseen="the global model",
     reference_title="FedAvg",
 )

@@ -9,11 +9,14 @@ of Distributions", NeurIPS 2021, Algorithm 1; heterogeneity-talk-fedem-knnper.tx
     M-step  π_m = mean_i q_i(m), and h_m trained with q_i(m) as weight of example i
 
 The server averages each component over the clients, and a client is served
-Σ_m π_m h_m(x). Departure: the paper draws mini-batches for each component apart; here
-all components see the same ones, so that FedEM with one component is FedAvg.
+Σ_m π_m h_m(x). A client that took no part in training makes the same steps on π alone
+(the talk's "Unseen Clients").
+
+Departure: the paper draws mini-batches for each component apart; here all components
+see the same ones, so that FedEM with one component is FedAvg.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +29,8 @@ from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from strategies.core.averaging import RunningMean
 from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.mixture_predictor import MixturePredictor
 from strategies.core.records import Record
 from strategies.core.task import Task
 
@@ -40,9 +44,14 @@ class FedEMSettings(Settings):
     num_components
         M, the shared models: traffic and training cost M times FedAvg's. 3 in the
         paper; 1 is FedAvg.
+    newcomer_steps
+        E-steps, each with an M-step on π alone, by which a client that took no part in
+        training finds π. 1 is a single pass, as any other client makes; more come
+        nearer to the π under which its data are most likely.
     """
 
     num_components: PositiveInt = 3
+    newcomer_steps: PositiveInt = 1
 
 
 @dataclass(frozen=True)
@@ -90,37 +99,7 @@ class ComponentsUpdate(Record):
     train_loss: float
 
 
-@dataclass(frozen=True)
-class MixturePredictor:
-    """Serves Σ_m π_m h_m.
-
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    components
-        M tensors of shape (num_weights,).
-    mixture_weights
-        π, shape (M,), summing to 1.
-    """
-
-    task: Task
-    components: tuple[Tensor, ...]
-    mixture_weights: Tensor
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return Σ_m π_m h_m(x), shape (n, c), of uint8 images."""
-        shares = zip(self.mixture_weights, self.components, strict=True)
-        parts = [share * self.task.probabilities(h, images) for share, h in shares]
-        return torch.stack(parts).sum(dim=0)
-
-    def describe(self) -> Mapping[str, float]:
-        """Return π, as in ``{"mixture_weight_0": 0.25, ...}``."""
-        shares = self.mixture_weights.tolist()
-        return {f"mixture_weight_{m}": share for m, share in enumerate(shares)}
-
-
-def fedem(task: Task, settings: FedEMSettings, personalization: NoSettings) -> Method:
+def fedem(task: Task, settings: FedEMSettings) -> Method:
     """Return FedEM on ``task``."""
     num_components = settings.num_components
 
@@ -159,16 +138,18 @@ def fedem(task: Task, settings: FedEMSettings, personalization: NoSettings) -> M
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        prior = _mixture_weights(client_state, num_components)
-        shares = torch.cat(
+        num_steps = settings.newcomer_steps if client_state is None else 1
+        losses = torch.cat(
             [
-                responsibilities(task, payload.components, prior, examples)
+                example_losses(task, payload.components, examples)
                 for examples in (data.train, data.validation)
             ]
         )
         uniform = _mixture_weights(None, num_components)
-        mixture_weights = _mean_or(shares, uniform)
-        return MixturePredictor(task, payload.components, mixture_weights)
+        mixture_weights = _mixture_weights(client_state, num_components)
+        for _ in range(num_steps):
+            mixture_weights = _mean_or(shares_of(losses, mixture_weights), uniform)
+        return mixture(task, payload.components, mixture_weights)
 
     return Method(
         init=init,
@@ -183,6 +164,15 @@ def fedem(task: Task, settings: FedEMSettings, personalization: NoSettings) -> M
         client_state_type=MixtureState,
         personalizes_by_inference=True,
     )
+
+
+def mixture(
+    task: Task, components: Sequence[Tensor], mixture_weights: Tensor
+) -> MixturePredictor:
+    """Return what a client with these π, shape (M,), is served; it reports them."""
+    shares = mixture_weights.tolist()
+    chosen = {f"mixture_weight_{m}": share for m, share in enumerate(shares)}
+    return MixturePredictor(task, components, mixture_weights, chosen)
 
 
 def responsibilities(
@@ -209,14 +199,26 @@ def responsibilities(
     Tensor
         float32, shape (n, M); rows sum to 1.
     """
+    return shares_of(example_losses(task, components, examples), mixture_weights)
+
+
+def example_losses(
+    task: Task, components: Sequence[Tensor], examples: Examples
+) -> Tensor:
+    """Return loss(h_m(x_i), y_i), shape (n, M), of n examples and M components."""
     losses = [
         functional.cross_entropy(
             task.logits(weights, examples.images), examples.labels, reduction="none"
         )
         for weights in components
     ]
+    return torch.stack(losses, dim=1)
+
+
+def shares_of(losses: Tensor, mixture_weights: Tensor) -> Tensor:
+    """Return q_i(m), shape (n, M), from the losses (n, M) and π (M,)."""
     # In logarithms: exp(-loss) of a badly fitting component underflows.
-    return torch.softmax(mixture_weights.log() - torch.stack(losses, dim=1), dim=1)
+    return torch.softmax(mixture_weights.log() - losses, dim=1)
 
 
 def _mixture_weights(client_state: MixtureState | None, num_components: int) -> Tensor:
@@ -248,7 +250,9 @@ SPEC = MethodSpec(
     upload="M (num_components)",
     download="M (num_components)",
     client_state="0 (M numbers)",
-    unseen="the shared models, mixed by one pass over its own data",
+    server_state="M (num_components)",
+    unseen="the shared models, mixed by E-steps and M-steps on its own data",
     reference_title="FedEM (uniform mixture)",
     settings_type=FedEMSettings,
+    serves_one_model=False,
 )

@@ -4,117 +4,35 @@ Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
 Memorization", ICML 2022, Algorithm 1 (knn-per.txt).
 """
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-
-import torch
-from torch import Tensor
+from dataclasses import replace
+from typing import Any
 
 from datastore.examples import NewExamples, StoreSpec
 from datastore.memory import UNNAMED, empty_memory_store
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.kernel import KERNELS, KernelName
 from datastore.prediction.predictor import KnnPredictor
-from datastore.settings import StoreSettings, require_settings
+from datastore.settings import require_settings
 from datastore.store import Store
-from datastore.store_reader import StoreReader
-from datastore.tuning.candidates import Candidates, Choice, candidates
-from datastore.tuning.choice import choose
-from datastore.tuning.evidence import (
-    Evidence,
-    Queries,
-    held_out,
-    left_one_out,
-    no_evidence,
-)
-from datastore.tuning.prior import prior_of_size
-from datastore.tuning.scores import CRITERIA
-from datastore.tuning.settings import (
-    PAPER_KNN_WEIGHTS,
-    EvidenceKind,
-    KnnWeights,
-    TuningSettings,
-)
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
+from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelPayload, NoState
+from strategies.core.memory import KnnSettings, Tuned, remember, store_settings_of
+from strategies.core.method import EmbeddingPredictor, Method, MethodSpec, Predictor
+from strategies.core.personalizer import PersonalizerSpec
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 
 
-@dataclass(frozen=True)
-class KnnSettings(Settings):
-    """The local memory and its part in the prediction.
+def with_memory(task: Task, method: Method, settings: KnnSettings) -> Method:
+    """Return ``method`` with a local memory at each client.
 
-    Attributes
+    Parameters
     ----------
-    num_neighbors
-        k; 10 in the paper, where 7 to 14 make little difference (Figure 5).
-    kernel
-        ``paper``: exp(-d/σ), Eq. 6. ``squared``: exp(-d²/(p σ)), as in the public
-        reference implementation.
-    kernel_scale
-        σ; anything from 0.1 to 1000 makes little difference (Appendix B).
-    knn_weights
-        The values of λ that a client chooses from, [0, 1]; the default is the paper's
-        grid (section 5). 0 is the global model alone, 1 the neighbours alone. A single
-        value is every client's λ. Several are a choice, of which 0 is always a part.
-    tuning
-        How it chooses.
-    store
-        What the store keeps, and how it is searched; everything, exactly, by default.
-    """
-
-    num_neighbors: PositiveInt = 10
-    kernel: KernelName = "paper"
-    kernel_scale: PositiveFloat = 1.0
-    knn_weights: KnnWeights = PAPER_KNN_WEIGHTS
-    tuning: TuningSettings = field(default_factory=TuningSettings)
-    store: StoreSettings = field(default_factory=StoreSettings)
-
-    def candidates(self) -> Candidates:
-        """Return what a client chooses from."""
-        return candidates(
-            self.knn_weights,
-            self.tuning.num_neighbors_grid or (self.num_neighbors,),
-            self.tuning.kernel_scale_grid or (self.kernel_scale,),
-        )
-
-    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
-        """Return what a client with splits of these sizes chooses on."""
-        if self.candidates().is_fixed:
-            return "none"
-        return self.tuning.evidence_of(num_train, num_validation)
-
-    def candidates_without_evidence(self) -> Candidates:
-        """Return what a client chooses from that can score nothing: λ alone."""
-        all_of_them = self.candidates()
-        counts, scales = all_of_them.num_neighbors, all_of_them.kernel_scales
-        return candidates(
-            self.knn_weights,
-            counts if len(counts) == 1 else (self.num_neighbors,),
-            scales if len(scales) == 1 else (self.kernel_scale,),
-        )
-
-
-Apply = Callable[[Tensor], Tensor]
-"""φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
-
-
-def default_memory() -> KnnSettings:
-    """Return how a client remembers where an experiment does not say.
-
-    As the paper's, but a client with little validation data chooses by leave-one-out.
-    """
-    return KnnSettings(tuning=TuningSettings(evidence="auto"))
-
-
-def knn_per(task: Task, settings: NoSettings, personalization: KnnSettings) -> Method:
-    """Return FedAvg on ``task`` with a local memory at each client.
+    task
+        What is learned.
+    method
+        Its predictors give the representation and the distribution to mix with.
+    settings
+        The memory.
 
     Raises
     ------
@@ -122,22 +40,36 @@ def knn_per(task: Task, settings: NoSettings, personalization: KnnSettings) -> M
         If the store's settings do not go together, or with the embeddings.
     """
     spec = StoreSpec(task.spec.num_classes)
-    require_settings(personalization.store, spec, task.model.module.embedding_dim)
+    require_settings(settings.store, spec, task.model.module.embedding_dim)
 
     def personalize(
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
-        return memorize(task, payload.weights, data, personalization, rng)
+        base = require_embeddings(method.personalize(payload, client_state, data, rng))
+        return memorize(base, task.spec.num_classes, data, settings, rng)
 
-    return replace(fedavg(task, settings, NoSettings()), personalize=personalize)
+    return replace(method, personalize=personalize)
+
+
+def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
+    """Return ``predictor`` as one that a memory can be put on.
+
+    Raises
+    ------
+    RunError
+        If it has no representation.
+    """
+    if not isinstance(predictor, EmbeddingPredictor):
+        raise RunError(
+            "expected a method whose predictors have a representation, found one that "
+            f"serves a {type(predictor).__name__}; choose another `personalization`"
+        )
+    return predictor
 
 
 def memorize(
-    task: Task,
-    weights: Tensor,
+    base: EmbeddingPredictor,
+    num_classes: int,
     data: ClientData,
     settings: KnnSettings,
     rng: RandomKey,
@@ -147,13 +79,14 @@ def memorize(
     λ, and k and σ where they are tuned, are chosen on the validation split with only
     the training split in the store, or by leave-one-out; see `TuningSettings`. The
     store that is served holds both splits, as the paper retrains on both (section 5).
+    Where ``base`` was trained on both too, the choice is made with what it was before.
 
     Parameters
     ----------
-    task
-        Gives φ and the global model.
-    weights
-        w of the global model, shape (num_weights,).
+    base
+        Gives φ and the distribution of the global model, or of any other.
+    num_classes
+        c.
     data
         The client's training and validation splits; each image is embedded once.
     settings
@@ -161,164 +94,55 @@ def memorize(
     rng
         Root of what a store's policy leaves to chance, with the policy's own seed.
     """
-    embed = functools.partial(task.embed, weights)
-    head = functools.partial(task.head, weights)
+    fixed = settings.candidates().is_fixed
+    chooser = base if fixed else base.without_validation()
+    tuned, store = _remembering(chooser, num_classes, data, settings, rng)
+    if chooser is not base:
+        _, store = _remembering(base, num_classes, data, settings, rng)
+    predictor = tuned.predictor(base.embed, base.head, store, settings)
+    return replace(predictor, tuning={**base.describe(), **predictor.tuning})
+
+
+def _remembering(
+    base: EmbeddingPredictor,
+    num_classes: int,
+    data: ClientData,
+    settings: KnnSettings,
+    rng: RandomKey,
+) -> tuple[Tuned, Store]:
+    """Return a choice of λ, k and σ, and a store of both splits."""
     train, validation = (
-        NewExamples(embed(split.images), split.labels)
+        NewExamples(base.embed(split.images), split.labels)
         for split in (data.train, data.validation)
     )
     store = empty_memory_store(
-        StoreSpec(task.spec.num_classes),
+        StoreSpec(num_classes),
         int(train.embeddings.shape[1]),
         UNNAMED,
         store_settings_of(settings, rng),
     )
-    tuned = remember(store, train, validation, head, settings)
-    return tuned.predictor(embed, head, store, settings)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What a client chose, and on what.
-
-    Attributes
-    ----------
-    choice
-        λ, k and σ.
-    kind
-        What was scored.
-    evidence
-        The examples that were; none where nothing could be.
-    """
-
-    choice: Choice
-    kind: EvidenceKind
-    evidence: Evidence
-
-    def predictor(
-        self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
-    ) -> KnnPredictor:
-        """Return what is served with the global model's φ and head, and a store."""
-        return KnnPredictor(
-            embed=embed,
-            head=head,
-            neighbors=NeighborClassifier(
-                store,
-                self.choice.num_neighbors,
-                settings.kernel,
-                self.choice.kernel_scale,
-            ),
-            knn_weight=self.choice.knn_weight,
-            tuning=_report(self.choice, self.kind, len(self.evidence), settings.tuning),
-        )
-
-
-def remember(
-    store: Store,
-    train: NewExamples,
-    validation: NewExamples,
-    head: Apply,
-    settings: KnnSettings,
-) -> Tuned:
-    """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
-
-    Parameters
-    ----------
-    store
-        Gets both splits, train first.
-    train, validation
-        The splits, embedded.
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
-    settings
-        See `memorize`.
-    """
-    kind = settings.evidence_of(len(train), len(validation))
-    most = max(settings.candidates().num_neighbors)
-    evidence = no_evidence(store.num_classes)
-    store.add(train)
-    if kind == "validation":
-        evidence = held_out(store, _queries(validation, head), most)
-    store.add(validation)
-    if kind == "leave_one_out":
-        evidence = all_left_out(store, head, most)
-    return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
-
-
-def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
-    """Return a client's store settings, with a seed that no other client has.
-
-    Parameters
-    ----------
-    settings
-        Of the local memory.
-    rng
-        The client's, as `memorize` takes it.
-    """
-    seed = rng.child("store", settings.store.seed).entropy(num_bytes=7)
-    return replace(settings.store, seed=seed)
-
-
-def all_left_out(store: StoreReader, head: Apply, num_neighbors: int) -> Evidence:
-    """Return the evidence of all that is stored, by leave-one-out.
-
-    Parameters
-    ----------
-    store
-        A client's memory; the evidence is in the order of its ids.
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
-    num_neighbors
-        The largest k that is to be scored.
-    """
-    contents = store.contents()
-    stored = NewExamples(store.vectors(contents.ids), torch.from_numpy(contents.labels))
-    ids = torch.from_numpy(contents.ids)
-    return left_one_out(store, _queries(stored, head), ids, num_neighbors)
-
-
-def _queries(examples: NewExamples, head: Apply) -> Queries:
-    """Return examples with the global model's probabilities."""
-    return Queries(examples.embeddings, head(examples.embeddings), examples.labels)
-
-
-def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
-    """Return the λ, k and σ of a client that stores so many examples."""
-    tuning = settings.tuning
-    prior = prior_of_size(tuning.prior, tuning.prior_strength, num_stored)
-    from_what = (
-        settings.candidates()
-        if len(evidence) > 0
-        else settings.candidates_without_evidence()
-    )
-    criterion = CRITERIA[tuning.criterion]
-    return choose(evidence, from_what, KERNELS[settings.kernel], criterion, prior)
-
-
-def _report(
-    choice: Choice, kind: EvidenceKind, num_scored: int, tuning: TuningSettings
-) -> Mapping[str, float]:
-    """Return on how many examples was chosen, and k and σ where they were."""
-    report = {
-        "num_held_out": float(num_scored if kind == "validation" else 0),
-        "num_left_out": float(num_scored if kind == "leave_one_out" else 0),
-    }
-    if tuning.num_neighbors_grid:
-        report["num_neighbors"] = float(choice.num_neighbors)
-    if tuning.kernel_scale_grid:
-        report["kernel_scale"] = choice.kernel_scale
-    return report
+    return remember(store, train, validation, base.head, settings), store
 
 
 SPEC = MethodSpec(
     title="kNN-Per",
     summary="The global model and each client's nearest stored examples, mixed.",
     source="Marfoq et al. 2022, Algorithm 1; knn-per.txt Eq. 3-7",
-    build=knn_per,
+    build=fedavg,
     upload="1",
     download="1",
     client_state="0",
+    server_state="1",
     unseen="the global model and the client's own store",
     reference_title="FedAvg",
-    personalization_type=KnnSettings,
+    personalization="knn",
+)
+
+ON_TOP = PersonalizerSpec(
+    title="kNN",
+    summary="What the method serves and each client's nearest stored examples, mixed.",
+    source="Marfoq et al. 2022, Algorithm 1; knn-per.txt Eq. 3-7",
+    settings_type=KnnSettings,
+    apply=with_memory,
+    unseen="remembers like any other client",
 )

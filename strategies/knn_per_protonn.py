@@ -7,6 +7,7 @@ Compressed and Accurate kNN for Resource-scarce Devices", ICML 2017.
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,11 @@ from datastore.tuning.settings import (
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelPayload, NoState
+from strategies.core.method import EmbeddingPredictor, Method, MethodSpec
+from strategies.core.personalizer import PersonalizerSpec
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
+from strategies.knn_per import require_embeddings
 
 
 @dataclass(frozen=True)
@@ -50,25 +52,21 @@ class PrototypeSettings(Settings):
     criterion: CriterionName = "accuracy"
 
 
-def knn_per_protonn(
-    task: Task, settings: NoSettings, personalization: PrototypeSettings
-) -> Method:
-    """Return FedAvg on ``task`` with learned prototypes at each client."""
+def with_prototypes(task: Task, method: Method, settings: PrototypeSettings) -> Method:
+    """Return ``method`` with learned prototypes at each client."""
 
     def personalize(
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
-        return compress(task, payload.weights, data, personalization, rng)
+        base = require_embeddings(method.personalize(payload, client_state, data, rng))
+        return compress(base, task.spec.num_classes, data, settings, rng)
 
-    return replace(fedavg(task, settings, NoSettings()), personalize=personalize)
+    return replace(method, personalize=personalize)
 
 
 def compress(
-    task: Task,
-    weights: Tensor,
+    base: EmbeddingPredictor,
+    num_classes: int,
     data: ClientData,
     settings: PrototypeSettings,
     rng: RandomKey,
@@ -81,10 +79,10 @@ def compress(
 
     Parameters
     ----------
-    task
-        Gives φ and the global model.
-    weights
-        w of the global model, shape (num_weights,).
+    base
+        Gives φ and the distribution of the global model, or of any other.
+    num_classes
+        c.
     data
         The client's training and validation splits; each image is embedded once.
     settings
@@ -92,45 +90,59 @@ def compress(
     rng
         Of where the prototypes start.
     """
-    embed = functools.partial(task.embed, weights)
-    head = functools.partial(task.head, weights)
     fit = functools.partial(
         fit_protonn,
-        num_classes=task.spec.num_classes,
+        num_classes=num_classes,
         settings=settings.prototypes,
         rng=rng.child("prototypes"),
     )
-    train, held_out = embed(data.train.images), embed(data.validation.images)
-    labels = data.validation.labels
-    if len(train) == 0 or len(labels) == 0:
-        knn_weight = weights_to_choose_from(settings.knn_weights)[0]
-    else:
+    embedded = _embedded(base, data)
+    knn_weight = weights_to_choose_from(settings.knn_weights)[0]
+    if len(data.train) > 0 and len(data.validation) > 0:
+        chooser = base.without_validation()
+        parts = embedded if chooser is base else _embedded(chooser, data)
+        train, held_out = parts
         knn_weight = choose_knn_weight(
             fit(train, data.train.labels)(held_out),
-            head(held_out),
-            labels,
+            chooser.head(held_out),
+            data.validation.labels,
             settings.knn_weights,
             settings.criterion,
         )
-    both = fit(torch.cat([train, held_out]), torch.cat([data.train.labels, labels]))
+    prototypes = fit(torch.cat(embedded), data.train_and_validation().labels)
     return KnnPredictor(
-        embed=embed,
-        head=head,
-        neighbors=both,
+        embed=base.embed,
+        head=base.head,
+        neighbors=prototypes,
         knn_weight=knn_weight,
-        tuning={"num_bytes": float(both.num_bytes)},
+        tuning={**base.describe(), "num_bytes": float(prototypes.num_bytes)},
     )
+
+
+def _embedded(base: EmbeddingPredictor, data: ClientData) -> tuple[Tensor, Tensor]:
+    """Return the representations of the training and of the validation split."""
+    return base.embed(data.train.images), base.embed(data.validation.images)
 
 
 SPEC = MethodSpec(
     title="kNN-Per (ProtoNN)",
     summary="The global model and prototypes of each client's examples, mixed.",
     source="Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017",
-    build=knn_per_protonn,
+    build=fedavg,
     upload="1",
     download="1",
     client_state="0",
+    server_state="1",
     unseen="the global model and prototypes of the client's own examples",
     reference_title="FedAvg",
-    personalization_type=PrototypeSettings,
+    personalization="protonn",
+)
+
+ON_TOP = PersonalizerSpec(
+    title="ProtoNN",
+    summary="What the method serves and prototypes of the client's examples, mixed.",
+    source="Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017",
+    settings_type=PrototypeSettings,
+    apply=with_prototypes,
+    unseen="makes prototypes like any other client",
 )

@@ -15,7 +15,7 @@ from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.method import Method, MethodSpec, Predictor
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
 from strategies.core.task import Task
@@ -35,7 +35,7 @@ class LocalSettings(Settings):
     num_rounds: PositiveInt | None = None
 
 
-def local(task: Task, settings: LocalSettings, personalization: NoSettings) -> Method:
+def local(task: Task, settings: LocalSettings) -> Method:
     """Return local training on ``task``, without any collaboration."""
     num_rounds = settings.num_rounds or task.training.num_rounds
 
@@ -93,6 +93,7 @@ SPEC = MethodSpec(
     upload="0",
     download="0",
     client_state="0",
+    server_state="1",
     unseen="trains a model of its own, like any other client",
     reference_title=None,
     settings_type=LocalSettings,

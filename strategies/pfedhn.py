@@ -115,7 +115,7 @@ class PFedHNPayload(Record):
     hypernetwork: Hypernetwork | None = None
 
 
-def pfedhn(task: Task, settings: PFedHNSettings, personalization: NoSettings) -> Method:
+def pfedhn(task: Task, settings: PFedHNSettings) -> Method:
     """Return pFedHN on ``task``."""
     num_parameters = task.model.num_parameters
 
@@ -140,7 +140,7 @@ def pfedhn(task: Task, settings: PFedHNSettings, personalization: NoSettings) ->
     return Method(
         init=init,
         broadcast=_broadcast,
-        client_update=fedavg(task, NoSettings(), NoSettings()).client_update,
+        client_update=fedavg(task, NoSettings()).client_update,
         aggregate=lambda state, updates: _aggregate(state, updates, settings),
         personalize=personalize,
         state_type=PFedHNState,
@@ -224,6 +224,7 @@ SPEC = MethodSpec(
     upload="1",
     download="1 (a newcomer: hidden_dim + 2)",
     client_state="0",
+    server_state="hidden_dim + 1",
     unseen="the generated model of an embedding that it finds with its own data",
     reference_title="pFedHN (mean embedding)",
     settings_type=PFedHNSettings,

@@ -31,7 +31,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.averaging import RunningMean
 from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.method import Method, MethodSpec, Predictor
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import Record
 from strategies.core.task import Task
@@ -119,9 +119,7 @@ class ScaffoldUpdate(Record):
     train_loss: float
 
 
-def scaffold(
-    task: Task, settings: ScaffoldSettings, personalization: NoSettings
-) -> Method:
+def scaffold(task: Task, settings: ScaffoldSettings) -> Method:
     """Return SCAFFOLD on ``task``."""
     num_parameters = task.model.num_parameters
 
@@ -185,6 +183,7 @@ def scaffold(
         update_type=ScaffoldUpdate,
         num_rounds=task.training.num_rounds,
         client_state_type=ScaffoldClientState,
+        serves_global_model=True,
         personalizes_by_inference=True,
     )
 
@@ -231,6 +230,7 @@ SPEC = MethodSpec(
     upload="2",
     download="2",
     client_state="1",
+    server_state="2",
     unseen="the global model",
     reference_title="SCAFFOLD",
     settings_type=ScaffoldSettings,

@@ -16,7 +16,7 @@ from knnper.durable_files import sync_folder
 from knnper.transport.model_folder.errors import ModelError
 from knnper.transport.model_folder.files import save_model
 from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.knn_per import remember, store_settings_of
+from strategies.core.memory import remember, store_settings_of
 
 _LOG = logging.getLogger(__name__)
 

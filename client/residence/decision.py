@@ -12,7 +12,7 @@ from client.residence.testing import Tested, tested
 from datastore.store_reader import StoreReader
 from knnper.data.site.site_data import SiteData
 from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.knn_per import Tuned
+from strategies.core.memory import Tuned
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from datastore.store_reader import StoreReader
 from datastore.tuning.candidates import Choice
 from datastore.tuning.evidence import Evidence, Queries, left_one_out
 from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.knn_per import KnnSettings, choose_on
+from strategies.core.memory import KnnSettings, choose_on
 
 FEWEST = 10
 """Fewer examples say nothing about an accuracy: its interval would span 50 points."""

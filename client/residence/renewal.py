@@ -32,7 +32,7 @@ from datastore.store_reader import StoreReader
 from knnper.data.examples import Examples
 from knnper.data.site.site_data import NamedExamples, SiteData
 from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.knn_per import remember
+from strategies.core.memory import remember
 
 AT_ONCE = 256
 """Examples that are embedded, and made durable, together."""

@@ -15,8 +15,8 @@ from knnper.transport.model_folder.global_model import (
     require_fingerprint,
 )
 from strategies.assembly import Assembly
+from strategies.core.memory import KnnSettings
 from strategies.core.records import ModelPayload
-from strategies.knn_per import KnnSettings
 
 log = logging.getLogger("flwr")
 
@@ -85,7 +85,10 @@ def keeper_of(
             model.fingerprint[:12],
             decided.serving.knn_weight,
         )
-        if not isinstance(assembly.experiment.personalization, KnnSettings):
+        chosen = assembly.experiment.personalization.settings
+        if not (
+            assembly.method.serves_global_model and isinstance(chosen, KnnSettings)
+        ):
             return None
         tested = decided.tested
         return Served(tested.mixed, tested.global_model, decided.chosen)

@@ -7,6 +7,7 @@ import typer
 
 import knnper
 from knnper.cli.client import client
+from knnper.cli.compare import compare
 from knnper.cli.data import data
 from knnper.cli.datasets import datasets
 from knnper.cli.doctor import doctor
@@ -56,6 +57,7 @@ def root(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     simulate,
+    compare,
     report,
     partition,
     methods,

@@ -1,4 +1,4 @@
-"""``knnper figure``: the paper's figures, with the global model of a finished run."""
+"""``knnper figure``: figures of the papers."""
 
 import contextlib
 import time
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from knnper.cli.options import ExperimentFile, Overrides
 from knnper.cli.output import print_table, say
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ SECONDS_BETWEEN_LINES = 5.0
 figure = typer.Typer(
     name="figure",
     no_args_is_help=True,
-    help="Draw a figure of the paper with the global model of a finished run.",
+    help="Draw a figure of the papers, most with the global model of a finished run.",
 )
 
 RunFolder = Annotated[
@@ -157,20 +158,93 @@ def protonn(  # noqa: PLR0913 (one parameter an option)
     say(f"Numbers and pictures are in {output}")
 
 
+@figure.command()
+def fedbasis_collapse(
+    experiment: ExperimentFile, output: Output, overrides: Overrides = None
+) -> None:
+    """Train FedBasis with and without what keeps its bases apart (Figure 2)."""
+    from knnper.config.loading import read_experiment
+    from simulation.catalogue import experiment_catalogue
+    from simulation.figures.collapse_figure import draw_collapse
+
+    settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
+    with _progress("variants") as on_part:
+        found = draw_collapse(settings, output, on_part)
+    header = ("treated", "similarity", "entropy", "accuracy", "unseen")
+    rows = [
+        (
+            variant,
+            *(f"{record[name][-1]:.3f}" for name in ("similarity", "entropy")),
+            *(
+                "" if record[name] is None else f"{100 * record[name]:.1f} %"
+                for name in ("accuracy", "unseen_accuracy")
+            ),
+        )
+        for variant, record in found.items()
+    ]
+    print_table(header, rows)
+    say(f"Numbers and pictures are in {output}")
+
+
+@figure.command()
+def three_approaches(
+    output: Output,
+    samples: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Of each user; may be repeated.",
+            show_default="5 10 30 100 200",
+        ),
+    ] = None,
+    clusters: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Of HypCluster; may be repeated.", show_default="1 ... 6, 8"
+        ),
+    ] = None,
+    users: Annotated[int, typer.Option(min=1, help="p, the users.")] = 100,
+    seed: Seed = 0,
+) -> None:
+    """Compare clusters, mixed data and mixed models on synthetic users (Figure 2)."""
+    from simulation.figures.three_approaches import ThreeApproachesSettings
+    from simulation.figures.three_approaches_figure import draw_three_approaches
+
+    default = ThreeApproachesSettings()
+    settings = replace(
+        default,
+        samples=tuple(samples or default.samples),
+        clusters=tuple(clusters or default.clusters),
+        num_users=users,
+    )
+    with _progress("points") as on_part:
+        found = draw_three_approaches(settings, output, seed, on_part)
+    rows = [
+        (title, *(f"{record['test_loss']:.3f}" for record in records))
+        for title, records in found.by_samples.items()
+    ]
+    print_table(("samples per user", *map(str, settings.samples)), rows)
+    losses = [f"{record['test_loss']:.3f}" for record in found.by_clusters]
+    print_table(("clusters", *map(str, settings.clusters)), [("HypCluster", *losses)])
+    say(f"Numbers and pictures are in {output}")
+
+
 @contextlib.contextmanager
-def _progress() -> "Iterator[OnPart]":
+def _progress(parts: str = "clients") -> "Iterator[OnPart]":
     """Yield what draws a bar on a terminal, and writes lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield line_writer(say)
+        yield line_writer(say, parts=parts)
         return
     with Progress(*Progress.get_default_columns(), console=console) as bar:
-        task = bar.add_task("clients", total=None)
+        task = bar.add_task(parts, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def line_writer(
-    write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    write: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    parts: str = "clients",
 ) -> "OnPart":
     """Return what writes a line now and then, with the time that is left.
 
@@ -180,6 +254,8 @@ def line_writer(
         Takes a line.
     clock
         Returns seconds.
+    parts
+        What is counted.
     """
     began = last = clock()
     at_first: int | None = None
@@ -196,6 +272,6 @@ def line_writer(
         if done > at_first:
             seconds = (now - began) / (done - at_first) * (total - done)
             left = f", {seconds:.0f} s left"
-        write(f"{done}/{total} clients{left}")
+        write(f"{done}/{total} {parts}{left}")
 
     return on_part

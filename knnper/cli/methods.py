@@ -1,4 +1,4 @@
-"""``knnper methods``: the methods that can be chosen."""
+"""``knnper methods``: the methods that can be chosen, and what can be put on top."""
 
 from dataclasses import fields
 
@@ -10,6 +10,7 @@ def methods(as_json: AsJson = False) -> None:
     """List the methods: what they send, keep, and do for newcomers."""
     # Loading the methods loads torch, which the other commands need not wait for.
     from strategies.catalogue import METHODS
+    from strategies.personalizers import PERSONALIZERS
 
     rows = [
         {
@@ -19,15 +20,32 @@ def methods(as_json: AsJson = False) -> None:
             "upload_models": spec.upload,
             "download_models": spec.download,
             "client_state_models": spec.client_state,
+            "server_state_models": spec.server_state,
             "unseen_clients": spec.unseen,
+            "server_holds_all_updates": spec.holds_all_updates,
             "source": spec.source,
             "settings": [one.name for one in fields(spec.settings_type)],
-            "personalization": [one.name for one in fields(spec.personalization_type)],
+            "personalization": spec.personalization,
         }
         for name, spec in METHODS.items()
     ]
+    on_top = [
+        {
+            "name": name,
+            "title": spec.title,
+            "summary": spec.summary,
+            "unseen_clients": spec.unseen,
+            "source": spec.source,
+            "settings": [one.name for one in fields(spec.settings_type)],
+        }
+        for name, spec in PERSONALIZERS.items()
+    ]
     if as_json:
-        print_json(rows)
+        print_json({"methods": rows, "personalizations": on_top})
         return
-    header = ("name", "method", "summary", "up", "down", "state", "unseen clients get")
+    header = ("name", "method", "summary", "up", "down", "client", "server", "unseen")
     print_table(header, [list(map(str, row.values()))[: len(header)] for row in rows])
+    print_table(
+        ("personalization", "title", "summary", "unseen clients"),
+        [list(map(str, row.values()))[:4] for row in on_top],
+    )

@@ -38,6 +38,44 @@ def progress_observer() -> Iterator[Observer]:
         yield BarObserver(progress)
 
 
+@contextlib.contextmanager
+def run_counter(total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many more of ``total`` runs are done.
+
+    It draws a bar with the time that is left on a terminal, and writes lines elsewhere.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _line_counter(total)
+        return
+    columns = (
+        TextColumn("runs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("runs", total=total)
+        yield lambda number: progress.advance(task, number)
+
+
+def _line_counter(
+    total: int, clock: Callable[[], float] = time.monotonic
+) -> Callable[[int], None]:
+    done, last_line, began = 0, clock() - SECONDS_BETWEEN_LINES, clock()
+
+    def advance(number: int) -> None:
+        nonlocal done, last_line
+        done += number
+        now = clock()
+        if now - last_line >= SECONDS_BETWEEN_LINES or done == total:
+            last_line = now
+            left = (now - began) * (total - done) / done if done else 0.0
+            say(f"{done}/{total} runs, some {left:.0f} s left")
+
+    return advance
+
+
 def round_figures(record: Mapping[str, float | int]) -> str:
     """Return the figures of one round as a phrase."""
     phrases = [f"train loss {record['train_loss']:.3f}"]

@@ -18,7 +18,9 @@ class Catalogue:
     data, partition, model, method
         From the names that a section accepts to the type of its other keys.
     personalization
-        From a method's name to the type of the section ``personalization``.
+        As these, of what can be put on top of a method.
+    personalization_of
+        From a method's name to that of its personalisation where none is named.
     check
         Finds what in an otherwise valid experiment does not go together.
     """
@@ -28,4 +30,5 @@ class Catalogue:
     model: SettingsTypes
     method: SettingsTypes
     personalization: SettingsTypes
+    personalization_of: Mapping[str, str]
     check: Callable[[Experiment], Sequence[Problem]]

@@ -29,7 +29,7 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
         "model": _choice(experiment.model),
         "training": _plain(experiment.training),
         "method": _choice(experiment.method),
-        "personalization": _plain(experiment.personalization),
+        "personalization": _choice(experiment.personalization),
         "run": _plain(experiment.run),
     }
 

@@ -118,13 +118,13 @@ class _Sections:
         """Return the experiment; None when a section of it is wrong."""
         self._refuse_unknown_sections()
         name = self._name()
-        data = self._choice("data", catalogue.data)
-        partition = self._choice("partition", catalogue.partition)
-        model = self._choice("model", catalogue.model)
+        data = self._section("data", catalogue.data)
+        partition = self._section("partition", catalogue.partition)
+        model = self._section("model", catalogue.model)
         training = self._settings("training", TrainingSettings)
         if training is not None:
             self._problems.extend(training_problems(training))
-        method = self._choice("method", catalogue.method)
+        method = self._section("method", catalogue.method)
         personalization = self._personalization(catalogue)
         run = self._settings("run", RunSettings)
         if run is not None:
@@ -152,8 +152,12 @@ class _Sections:
         self._add("name", message)
         return None
 
-    def _choice(self, section: str, known: SettingsTypes) -> Choice[Settings] | None:
-        value = self._document.get(section)
+    def _section(self, section: str, known: SettingsTypes) -> Choice[Settings] | None:
+        return self._choice(section, known, self._document.get(section))
+
+    def _choice(
+        self, section: str, known: SettingsTypes, value: object
+    ) -> Choice[Settings] | None:
         if not isinstance(value, Mapping):
             found = shown(value) if section in self._document else "nothing"
             example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
@@ -169,13 +173,20 @@ class _Sections:
         parsed = self._parsed(section, known[name], settings)
         return None if parsed is None else Choice(name, parsed)
 
-    def _personalization(self, catalogue: Catalogue) -> Settings | None:
-        """Return the section whose type the method gives; None without a method."""
+    def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
+        """Return what is put on top of the method; None without a method.
+
+        A section without a name is of the kind that the method has by default.
+        """
         method = self._document.get("method")
-        name = method.get("name") if isinstance(method, Mapping) else None
-        if not isinstance(name, str) or name not in catalogue.personalization:
+        of_what = method.get("name") if isinstance(method, Mapping) else None
+        if not isinstance(of_what, str) or of_what not in catalogue.personalization_of:
             return None
-        return self._settings("personalization", catalogue.personalization[name])
+        value = self._document.get("personalization", {})
+        default = {"name": catalogue.personalization_of[of_what]}
+        if isinstance(value, Mapping):
+            value = default | dict(value)
+        return self._choice("personalization", catalogue.personalization, value)
 
     def _settings(self, section: str, settings_type: type[S]) -> S | None:
         return self._parsed(section, settings_type, self._document.get(section, {}))

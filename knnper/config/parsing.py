@@ -4,6 +4,7 @@ Pydantic validates the dataclasses; its errors are put into the words of this pr
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
@@ -67,11 +68,20 @@ def parse_settings(
         Added to what is said of unknown keys.
     """
     try:
-        return TypeAdapter(settings_type).validate_json(json.dumps(value))
+        # mypy takes the hash of a class for that of its instances.
+        adapter = _adapter(settings_type)  # type: ignore[arg-type]
+        parsed: S = adapter.validate_json(json.dumps(value))
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems.extend(_translate(settings_type, details, place, hint))
-    return None
+        return None
+    return parsed
+
+
+@functools.cache
+def _adapter(settings_type: type[Settings]) -> TypeAdapter[Any]:
+    """Return what validates a type; making one takes longer than using it."""
+    return TypeAdapter(settings_type)
 
 
 def _translate(

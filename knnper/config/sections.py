@@ -237,13 +237,11 @@ class Experiment:
     ----------
     name
         Names the run folder.
-    data, partition, model, method
-        What was chosen by name, with its settings.
+    data, partition, model, method, personalization
+        What was chosen by name, with its settings; ``personalization`` is what every
+        client does after the last round, on top of what the method gives it.
     training, run
         See `TrainingSettings` and `RunSettings`.
-    personalization
-        Settings of what every client does after the last round; their type is given
-        by the method.
     """
 
     name: str
@@ -252,5 +250,5 @@ class Experiment:
     model: Choice[Settings]
     training: TrainingSettings
     method: Choice[Settings]
-    personalization: Settings
+    personalization: Choice[Settings]
     run: RunSettings

@@ -9,6 +9,10 @@ from knnper.config.sections import Settings
 from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.image_folder import ImageFolderSettings, load_image_folder
+from knnper.data.synthetic_mixture import (
+    SyntheticMixtureSettings,
+    load_synthetic_mixture,
+)
 from knnper.data.table_set import TableSettings, load_table
 from knnper.data.torchvision_sets import (
     DownloadSettings,
@@ -59,6 +63,12 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             "your own rows of features: CSV or Parquet files, a column a feature",
             TableSettings,
             load_table,
+        ),
+        "synthetic_mixture": DataSpec(
+            "Synthetic mixture",
+            "labels of users that fall into clusters, and no inputs; made, not loaded",
+            SyntheticMixtureSettings,
+            load_synthetic_mixture,
         ),
         "cifar10": DataSpec(
             "CIFAR-10",

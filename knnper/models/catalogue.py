@@ -16,6 +16,10 @@ from knnper.models.leaf_cnn import LeafCnn, LeafCnnSettings
 from knnper.models.mlp import Mlp, MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
 from knnper.models.pretrained import load_weights
+from knnper.models.softmax_regression import (
+    SoftmaxRegression,
+    SoftmaxRegressionSettings,
+)
 from knnper.models.tiny_cnn import TinyCnn, TinyCnnSettings
 
 
@@ -66,6 +70,12 @@ MODELS: Mapping[str, ModelSpec] = {
         summary="Fully connected hidden layers, for rows of features; takes any input.",
         settings_type=MlpSettings,
         build=Mlp,
+    ),
+    "softmax_regression": ModelSpec(
+        title="Softmax regression",
+        summary="One linear layer on the inputs as they are; takes any input.",
+        settings_type=SoftmaxRegressionSettings,
+        build=SoftmaxRegression,
     ),
 }
 

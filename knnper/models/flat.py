@@ -1,6 +1,9 @@
 """A model whose weights are one flat vector, loaded and read with a single copy."""
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +84,14 @@ class FlatModel:
         return self._parameters
 
     @property
+    def buffers(self) -> Tensor:
+        """The rest of the weights, shape (num_weights - num_parameters,).
+
+        The module's own memory, on `device`.
+        """
+        return self._vector[self.num_parameters :]
+
+    @property
     def gradient(self) -> Tensor:
         """The gradient of `parameters`, shape (num_parameters,), filled in place.
 
@@ -155,18 +166,55 @@ class FlatModel:
             mask[entry.start : entry.stop] = chosen(entry.module)
         return mask
 
+    @contextlib.contextmanager
+    def freezing(self, trainable: Tensor) -> Iterator[None]:
+        """Spare the backward pass what is not trained, inside a ``with`` block.
+
+        Parameters
+        ----------
+        trainable
+            bool, shape (num_weights,). A tensor of which nothing is chosen gets no
+            gradient, and a module that owns only such tensors is in evaluation mode.
+        """
+        chosen = [
+            bool(trainable[entry.start : entry.stop].any()) for entry in self.entries
+        ]
+        frozen = list(itertools.compress(self.entries, map(operator.not_, chosen)))
+        kept = {entry.module for entry in itertools.compress(self.entries, chosen)}
+        owners = dict(self.module.named_modules())
+        tensors = [_tensor_of(owners, entry.name) for entry in frozen]
+        parameters = [tensor for tensor in tensors if tensor.requires_grad]
+        modules = {entry.module for entry in frozen if entry.module.training} - kept
+        try:
+            for tensor in parameters:
+                tensor.requires_grad_(False)
+            for module in modules:
+                module.eval()
+            yield
+        finally:
+            for tensor in parameters:
+                tensor.requires_grad_(True)
+            for module in modules:
+                module.train()
+
     def _tie(self) -> None:
         """Make every tensor of the module a view into the flat vectors."""
         owners = dict(self.module.named_modules())
         for entry in self.entries:
-            owner_name, _, attribute = entry.name.rpartition(".")
-            tensor = getattr(owners[owner_name], attribute)
+            tensor = _tensor_of(owners, entry.name)
             view = _view(self._vector, entry)
             with torch.no_grad():
                 view.copy_(tensor)
             tensor.data = view
             if entry.is_parameter:
                 tensor.grad = _view(self.gradient, entry)
+
+
+def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:
+    """Return the tensor of a module that has this ``state_dict`` name."""
+    owner_name, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(owners[owner_name], attribute)
+    return tensor
 
 
 def _layout(module: nn.Module) -> tuple[Entry, ...]:

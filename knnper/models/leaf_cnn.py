@@ -12,6 +12,7 @@ from knnper.config.ranges import PositiveInt
 from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel, ModelSettings
 from knnper.models.checks import require_channels, require_multiple
+from knnper.models.normalization import OptionalNorm, norm_layers
 
 _WIDTHS = (32, 64)
 
@@ -24,9 +25,13 @@ class LeafCnnSettings(ModelSettings):
     ----------
     embedding_dim
         p, the width of the last hidden layer. LEAF's FEMNIST network has 2048.
+    norm
+        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
+        GroupNorm in 8 groups.
     """
 
     embedding_dim: PositiveInt = 512
+    norm: OptionalNorm = "none"
 
 
 class LeafCnn(EmbeddingModel):
@@ -55,9 +60,11 @@ class LeafCnn(EmbeddingModel):
         first, second = _WIDTHS
         self.features = nn.Sequential(
             nn.Conv2d(channels, first, kernel_size=5, padding=2),
+            *norm_layers(settings.norm, first),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(first, second, kernel_size=5, padding=2),
+            *norm_layers(settings.norm, second),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),

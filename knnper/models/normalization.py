@@ -8,6 +8,8 @@ from torch.nn import functional
 
 Norm = Literal["batch", "group"]
 
+OptionalNorm = Literal["none", "batch", "group"]
+
 NUM_GROUPS = 8
 
 
@@ -43,3 +45,8 @@ NORMS: Mapping[Norm, Callable[[int], nn.Module]] = {
     "batch": TolerantBatchNorm2d,
     "group": group_norm,
 }
+
+
+def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
+    """Return what ``norm`` puts behind a convolution: one layer, or none."""
+    return [] if norm == "none" else [NORMS[norm](num_channels)]

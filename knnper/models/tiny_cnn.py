@@ -8,6 +8,7 @@ from knnper.config.ranges import PositiveInt
 from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel, ModelSettings
 from knnper.models.checks import require_multiple
+from knnper.models.normalization import OptionalNorm, norm_layers
 
 _WIDTHS = (16, 32)
 
@@ -20,9 +21,13 @@ class TinyCnnSettings(ModelSettings):
     ----------
     embedding_dim
         p, the width of the last hidden layer.
+    norm
+        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
+        GroupNorm in 8 groups.
     """
 
     embedding_dim: PositiveInt = 64
+    norm: OptionalNorm = "none"
 
 
 class TinyCnn(EmbeddingModel):
@@ -50,8 +55,10 @@ class TinyCnn(EmbeddingModel):
         first, second = _WIDTHS
         self.features = nn.Sequential(
             nn.Conv2d(channels, first, kernel_size=3, padding=1),
+            *norm_layers(settings.norm, first),
             nn.ReLU(),
             nn.Conv2d(first, second, kernel_size=3, padding=1),
+            *norm_layers(settings.norm, second),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),

@@ -24,7 +24,7 @@ from simulation.figures.drift_streams import DriftStream, StreamSettings
 from simulation.figures.embedded import Embedded, Embedder
 from simulation.figures.folder import PartRecord
 from simulation.figures.knn_weight import num_correct
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
 STRATEGIES: tuple[PolicyName, ...] = ("fixed", "fifo", "concatenate")
 

@@ -4,12 +4,12 @@ from torch import Tensor
 
 from datastore.prediction.interpolation import interpolate
 from knnper.config.sections import Experiment
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
 
 def knn_settings(experiment: Experiment) -> KnnSettings:
     """Return the run's own settings of kNN-Per, or the default ones."""
-    chosen = experiment.personalization
+    chosen = experiment.personalization.settings
     return chosen if isinstance(chosen, KnnSettings) else KnnSettings()
 
 

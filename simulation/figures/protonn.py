@@ -20,7 +20,7 @@ from knnper.config.seeding import RandomKey
 from simulation.figures.embedded import Embedded
 from simulation.figures.folder import PartRecord
 from simulation.figures.knn_weight import num_correct
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
 Fit = Callable[[Embedded], tuple[Callable[[Tensor], Tensor], int]]
 """``examples -> (predictor, bytes)``."""

@@ -1,6 +1,7 @@
 """What the partitions' settings have in common."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from knnper.config.ranges import PositiveInt, ProperFraction
 from knnper.config.sections import Settings
@@ -18,10 +19,20 @@ class PartitionSettings(Settings):
     validation_fraction
         Fraction of each client's training data held out for its own choices, [0, 1);
         0.2 in the paper (section 5).
+    evaluate_on
+        What takes the place of each client's test split: ``test`` is that split.
+        ``validation`` is what it holds out for its own choices; the same part of the
+        rest is then held out in its place. So hyper-parameters that are the same for
+        all clients are compared without reading a test split.
+    proxy_fraction
+        Part of the training split that the server keeps and no client has, [0, 1);
+        drawn at random before the rest is dealt. ``dapper`` samples from it.
     """
 
     unseen_fraction: ProperFraction = 0.0
     validation_fraction: ProperFraction = 0.2
+    evaluate_on: Literal["test", "validation"] = "test"
+    proxy_fraction: ProperFraction = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A partition: which samples each client trains on, tunes on and is tested on."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset
 from simulation.partition.assignment import Assignment, Integers
 from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.proxy import deal_part, keep_back
 from simulation.partition.settings import PartitionSettings
 
 _MIN_NAME_WIDTH = 4
@@ -46,9 +47,18 @@ class ClientPart:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """All clients, in the order of their names."""
+    """Who has which samples.
+
+    Attributes
+    ----------
+    clients
+        All clients, in the order of their names.
+    proxy
+        What the server keeps: sorted indices into the training split, int64.
+    """
 
     clients: tuple[ClientPart, ...]
+    proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def make_partition(
@@ -71,9 +81,36 @@ def make_partition(
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
-    split = PARTITIONS[choice.name].split
-    assignment = split(dataset, settings, key.child("assignment"))
-    return partition_of(assignment, settings, key)
+    split, fraction = PARTITIONS[choice.name].split, settings.proxy_fraction
+    kept, dealt = keep_back(len(dataset.train), fraction, key.child("proxy"))
+    assignment = deal_part(
+        dataset, dealt, lambda part: split(part, settings, key.child("assignment"))
+    )
+    partition = replace(partition_of(assignment, settings, key), proxy=kept)
+    if settings.evaluate_on == "validation":
+        return tested_on_validation(partition, settings, key)
+    return partition
+
+
+def tested_on_validation(
+    partition: Partition, settings: PartitionSettings, key: RandomKey
+) -> Partition:
+    """Return the clients with their validation samples in place of the test split.
+
+    ``test`` then holds indices into the training split, and ``validation`` samples
+    held out of what was left to train on.
+    """
+    clients = []
+    for client in partition.clients:
+        train, validation = _hold_out(
+            client.train,
+            settings.validation_fraction,
+            key.child("second validation", client.name),
+        )
+        clients.append(
+            replace(client, train=train, validation=validation, test=client.validation)
+        )
+    return replace(partition, clients=tuple(clients))
 
 
 def partition_of(
@@ -110,15 +147,20 @@ def fingerprint(partition: Partition) -> str:
     """Return the SHA-256, in hex, of names, seen flags and indices.
 
     Indices enter as little-endian int64 after their number, so that no two
-    partitions give the same bytes.
+    partitions give the same bytes; the server's come last, where it keeps any.
     """
     digest = hashlib.sha256()
     for client in partition.clients:
         digest.update(f"{client.name}\n{int(client.seen)}\n".encode())
         for indices in (client.train, client.validation, client.test):
-            digest.update(len(indices).to_bytes(8, "little"))
-            digest.update(indices.astype("<i8").tobytes())
+            digest.update(_bytes_of(indices))
+    if len(partition.proxy) > 0:
+        digest.update(_bytes_of(partition.proxy))
     return digest.hexdigest()
+
+
+def _bytes_of(indices: Integers) -> bytes:
+    return len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes()
 
 
 def _choose_unseen(num_clients: int, fraction: float, key: RandomKey) -> set[int]:

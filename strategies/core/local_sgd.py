@@ -1,21 +1,27 @@
 """The one loop in which a client trains a model."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import Examples
+from strategies.core.local_model import (
+    GradientHook,
+    LocalModel,
+    Objective,
+    cross_entropy,
+)
+from strategies.core.mini_batches import mini_batches, steps_per_epoch
 from strategies.core.task import Task
 
-GradientHook = Callable[[Tensor, Tensor], None]
+LocalStep = Callable[[LocalModel], Tensor]
+"""One step of a client's training: ``local_model -> loss``, a scalar."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,9 @@ class LocalResult:
     weights
         The trained weights, shape (num_weights,); the given ones if nothing was done.
     num_steps
-        K, the optimizer steps that were made.
+        K, the steps that were made.
     train_loss
-        Mean loss over the mini-batches, before each one's step; NaN without a step.
+        Mean loss over the steps, as each one saw it first; NaN without a step.
     """
 
     weights: Tensor
@@ -37,7 +43,14 @@ class LocalResult:
     train_loss: float
 
 
-def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
+def sgd_step(model: LocalModel) -> Tensor:
+    """Make one step of SGD on the next mini-batch; return its loss before."""
+    loss = model.backward(model.next_batch())
+    model.step()
+    return loss
+
+
+def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     task: Task,
     weights: Tensor,
     examples: Examples,
@@ -47,6 +60,9 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     num_epochs: int | None = None,
     gradient_hook: GradientHook | None = None,
     example_weights: Tensor | None = None,
+    trainable: Tensor | None = None,
+    objective: Objective = cross_entropy,
+    local_step: LocalStep = sgd_step,
 ) -> LocalResult:
     """Train from ``weights`` on ``examples`` with mini-batch SGD.
 
@@ -73,76 +89,60 @@ def local_sgd(  # noqa: PLR0913 (the hooks are how methods differ)
     example_weights
         Factor on the loss of each example, shape (n,). Each mini-batch's loss is the
         sum of the weighted losses divided by the number of its examples.
+    trainable
+        Which weights may change, bool of shape (num_weights,), as `FlatModel.mask`
+        makes it; None is all. The others, buffers too, end as they were. A module with
+        nothing to train is in evaluation mode and costs no backward pass.
+    objective
+        What is minimised; by default the cross-entropy of the model's logits.
+    local_step
+        What a step does; by default one of SGD on one mini-batch.
     """
-    model, training, device = task.model, task.training, task.model.device
+    length = _num_steps(task.training, num_epochs, len(examples))
+    if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
+        length = 0
+    losses: list[Tensor] = []
+    with _training(task, weights, trainable), rng.child("model").torch():
+        model = LocalModel(
+            task,
+            examples,
+            mini_batches(len(examples), task.training.batch_size, rng),
+            mini_batches(len(examples), task.training.batch_size, rng.child("other")),
+            rng.child("augmentation").numpy(),
+            learning_rate,
+            gradient_hook=gradient_hook,
+            example_weights=example_weights,
+            trainable=trainable,
+            objective=objective,
+        )
+        losses.extend(local_step(model) for _ in range(length))
+    trained = task.model.read()
+    if trainable is not None:
+        trained = torch.where(trainable, trained, weights)
+    train_loss = float(torch.stack(losses).mean()) if losses else math.nan
+    return LocalResult(trained, len(losses), train_loss)
+
+
+@contextlib.contextmanager
+def _training(task: Task, weights: Tensor, trainable: Tensor | None) -> Iterator[None]:
+    """Load the model and put it into training mode, but for what is not trained."""
+    model = task.model
     model.load(weights)
     if not model.module.training:  # it walks through all layers
         model.module.train()
-    optimizer = torch.optim.SGD(
-        [model.parameters],
-        lr=learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
-    here = Examples(examples.images.to(device), examples.labels.to(device))
-    factors = None if example_weights is None else example_weights.to(device)
-    augment = AUGMENTATIONS[training.augmentation]
-    generator = rng.child("augmentation").numpy()
-    losses: list[Tensor] = []
-    with rng.child("model").torch():
-        for positions in _mini_batches(len(examples), training, num_epochs, rng):
-            chosen = positions.to(device)
-            batch = here.take(chosen)
-            batch = Examples(augment(batch.images, generator), batch.labels)
-            loss = _mean_loss(task, batch, None if factors is None else factors[chosen])
-            model.gradient.zero_()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if gradient_hook is not None:
-                gradient_hook(model.gradient, model.parameters.detach())
-            optimizer.step()
-            losses.append(loss.detach())
-    train_loss = float(torch.stack(losses).mean()) if losses else math.nan
-    return LocalResult(model.read(), len(losses), train_loss)
-
-
-def _mean_loss(task: Task, batch: Examples, factors: Tensor | None) -> Tensor:
-    with task.autocast():
-        logits = task.model.module(task.normalize(batch.images)).float()
-    losses = functional.cross_entropy(logits, batch.labels, reduction="none")
-    return (losses if factors is None else losses * factors).mean()
-
-
-def _mini_batches(
-    num_examples: int,
-    training: TrainingSettings,
-    num_epochs: int | None,
-    rng: RandomKey,
-) -> Iterator[Tensor]:
-    """Yield the positions of each mini-batch, int64 of shape (batch,).
-
-    Each epoch is a new permutation. The incomplete last batch is left out when a full
-    one came before it: a batch of one or two ruins BatchNorm's statistics.
-    """
-    if num_examples == 0:
+    if trainable is None:
+        yield
         return
-    size = min(training.batch_size, num_examples)
-    per_epoch = num_examples // size
-    num_steps = _num_steps(training, num_epochs, per_epoch)
-    shuffler = rng.child("batches").numpy()
-    order = np.empty(0, dtype=np.int64)
-    for step in range(num_steps):
-        place = step % per_epoch
-        if place == 0:
-            order = shuffler.permutation(num_examples)
-        yield torch.from_numpy(order[place * size : (place + 1) * size])
+    with model.freezing(trainable):
+        yield
 
 
 def _num_steps(
-    training: TrainingSettings, num_epochs: int | None, steps_per_epoch: int
+    training: TrainingSettings, num_epochs: int | None, num_examples: int
 ) -> int:
+    per_epoch = steps_per_epoch(num_examples, training.batch_size)
     if num_epochs is not None:
-        return num_epochs * steps_per_epoch
+        return num_epochs * per_epoch
     if training.local_steps is not None:
-        return training.local_steps
-    return (training.local_epochs or 1) * steps_per_epoch
+        return training.local_steps if num_examples else 0
+    return (training.local_epochs or 1) * per_epoch

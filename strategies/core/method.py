@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -27,6 +27,23 @@ class Predictor(Protocol):
 
     def describe(self) -> Mapping[str, float]:
         """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
+
+
+@runtime_checkable
+class EmbeddingPredictor(Predictor, Protocol):
+    """A predictor with a representation, on which a local memory can be put."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p), of uint8 images."""
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the probabilities (n, c) of representations (n, p)."""
+
+    def without_validation(self) -> "EmbeddingPredictor":
+        """Return what this would be without training on the validation split.
+
+        The predictor itself where it was not: choices alone may depend on that split.
+        """
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,9 @@ class Method:
         The records that the functions exchange.
     num_rounds
         Rounds of training that the method asks for.
+    serves_global_model
+        Whether what a client is served rests on ``weights`` of the payload as they
+        are: they can be exported, and served with a memory, apart from the method.
     personalizes_by_inference
         Whether `personalize` and what it returns only run the models of the payload
         forward and train none. Clients that are sent the same payload are then served
@@ -75,8 +95,12 @@ class Method:
     update_type: type[Record]
     num_rounds: int
     client_state_type: type[Record] = NoState
+    serves_global_model: bool = False
     personalizes_by_inference: bool = False
 
+
+AS_IT_IS = "none"
+"""The personalisation that adds nothing to a method's own."""
 
 NEWCOMER = ""
 """The client id of nobody in particular: a client that was never seen."""
@@ -105,18 +129,27 @@ class MethodSpec:
     source
         Paper and equation or algorithm.
     build
-        ``(task, settings, personalization) -> Method``.
+        ``(task, settings) -> Method``.
     reference_title
         What its unpersonalised model is called in tables; None if it has none worth
         a row.
-    settings_type, personalization_type
-        What the sections ``method`` and ``personalization`` of an experiment take.
     upload, download
         Traffic of one client in one round, in models.
     client_state
         What a client keeps between rounds, in models.
+    server_state
+        What the server keeps between rounds, in models.
     unseen
         How a client that took no part in training is served.
+    settings_type
+        What the section ``method`` of an experiment takes beside the name.
+    personalization
+        What is put on top where an experiment does not say; a method that is known
+        by a name of its own for it, as kNN-Per, takes nothing else.
+    serves_one_model
+        Whether a client's predictor is one set of weights, which can be trained on.
+    holds_all_updates
+        Whether the server holds all updates of a round at once, to compare them.
     check
         Finds what in an experiment does not go together with the method.
     """
@@ -124,12 +157,15 @@ class MethodSpec:
     title: str
     summary: str
     source: str
-    build: Callable[[Task, Any, Any], Method]
+    build: Callable[[Task, Any], Method]
     upload: str
     download: str
     client_state: str
+    server_state: str
     unseen: str
     reference_title: str | None
     settings_type: type[Settings] = NoSettings
-    personalization_type: type[Settings] = NoSettings
+    personalization: str = AS_IT_IS
+    serves_one_model: bool = True
+    holds_all_updates: bool = False
     check: Callable[[Experiment], Sequence[Problem]] = no_problems

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import InputSpec
+from knnper.data.examples import Examples, InputSpec
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
 from strategies.core.embedding_pool import EmbeddingPool
@@ -40,6 +40,9 @@ class Task:
         Images in one forward pass where nothing is trained.
     pool
         Where embeddings that clients have in common are looked for first.
+    proxy
+        Returns the examples that the server has of its own; None where it has none.
+        Clients must not ask: at theirs there may be none.
     """
 
     model: FlatModel
@@ -50,6 +53,13 @@ class Task:
     training: TrainingSettings
     evaluation_batch_size: int = 256
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
+    proxy: Callable[[], Examples] | None = None
+
+    @property
+    def head_mask(self) -> Tensor:
+        """Which weights belong to the head, bool of shape (num_weights,)."""
+        members = set(self.model.module.classifier.modules())
+        return self.model.mask(lambda module: module in members)
 
     def embed(self, weights: Tensor, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p).

@@ -18,6 +18,7 @@ from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
 from simulation.workbench import Workbench
 from strategies.catalogue import METHODS
+from strategies.personalizers import PERSONALIZERS
 
 DOCUMENT: dict[str, Any] = {
     "name": "tiny",
@@ -100,11 +101,14 @@ def test_version() -> None:
 
 
 def test_methods() -> None:
-    entries = json.loads(run("methods", "--json").stdout)
-    assert [entry["name"] for entry in entries] == list(METHODS)
-    by_name = {entry["name"]: entry for entry in entries}
-    assert "knn_weights" in by_name["knn_per"]["personalization"]
-    assert "kNN-Per" in run("methods").stdout
+    listed = json.loads(run("methods", "--json").stdout)
+    assert [entry["name"] for entry in listed["methods"]] == list(METHODS)
+    on_top = {entry["name"]: entry for entry in listed["personalizations"]}
+    assert on_top.keys() == PERSONALIZERS.keys()
+    assert "knn_weights" in on_top["knn"]["settings"]
+    text = run("methods").stdout
+    assert "kNN-Per" in text
+    assert "linear_probe" in text
 
 
 def test_datasets() -> None:

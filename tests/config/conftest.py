@@ -42,7 +42,8 @@ def catalogue() -> Catalogue:
         partition={"dirichlet": Deal},
         model={"tiny_cnn": Nothing},
         method={"knn_per": Nothing, "fedavg": Nothing},
-        personalization={"knn_per": Memory, "fedavg": Nothing},
+        personalization={"knn": Memory, "none": Nothing},
+        personalization_of={"knn_per": "knn", "fedavg": "none"},
         check=lambda experiment: (),
     )
 

@@ -43,7 +43,7 @@ def test_numbers_lists_and_schedules(
     experiment = load_experiment(document, catalogue)
     assert experiment.training.learning_rate == 1.0
     assert experiment.training.schedule == MultiStepSchedule((100, 150))
-    memory = dataclasses.asdict(experiment.personalization)
+    memory = dataclasses.asdict(experiment.personalization.settings)
     assert (memory["knn_weights"], memory["capacity"]) == ((0.0, 0.5, 1.0), 7)
 
 

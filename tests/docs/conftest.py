@@ -36,7 +36,7 @@ def tables() -> Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]:
                 place = (line[3:], "")
             elif line.startswith("### "):
                 place = (place[0], line[4:])
-            elif line.startswith("| `"):
+            elif line.startswith(("| `", "| [")):
                 key, *cells = re.split(r"(?<!\\)\|", line.strip("|"))
                 name = key.strip().strip("`")
                 found.setdefault(place, {})[name] = [cell.strip() for cell in cells]

@@ -9,9 +9,9 @@ import pytest
 
 from knnper.config.loading import load_experiment
 from simulation.catalogue import experiment_catalogue
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
-PAGE = "docs/methods.md"
+PAGE = "docs/methods/knn_per.md"
 CLIENTS = """client,num_train,num_validation,knn_weight
 a,8,2,0.1
 b,80,20,0.5
@@ -45,5 +45,6 @@ def test_the_listing_makes_a_prior(
         "personalization": {"tuning": {"prior": prior}},
     }
     experiment = load_experiment(document, experiment_catalogue())
-    assert isinstance(experiment.personalization, KnnSettings)
-    assert experiment.personalization.tuning.prior == tuple(names["points"])
+    settings = experiment.personalization.settings
+    assert isinstance(settings, KnnSettings)
+    assert settings.tuning.prior == tuple(names["points"])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -25,9 +26,11 @@ from knnper.config.sections import (
 )
 from simulation.catalogue import experiment_catalogue
 from strategies.catalogue import METHODS
+from strategies.personalizers import PERSONALIZERS
 
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]
 
+SPELLED_OUT = "; all updates of a round at once"
 PAGE = "docs/configuration.md"
 CATALOGUE = experiment_catalogue()
 TYPES: Mapping[str, SettingsTypes] = {
@@ -39,8 +42,6 @@ TYPES: Mapping[str, SettingsTypes] = {
         "constant": ConstantSchedule,
         "multi_step": MultiStepSchedule,
     },
-    "method": CATALOGUE.method,
-    "personalization": CATALOGUE.personalization,
     "personalization.tuning": {"": TuningSettings},
     "personalization.tuning.prior": {"": PriorPoint},
     "personalization.prototypes": {"": ProtoNNSettings},
@@ -68,6 +69,8 @@ def described(annotation: Any) -> str:
         return unions(get_args(annotation))
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "mapping"
     if get_origin(annotation) is tuple:
         return f"list: {described(get_args(annotation)[0])}"
     if dataclasses.is_dataclass(annotation):
@@ -149,14 +152,54 @@ def test_settings_are_described(tables: Tables, section: str) -> None:
 
 def test_every_section_is_described(tables: Tables) -> None:
     sections = {heading.strip("`") for heading, _ in tables(PAGE)} - {""}
-    assert sections == TYPES.keys() | {"name"}
+    assert sections == TYPES.keys() | {"name", "method", "personalization"}
 
 
-def test_methods_are_described(tables: Tables) -> None:
-    pages = tables("docs/methods.md")
-    headings = [heading for heading, below in pages if heading and not below]
-    assert headings == [f"{spec.title} (`{name}`)" for name, spec in METHODS.items()]
-    assert pages["", ""] == {
-        name: [spec.upload, spec.download, spec.client_state, spec.unseen]
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        *(("methods", name) for name in METHODS),
+        *(("personalization", name) for name in PERSONALIZERS),
+    ],
+)
+def test_a_method_has_its_page(tables: Tables, folder: str, name: str) -> None:
+    page = f"docs/{folder}/{name}.md"
+    spec = METHODS[name] if folder == "methods" else PERSONALIZERS[name]
+    title = spec.title or "As it is"
+    headings = {heading for heading, _ in tables(page)}
+    wanted = {"Settings"}
+    if folder == "methods":
+        wanted |= {"What it does", "Departures", "Cost", "Unseen clients"}
+    assert wanted <= headings
+    assert Path(page).read_text().splitlines()[0] == f"# {title} (`{name}`)"
+    found = tables(page)["Settings", ""]
+    rows = {key: tuple(cells[:2]) for key, cells in found.items()}
+    assert rows == expected_rows(spec.settings_type)
+    assert all(cells[2] for cells in found.values())
+
+
+def test_methods_are_listed(tables: Tables) -> None:
+    (listed,) = [rows for rows in tables("docs/methods.md").values() if rows]
+    assert listed == {
+        f"[{spec.title}](methods/{name}.md)": [
+            f"`{name}`",
+            spec.upload,
+            spec.download,
+            spec.client_state,
+            spec.server_state + (SPELLED_OUT if spec.holds_all_updates else ""),
+            spec.unseen,
+        ]
         for name, spec in METHODS.items()
+    }
+
+
+def test_personalizations_are_listed(tables: Tables) -> None:
+    (listed,) = [rows for rows in tables("docs/personalization.md").values() if rows]
+    assert listed == {
+        f"[{spec.title or 'As it is'}](personalization/{name}.md)": [
+            f"`{name}`",
+            spec.summary,
+            spec.unseen,
+        ]
+        for name, spec in PERSONALIZERS.items()
     }

@@ -22,6 +22,7 @@ def test_names() -> None:
         "fashion_mnist",
         "emnist",
         "table",
+        "synthetic_mixture",
     }
     assert set(DATA_SETS) == expected
 

@@ -16,6 +16,7 @@ from knnper.models.flat import FlatModel
 from knnper.models.leaf_cnn import LeafCnnSettings
 from knnper.models.mlp import MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2Settings
+from knnper.models.softmax_regression import SoftmaxRegressionSettings
 from knnper.models.tiny_cnn import TinyCnnSettings
 
 KEY = RandomKey(1, ("initial-weights",))
@@ -62,6 +63,20 @@ EVERY_MODEL = [
         InputSpec((1, 1, 7), 5, (0.5,) * 7, (2.0,) * 7, dtype="float32"),
         24,
         id="mlp-features-group",
+    ),
+    pytest.param(
+        "softmax_regression",
+        SoftmaxRegressionSettings(),
+        spec_of(8, 3),
+        192,
+        id="softmax-images",
+    ),
+    pytest.param(
+        "softmax_regression",
+        SoftmaxRegressionSettings(),
+        InputSpec((1, 1, 1), 5, (0.0,), (1.0,), dtype="float32"),
+        1,
+        id="softmax-constant",
     ),
 ]
 
@@ -183,7 +198,13 @@ def test_settings_of_another_model_are_refused() -> None:
 
 
 def test_every_entry_takes_a_weights_file() -> None:
-    assert MODELS.keys() == {"leaf_cnn", "tiny_cnn", "mobilenet_v2", "mlp"}
+    assert MODELS.keys() == {
+        "leaf_cnn",
+        "tiny_cnn",
+        "mobilenet_v2",
+        "mlp",
+        "softmax_regression",
+    }
     assert all(
         issubclass(entry.settings_type, ModelSettings) for entry in MODELS.values()
     )

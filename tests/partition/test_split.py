@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def assignment_of_sizes(*sizes: int) -> Assignment:
     return Assignment(parts, parts)
 
 
-def iid_partition(key: RandomKey = KEY, **given: float) -> Partition:
+def iid_partition(key: RandomKey = KEY, **given: Any) -> Partition:
     chosen = IidSettings(num_clients=10, **given)
     return make_partition(DATASET, Choice[Settings]("iid", chosen), key)
 
@@ -165,7 +166,7 @@ def test_what_is_held_out_does_not_change_who_gets_what() -> None:
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_is_made_by_name(name: str) -> None:
     settings_type = PARTITIONS[name].settings_type
-    given = {} if name == "natural" else {"num_clients": 3}
+    given: dict[str, Any] = {} if name == "natural" else {"num_clients": 3}
     chosen = Choice[Settings](name, settings_type(**given))
     partition = make_partition(DATASET, chosen, KEY)
     assert [client.name for client in partition.clients] == ["0000", "0001", "0002"]
@@ -204,3 +205,31 @@ def test_summary() -> None:
     assert summary.test_sizes.tolist() == [1, 0, 2]
     assert summary.num_empty == 1
     assert (summary.min_size, summary.median_size, summary.max_size) == (0, 2.0, 4)
+
+
+class TestOnValidation:
+    """What clients hold out for their own choices takes the place of the test split."""
+
+    def parts(self, **given: Any) -> tuple[Partition, Partition]:
+        plain = IidSettings(num_clients=10, **given)
+        tuned = dataclasses.replace(plain, evaluate_on="validation")
+        return (
+            make_partition(DATASET, Choice[Settings]("iid", plain), KEY),
+            make_partition(DATASET, Choice[Settings]("iid", tuned), KEY),
+        )
+
+    def test_it_is_split_once_more(self) -> None:
+        plain, tuned = self.parts(validation_fraction=0.2, unseen_fraction=0.3)
+        for before, after in zip(plain.clients, tuned.clients, strict=True):
+            assert (after.name, after.seen) == (before.name, before.seen)
+            assert np.array_equal(after.test, before.validation)
+            # 20 samples, 4 held out; of the other 16 a fifth, 3.2, is held out again.
+            both = np.sort(np.concatenate([after.train, after.validation]))
+            assert np.array_equal(both, before.train)
+            assert (len(after.train), len(after.validation)) == (13, 3)
+
+    def test_without_validation_data_nobody_is_tested(self) -> None:
+        plain, tuned = self.parts(validation_fraction=0.0)
+        for before, after in zip(plain.clients, tuned.clients, strict=True):
+            assert len(after.test) == 0
+            assert np.array_equal(after.train, before.train)

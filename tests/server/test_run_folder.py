@@ -20,7 +20,9 @@ class Nothing(Settings):
 
 
 KINDS: dict[str, type[Settings]] = {"plain": Nothing}
-CATALOGUE = Catalogue(KINDS, KINDS, KINDS, KINDS, KINDS, lambda experiment: ())
+CATALOGUE = Catalogue(
+    KINDS, KINDS, KINDS, KINDS, KINDS, {"plain": "plain"}, lambda experiment: ()
+)
 NAMES = {key: {"name": "plain"} for key in ("data", "partition", "model", "method")}
 EXPERIMENT: Experiment = load_experiment({"name": "demo", **NAMES}, CATALOGUE)
 

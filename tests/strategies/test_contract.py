@@ -16,6 +16,7 @@ from strategies.catalogue import METHODS
 from strategies.core.method import NEWCOMER, Method, MethodSpec
 from strategies.core.records import Record, Update
 from strategies.core.task import Task
+from strategies.personalizers import PERSONALIZERS
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -38,8 +39,10 @@ class Trained:
     state: Any
 
 
-def build(spec: MethodSpec, task: Task) -> Method:
-    return spec.build(task, spec.settings_type(), spec.personalization_type())
+def build(spec: MethodSpec, task: Task, on_top: str | None = None) -> Method:
+    top = PERSONALIZERS[on_top or spec.personalization]
+    method = spec.build(task, spec.settings_type())
+    return top.apply(task, method, top.settings_type())
 
 
 def client_update(
@@ -69,7 +72,7 @@ def train(normed_task: MakeTask, noisy: MakeClient) -> Callable[[str], Trained]:
 
 
 def test_the_table_is_read_only() -> None:
-    assert set(METHODS) == {
+    assert list(METHODS) == [
         "fedavg",
         "local",
         "fedavg_plus",
@@ -78,7 +81,35 @@ def test_the_table_is_read_only() -> None:
         "scaffold",
         "fedem",
         "pfedhn",
-    }
+        "clustered_fl",
+        "ditto",
+        "apfl",
+        "fedrep",
+        "per_fedavg",
+        "fedprox",
+        "pfedme",
+        "fedbn",
+        "fedper",
+        "lg_fedavg",
+        "fed_mtl",
+        "l2gd",
+        "agnostic",
+        "hypcluster",
+        "mapper",
+        "fedattn",
+        "fedbasis",
+        "pfedgp",
+        "fedavgm",
+        "fedadam",
+        "fedadagrad",
+        "fedyogi",
+        "qfedavg",
+        "fedmedian",
+        "fedtrimmedavg",
+        "krum",
+        "multikrum",
+        "bulyan",
+    ]
     with pytest.raises(TypeError):
         METHODS["fedavg"] = METHODS["local"]  # type: ignore[index]
 
@@ -248,7 +279,27 @@ def count_embeddings(task: Task) -> list[int]:
     return sizes
 
 
-TOGETHER = ("fedavg", "fedem", "knn_per", "knn_per_protonn", "scaffold")
+TOGETHER = (
+    "agnostic",
+    "bulyan",
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedem",
+    "fedmedian",
+    "fedprox",
+    "fedtrimmedavg",
+    "fedyogi",
+    "hypcluster",
+    "knn_per",
+    "knn_per_protonn",
+    "krum",
+    "multikrum",
+    "pfedgp",
+    "qfedavg",
+    "scaffold",
+)
 
 
 def test_who_is_personalised_together(train: Callable[[str], Trained]) -> None:

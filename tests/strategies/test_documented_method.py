@@ -1,113 +1,63 @@
-"""The method that docs/adding_a_method.md writes step by step keeps the contract."""
+"""The page docs/adding_a_method.md shows a method as it is."""
 
-import dataclasses
-import inspect
 import re
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
+import yaml
 
 from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
-from knnper.transport.codec import fingerprint, put_together, take_apart
 from simulation.catalogue import experiment_catalogue
-from strategies.core.method import NEWCOMER, MethodSpec
-from strategies.core.records import Update
-from strategies.core.task import Task
+from strategies import fedprox
+from strategies.catalogue import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = "strategies.fedprox"
-TRAINING = TrainingSettings(num_rounds=1, batch_size=2, learning_rate=0.1)
 
-MakeClient = Callable[..., ClientData]
+
+def page() -> str:
+    return (ROOT / "docs/adding_a_method.md").read_text(encoding="utf-8")
 
 
 def listings() -> list[str]:
-    page = (ROOT / "docs/adding_a_method.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```$", page(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(autouse=True)
-def spec() -> Iterator[MethodSpec]:
-    """Make the documented file importable."""
-    method, _, _ = listings()
-    module = ModuleType(MODULE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, MODULE, module)
-        exec(compile(method, MODULE, "exec"), module.__dict__)
-        yield module.SPEC
+@pytest.mark.parametrize(
+    ("number", "path"),
+    [(0, "strategies/fedprox.py"), (2, "tests/strategies/test_fedprox.py")],
+)
+def test_the_listings_are_the_files(number: int, path: str) -> None:
+    assert listings()[number] == (ROOT / path).read_text(encoding="utf-8")
+    introduced = page().split("```python\n" + listings()[number])[0]
+    assert f"This is\n`{path}`" in introduced or f"This is `{path}`" in introduced
 
 
-def test_it_keeps_the_contract(
-    spec: MethodSpec,
-    normed_task: Callable[[TrainingSettings], Task],
-    noisy: MakeClient,
-) -> None:
-    task = normed_task(TRAINING)
-    method = spec.build(task, spec.settings_type(), spec.personalization_type())
-    clients = {"a": noisy(6, 4, seed=1), "b": noisy(1, 0, seed=2)}
-    before = method.init(tuple(clients), RandomKey(1))
-
-    def one_round() -> Any:
-        updates = []
-        for name, data in clients.items():
-            rng = RandomKey(1).child(name)
-            payload = method.broadcast(before, name, rng)
-            _, update = method.client_update(payload, None, data, 1, rng)
-            assert isinstance(update, Update)
-            sent = put_together(method.update_type, take_apart(update))
-            updates.append((name, sent))
-        return method.aggregate(before, iter(updates))
-
-    state = one_round()
-    assert fingerprint(state) == fingerprint(one_round()) != fingerprint(before)
-    payload = method.broadcast(state, NEWCOMER, RandomKey(2))
-    queries = noisy(5, 0, seed=3).train.images
-    for data in (*clients.values(), noisy(0, 0, seed=4)):
-        served = method.personalize(payload, None, data, RandomKey(3))(queries)
-        torch.testing.assert_close(served.sum(dim=1), torch.ones(5))
+def test_its_line_in_the_catalogue() -> None:
+    line = listings()[1].strip()
+    catalogue = (ROOT / "strategies/catalogue.py").read_text(encoding="utf-8")
+    assert line in [found.strip() for found in catalogue.splitlines()]
+    assert eval(f"{{{line}}}", {"fedprox": fedprox}) == {"fedprox": METHODS["fedprox"]}
 
 
-def test_it_can_be_chosen_and_set(spec: MethodSpec) -> None:
-    known = experiment_catalogue()
-    catalogue = dataclasses.replace(
-        known,
-        method={**known.method, "fedprox": spec.settings_type},
-        personalization={**known.personalization, "fedprox": spec.personalization_type},
-        check=lambda experiment: (),
-    )
+def test_its_choice_can_be_made() -> None:
+    (choice,) = re.findall(r"`method: (\{name: fedprox.*?\})`", page())
     document = {
         "name": "page",
         "data": {"name": "digits"},
         "partition": {"name": "iid", "num_clients": 2},
         "model": {"name": "tiny_cnn"},
-        "method": {"name": "fedprox", "prox_weight": 0.5},
+        "method": yaml.safe_load(choice),
     }
-    chosen = load_experiment(document, catalogue).method.settings
-    assert dataclasses.asdict(chosen) == {"prox_weight": 0.5}
-
-
-def test_its_line_in_the_catalogue(spec: MethodSpec) -> None:
-    _, line, _ = listings()
-    assert eval(f"{{{line}}}", {"fedprox": sys.modules[MODULE]}) == {"fedprox": spec}
+    chosen = load_experiment(document, experiment_catalogue()).method
+    assert chosen.name == "fedprox"
+    assert chosen.settings == fedprox.FedProxSettings(prox_weight=0.1)
 
 
 @pytest.mark.parametrize(
-    "name", ["test_without_a_pull_it_is_fedavg", "test_two_steps_by_hand"]
+    "name", re.findall(r"`([a-z_]+=?)[`(]", page().split("## 3.")[0])
 )
-def test_its_documented_tests_pass(name: str, request: pytest.FixtureRequest) -> None:
-    _, _, tests = listings()
-    names: dict[str, Any] = {}
-    exec(compile(tests, "test_fedprox.py", "exec"), names)
-    found = [one for one in names if one.startswith("test_")]
-    assert name in found
-    assert len(found) == 2
-    test = names[name]
-    test(*map(request.getfixturevalue, inspect.signature(test).parameters))
+def test_what_is_named_exists(name: str) -> None:
+    """Every name in code on how to write a method is one that the code uses."""
+    sources = (ROOT / "strategies").rglob("*.py")
+    word = re.compile(rf"\b{name.rstrip('=')}\b")
+    assert any(word.search(path.read_text(encoding="utf-8")) for path in sources)

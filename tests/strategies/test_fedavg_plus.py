@@ -10,18 +10,23 @@ from torch import Tensor
 from knnper.config.sections import MultiStepSchedule, TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.method import NoSettings
+from strategies.core.method import Method, NoSettings
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload
 from strategies.core.task import Task
-from strategies.fedavg_plus import FineTuningSettings, fedavg_plus
+from strategies.fedavg import fedavg
+from strategies.fine_tuning import FineTuningSettings, fine_tuned
 
 White = Callable[[Sequence[int]], ClientData]
 MakeTask = Callable[..., Task]
 
 
+def fedavg_plus(task: Task, settings: FineTuningSettings) -> Method:
+    return fine_tuned(task, fedavg(task, NoSettings()), settings)
+
+
 def tuned_weights(task: Task, data: ClientData, **settings: Any) -> Tensor:
-    method = fedavg_plus(task, NoSettings(), FineTuningSettings(**settings))
+    method = fedavg_plus(task, FineTuningSettings(**settings))
     predictor = method.personalize(
         ModelPayload(torch.zeros(2)), None, data, RandomKey(3)
     )
@@ -78,7 +83,7 @@ def test_a_client_without_data_serves_the_global_model(
     linear_task: MakeTask, white: White
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = fedavg_plus(task, NoSettings(), FineTuningSettings())
+    method = fedavg_plus(task, FineTuningSettings())
     weights, none = torch.tensor([0.3, -0.2]), white([])
     images = white([0, 1]).train.images
     predictor = method.personalize(ModelPayload(weights), None, none, RandomKey(3))
@@ -90,7 +95,7 @@ def test_a_client_without_data_serves_the_global_model(
 def test_the_payload_is_left_as_it_is(linear_task: MakeTask, white: White) -> None:
     task = linear_task(TrainingSettings())
     payload = ModelPayload(torch.zeros(2))
-    fedavg_plus(task, NoSettings(), FineTuningSettings()).personalize(
+    fedavg_plus(task, FineTuningSettings()).personalize(
         payload, None, white([1]), RandomKey(3)
     )
 

@@ -30,7 +30,7 @@ SKEWED = torch.tensor([LN3, 0.0])  # p(0) = ¾
 
 
 def fedem_of(task: Task, num_components: int = 2) -> Method:
-    return fedem(task, FedEMSettings(num_components), NoSettings())
+    return fedem(task, FedEMSettings(num_components))
 
 
 def test_client_step_by_hand(
@@ -94,6 +94,31 @@ def test_served_mixture_by_hand(
     assert served[0].tolist() == pytest.approx([expected, 1 - expected])
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "of_newcomer"), [(1, 0.4), (2, 0.2 / 0.65), (200, 0.0)]
+)
+def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
+    linear_task: MakeTask,
+    white: MakeClient,
+    key: RandomKey,
+    num_steps: int,
+    of_newcomer: float,
+) -> None:
+    task = linear_task(TrainingSettings())
+    method = fedem(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    payload = Components((EVEN, SKEWED))
+
+    def share_of_even(memory: MixtureState | None) -> float:
+        predictor = method.personalize(payload, memory, white([0, 0]), key)
+        return predictor.describe()["mixture_weight_0"]
+
+    # (½, ½) → ½ (½, ¾) ∝ (0.4, 0.6) → (0.4 · ½, 0.6 · ¾) = (0.2, 0.45) and so on: in
+    # the end all of it is the component under which label 0 is most likely.
+    assert share_of_even(None) == pytest.approx(of_newcomer, abs=1e-6)
+    member = MixtureState(torch.tensor([0.5, 0.5]))
+    assert share_of_even(member) == pytest.approx(0.4)
+
+
 def test_without_data_the_mixture_is_uniform(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
@@ -120,7 +145,7 @@ def test_one_component_is_fedavg(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = fedavg(task, NoSettings(), NoSettings()), fedem_of(task, 1)
+    plain, method = fedavg(task, NoSettings()), fedem_of(task, 1)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
     found, memory = run_rounds(method, clients, num_rounds=3)

@@ -13,6 +13,7 @@ from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.data.preprocess import Normalizer
 from knnper.models.catalogue import build_model
 from knnper.models.tiny_cnn import TinyCnnSettings
+from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
 from strategies.knn_per_protonn import PrototypeSettings, compress
 
@@ -43,9 +44,13 @@ def drawn(count: int, seed: int) -> Examples:
     return Examples(images, labels)
 
 
+def base_of(task: Task) -> ModelPredictor:
+    return ModelPredictor(task, task.initial_weights)
+
+
 def served(task: Task, data: ClientData, *knn_weights: float) -> Tensor:
     settings = PrototypeSettings(knn_weights=knn_weights)
-    predictor = compress(task, task.initial_weights, data, settings, KEY)
+    predictor = compress(base_of(task), NUM_CLASSES, data, settings, KEY)
     return predictor(drawn(25, 9).images)
 
 
@@ -75,7 +80,7 @@ def test_lambda_is_chosen_on_the_validation_split(task: Task) -> None:
     data = ClientData(drawn(30, 1), drawn(20, 2))
     weights = task.initial_weights
     settings = PrototypeSettings()
-    predictor = compress(task, weights, data, settings, KEY)
+    predictor = compress(base_of(task), NUM_CLASSES, data, settings, KEY)
     train, held_out = data.train, data.validation
     model = fit_protonn(
         task.embed(weights, train.images),

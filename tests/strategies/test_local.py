@@ -28,7 +28,7 @@ TRAINING = TrainingSettings(
 def train_alone(
     task: Task, data: ClientData, key: RandomKey, num_rounds: int | None = None
 ) -> torch.Tensor:
-    method = local(task, LocalSettings(num_rounds), NoSettings())
+    method = local(task, LocalSettings(num_rounds))
     state = method.init(["a"], key)
     payload = method.broadcast(state, NEWCOMER, key)
     predictor = method.personalize(payload, None, data, key)
@@ -40,7 +40,7 @@ def test_is_fedavg_with_one_client(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(TRAINING), noisy(7, 2, seed=1)
-    method = fedavg(task, NoSettings(), NoSettings())
+    method = fedavg(task, NoSettings())
     state = method.init(["a"], key)
     for server_round in (1, 2, 3):
         payload = method.broadcast(state, "a", key)
@@ -77,7 +77,7 @@ def test_without_data_it_is_the_initial_model(
 
 
 def test_has_no_rounds(linear_task: MakeTask) -> None:
-    method = local(linear_task(TRAINING), LocalSettings(), NoSettings())
+    method = local(linear_task(TRAINING), LocalSettings())
     assert method.num_rounds == 0
     with pytest.raises(RunError, match="Local has no rounds of training"):
         method.client_update(None, None, None, 1, None)

@@ -8,7 +8,7 @@ from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.hypernetwork import Hypernetwork, Layer, generate
-from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.method import NEWCOMER, Method
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelUpdate
 from strategies.core.task import Task
@@ -29,7 +29,7 @@ STATE = PFedHNState(("a", "b"), torch.tensor([[2.0], [1.0]]), NETWORK, torch.emp
 
 
 def pfedhn_of(task: Task, **settings: Any) -> Method:
-    return pfedhn(task, PFedHNSettings(**settings), NoSettings())
+    return pfedhn(task, PFedHNSettings(**settings))
 
 
 def update_of(weights: list[float], num_examples: int = 1) -> ModelUpdate:

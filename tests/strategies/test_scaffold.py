@@ -35,7 +35,7 @@ SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
 
 def scaffold_of(task: Task, global_learning_rate: float = 1.0) -> Method:
-    return scaffold(task, ScaffoldSettings(global_learning_rate), NoSettings())
+    return scaffold(task, ScaffoldSettings(global_learning_rate))
 
 
 def test_first_round_by_hand(
@@ -112,7 +112,7 @@ def test_without_controls_it_is_fedavg(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
-    plain = fedavg(task, NoSettings(), NoSettings())
+    plain = fedavg(task, NoSettings())
     method = scaffold_of(task)
 
     def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
@@ -153,7 +153,7 @@ def experiment(momentum: float) -> Experiment:
         model=choice,
         training=TrainingSettings(momentum=momentum),
         method=choice,
-        personalization=NoSettings(),
+        personalization=choice,
         run=RunSettings(),
     )
 

@@ -18,7 +18,7 @@ from knnper.transport.model_folder.files import (
     save_model,
 )
 from knnper.transport.model_folder.global_model import require_fingerprint
-from strategies.knn_per import default_memory
+from strategies.core.memory import default_memory
 from tests.client.residence.small_site import (
     TASK,
     feature_model,

@@ -18,8 +18,8 @@ from knnper.models.catalogue import MODELS
 from knnper.transport.codec import fingerprint
 from knnper.transport.model_folder.errors import ModelError
 from strategies.catalogue import METHODS
+from strategies.core.memory import KnnSettings, default_memory
 from strategies.core.records import Record
-from strategies.knn_per import KnnSettings, default_memory
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         What the model knows about the data.
     """
     model = to_document(experiment)["model"]
-    chosen = experiment.personalization
+    chosen = experiment.personalization.settings
     return ModelCard(
         name=experiment.name,
         model={name: model[name] for name in model if name != "weights"},

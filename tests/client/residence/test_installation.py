@@ -17,6 +17,7 @@ from knnper.data.examples import Examples
 from knnper.data.site.site_data import NamedExamples, SiteData
 from knnper.transport.model_folder.errors import ModelError
 from knnper.transport.model_folder.global_model import GlobalModel
+from strategies.core.model_predictor import ModelPredictor
 from strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
@@ -35,8 +36,9 @@ from tests.client.residence.small_site import (
 def simulated(model: GlobalModel, data: SiteData) -> tuple[torch.Tensor, float]:
     """What the simulation's client of this name predicts, and its λ."""
     key = RandomKey(model.card.seed).child("personalize", NAME)
+    base = ModelPredictor(model.task, model.weights)
     predictor = memorize(
-        model.task, model.weights, data.client_data(), model.card.memory, key
+        base, model.spec.num_classes, data.client_data(), model.card.memory, key
     )
     return predictor(queries()), predictor.effective_knn_weight
 

@@ -27,7 +27,9 @@ from knnper.data.examples import Examples
 from knnper.data.site.site_data import NamedExamples, SiteData
 from knnper.transport.model_folder.global_model import GlobalModel
 from strategies.core.evaluation import evaluate
-from strategies.knn_per import KnnSettings, Tuned, memorize, remember
+from strategies.core.memory import KnnSettings, Tuned, remember
+from strategies.core.model_predictor import ModelPredictor
+from strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
     TASK,
@@ -185,8 +187,9 @@ def test_the_test_split_tells_the_accuracies(tmp_path: Path) -> None:
     model, data = small_model(knn_weights=[0.5]), site(30, 20, 15)
     serving = new_residence(tmp_path).install(model, data, took_part=False)
     test, key = data.test.examples, RandomKey(0).child("personalize", NAME)
+    base = ModelPredictor(model.task, model.weights)
     predictor = memorize(
-        model.task, model.weights, data.client_data(), model.card.memory, key
+        base, model.spec.num_classes, data.client_data(), model.card.memory, key
     )
     alone = model.head(model.embed(test.images))
 

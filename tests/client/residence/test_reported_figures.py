@@ -11,6 +11,7 @@ from client.residence.serving import Accuracy, Gain
 from knnper.config.seeding import RandomKey
 from knnper.transport.model_folder.errors import ModelError
 from strategies.core.evaluation import evaluate
+from strategies.core.model_predictor import ModelPredictor
 from strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
@@ -27,8 +28,8 @@ DATA = site(30, 20, 15)
 def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     decided = new_residence(tmp_path).install_and_test(MODEL, DATA, took_part=True)
     predictor = memorize(
-        MODEL.task,
-        MODEL.weights,
+        ModelPredictor(MODEL.task, MODEL.weights),
+        MODEL.spec.num_classes,
         DATA.client_data(),
         MODEL.card.memory,
         RandomKey(MODEL.card.seed).child("personalize", NAME),

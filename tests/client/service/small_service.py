@@ -38,7 +38,7 @@ from knnper.data.examples import InputSpec
 from knnper.transport.model_folder.card import ModelCard
 from knnper.transport.model_folder.global_model import GlobalModel, model_of_card
 from strategies.assembly import build_task
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
 TOKEN = "a token of the tests"
 CLASSES = ("cat", "dog", "eel")

@@ -8,7 +8,7 @@ from simulation.figures.drift_alarms import AlarmSettings, alarm_steps
 from simulation.figures.drift_curves import drift_curves
 from simulation.figures.drift_streams import StreamSettings
 from simulation.figures.embedded import Embedded
-from strategies.knn_per import KnnSettings
+from strategies.core.memory import KnnSettings
 
 KEY = RandomKey(0)
 STREAMS = StreamSettings(num_clients=1, num_steps=5, shift_at=2)

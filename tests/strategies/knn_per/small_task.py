@@ -9,8 +9,10 @@ from torch import Tensor
 from datastore.prediction.predictor import KnnPredictor
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec
+from strategies.core.memory import KnnSettings
+from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
-from strategies.knn_per import KnnSettings, memorize
+from strategies.knn_per import memorize
 
 NUM_CLASSES = 4
 INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
@@ -18,7 +20,8 @@ Draw = Callable[[str, int], Examples]
 
 
 def served(task: Task, data: ClientData, settings: KnnSettings) -> KnnPredictor:
-    return memorize(task, task.initial_weights, data, settings, RandomKey(5))
+    base = ModelPredictor(task, task.initial_weights)
+    return memorize(base, task.spec.num_classes, data, settings, RandomKey(5))
 
 
 def oracle(

@@ -13,12 +13,17 @@ from datastore.prediction.kernel import KernelName
 from datastore.tuning.settings import EvidenceName, TuningSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
+from strategies.core.memory import KnnSettings
+from strategies.core.method import Method, NoSettings
 from strategies.core.records import ModelPayload
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
-from strategies.knn_per import SPEC, KnnSettings, knn_per
+from strategies.knn_per import ON_TOP, with_memory
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
+
+
+def knn_per(task: Task, settings: KnnSettings) -> Method:
+    return with_memory(task, fedavg(task, NoSettings()), settings)
 
 
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
@@ -53,12 +58,8 @@ def test_the_global_model_alone_is_fedavg_bit_for_bit(
     settings = KnnSettings(knn_weights=(0.0,))
     data = ClientData(draw("train", 20), draw("validation", 5))
     payload, rng = ModelPayload(tiny_task.initial_weights), RandomKey(1)
-    ours = knn_per(tiny_task, NoSettings(), settings).personalize(
-        payload, None, data, rng
-    )
-    theirs = fedavg(tiny_task, NoSettings(), NoSettings()).personalize(
-        payload, None, data, rng
-    )
+    ours = knn_per(tiny_task, settings).personalize(payload, None, data, rng)
+    theirs = fedavg(tiny_task, NoSettings()).personalize(payload, None, data, rng)
     images = draw("test", num_images).images
 
     assert torch.equal(ours(images), theirs(images))
@@ -143,8 +144,8 @@ def test_one_example_is_the_neighbour_of_everything(
 
 
 def test_nothing_but_personalization_differs_from_fedavg(tiny_task: Task) -> None:
-    ours = knn_per(tiny_task, NoSettings(), KnnSettings())
-    theirs = fedavg(tiny_task, NoSettings(), NoSettings())
+    ours = knn_per(tiny_task, KnnSettings())
+    theirs = fedavg(tiny_task, NoSettings())
 
     assert ours.num_rounds == theirs.num_rounds
     assert (ours.state_type, ours.payload_type, ours.update_type) == (
@@ -155,7 +156,7 @@ def test_nothing_but_personalization_differs_from_fedavg(tiny_task: Task) -> Non
 
 
 def test_the_defaults_are_the_papers() -> None:
-    settings = TypeAdapter(SPEC.personalization_type).validate_json("{}")
+    settings = TypeAdapter(ON_TOP.settings_type).validate_json("{}")
 
     assert settings == KnnSettings(
         num_neighbors=10,

@@ -7,8 +7,8 @@ import torch
 
 from datastore.tuning.settings import EvidenceName, PriorPoint, TuningSettings
 from knnper.data.examples import ClientData, Examples
+from strategies.core.memory import KnnSettings
 from strategies.core.task import Task
-from strategies.knn_per import KnnSettings
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
 
 

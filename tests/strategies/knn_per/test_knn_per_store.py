@@ -11,9 +11,12 @@ from datastore.tuning.settings import TuningSettings
 from knnper.config.errors import ConfigError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
+from strategies.core.memory import KnnSettings
 from strategies.core.method import NoSettings
+from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
-from strategies.knn_per import KnnSettings, knn_per, memorize
+from strategies.fedavg import fedavg
+from strategies.knn_per import memorize, with_memory
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, served
 
 
@@ -68,9 +71,8 @@ def test_chance_is_each_client_s_own_and_the_seed_s(
         store = StoreSettings("reservoir", capacity=15, seed=seed)
         settings = KnnSettings(knn_weights=(1.0,), store=store)
         rng = RandomKey(5).child(client)
-        return memorize(tiny_task, tiny_task.initial_weights, data, settings, rng)(
-            images
-        )
+        base = ModelPredictor(tiny_task, tiny_task.initial_weights)
+        return memorize(base, NUM_CLASSES, data, settings, rng)(images)
 
     assert torch.equal(answers("one", 0), answers("one", 0))
     assert not torch.equal(answers("one", 0), answers("two", 0))
@@ -89,4 +91,6 @@ def test_a_store_that_cannot_be_is_refused_before_training(
     tiny_task: Task, store: StoreSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        knn_per(tiny_task, NoSettings(), KnnSettings(store=store))
+        with_memory(
+            tiny_task, fedavg(tiny_task, NoSettings()), KnnSettings(store=store)
+        )

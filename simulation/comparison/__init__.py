@@ -1,0 +1,1 @@
+"""Methods side by side: tuned on validation data, then tested over several seeds."""

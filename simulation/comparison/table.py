@@ -1,0 +1,221 @@
+"""The table of a comparison: means and standard deviations over the seeds."""
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from server.run_folder import RunFolder
+from simulation.comparison.comparing import Outcome
+
+GROUPS = ("seen", "unseen")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure over the seeds; fractions of 1.
+
+    Attributes
+    ----------
+    mean
+        Of the seeds that have it; None if none has.
+    std
+        Standard deviation of a sample, over the seeds; None of fewer than two.
+    """
+
+    mean: float | None
+    std: float | None
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """How a row did on one group of clients.
+
+    Attributes
+    ----------
+    average, bottom_decile
+        As in `server.results.Summary`: ``accuracy_weighted``,
+        ``accuracy_bottom_decile``.
+    fraction_hurt
+        Share of the clients that are right less often than in the reference row's run
+        of the same seed.
+    """
+
+    average: Figure
+    bottom_decile: Figure
+    fraction_hurt: Figure
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name, title
+        Of the row.
+    seen, unseen
+        Its figures.
+    chosen
+        What was chosen on validation data, by key.
+    validation
+        The accuracy that it was chosen for.
+    seconds
+        Of one tested run, mean over the seeds.
+    """
+
+    name: str
+    title: str
+    seen: GroupFigures
+    unseen: GroupFigures
+    chosen: Mapping[str, Any]
+    validation: float | None
+    seconds: float
+
+
+def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
+    """Return a row for each outcome, in their order.
+
+    Parameters
+    ----------
+    outcomes
+        Tuned and tested rows.
+    reference
+        The name of the one that hurt clients are counted against.
+    """
+    (runs,) = [one.runs for one in outcomes if one.row.name == reference]
+    base = {seed: _accuracies(path) for seed, path in runs.items()}
+    return [_row(outcome, base) for outcome in outcomes]
+
+
+def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float | None]]) -> TableRow:
+    results = {seed: RunFolder(path).results() for seed, path in outcome.runs.items()}
+    hurt = {
+        seed: _hurt(_clients(path), base[seed]) for seed, path in outcome.runs.items()
+    }
+
+    def group(name: str) -> GroupFigures:
+        documents = [one[name] for one in results.values()]
+        return GroupFigures(
+            _figure(one["accuracy_weighted"] for one in documents),
+            _figure(one["accuracy_bottom_decile"] for one in documents),
+            _figure(one[name] for one in hurt.values()),
+        )
+
+    scores = {id(one.candidate): one.score for one in outcome.tried}
+    return TableRow(
+        name=outcome.row.name,
+        title=outcome.row.title,
+        seen=group("seen"),
+        unseen=group("unseen"),
+        chosen=outcome.chosen.values,
+        validation=scores.get(id(outcome.chosen)),
+        seconds=statistics.fmean(map(_seconds, results.values())),
+    )
+
+
+def _seconds(results: Mapping[str, Any]) -> float:
+    training = results["training"]
+    return float(training["seconds"] + training["personalization_seconds"])
+
+
+def _clients(path: Path) -> list[dict[str, str]]:
+    with (path / "clients.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _accuracies(path: Path) -> dict[str, float | None]:
+    return {row["client"]: _number(row["accuracy"]) for row in _clients(path)}
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _hurt(
+    rows: Iterable[Mapping[str, str]], base: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Return the share of the clients of each group that do worse than in ``base``."""
+    worse: dict[str, list[bool]] = {group: [] for group in GROUPS}
+    for row in rows:
+        ours, theirs = _number(row["accuracy"]), base[row["client"]]
+        if ours is not None and theirs is not None:
+            worse["seen" if row["seen"] == "true" else "unseen"].append(ours < theirs)
+    return {group: _mean_of(map(float, found)) for group, found in worse.items()}
+
+
+def _figure(values: Iterable[float | None]) -> Figure:
+    found = [value for value in values if value is not None]
+    std = statistics.stdev(found) if len(found) > 1 else None
+    return Figure(_mean_of(found), std)
+
+
+def _mean_of(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.fmean(found) if found else None
+
+
+HEADER = (
+    "method",
+    "seen",
+    "bottom decile",
+    "hurt",
+    "unseen",
+    "bottom decile",
+    "hurt",
+    "s a run",
+)
+
+
+def as_cells(rows: Sequence[TableRow]) -> list[list[str]]:
+    """Return a header and the rows as text, in percent."""
+    return [list(HEADER), *(_cells(row) for row in rows)]
+
+
+def _cells(row: TableRow) -> list[str]:
+    figures = [
+        figure
+        for group in (row.seen, row.unseen)
+        for figure in (group.average, group.bottom_decile, group.fraction_hurt)
+    ]
+    return [row.title, *map(_percent, figures), f"{row.seconds:.1f}"]
+
+
+def _percent(figure: Figure) -> str:
+    if figure.mean is None:
+        return "-"
+    mean = f"{100 * figure.mean:.1f}"
+    return mean if figure.std is None else f"{mean} ± {100 * figure.std:.1f}"
+
+
+def as_markdown(rows: Sequence[TableRow]) -> str:
+    """Return the rows as a Markdown table."""
+    header, *body = as_cells(rows)
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, rule, *body))
+
+
+def as_csv(rows: Sequence[TableRow]) -> str:
+    """Return every figure, a column each, fractions of 1; empty where there is none."""
+    text = io.StringIO()
+    documents = [_flat(row) for row in rows]
+    writer = csv.DictWriter(text, list(documents[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(documents)
+    return text.getvalue()
+
+
+def _flat(row: TableRow) -> dict[str, Any]:
+    flat: dict[str, Any] = {"row": row.name, "method": row.title}
+    for group in GROUPS:
+        for name, figure in asdict(getattr(row, group)).items():
+            flat[f"{group}_{name}"] = figure["mean"]
+            flat[f"{group}_{name}_std"] = figure["std"]
+    flat["validation"] = row.validation
+    flat["chosen"] = json.dumps(dict(row.chosen))
+    flat["seconds"] = row.seconds
+    return flat

@@ -1,0 +1,113 @@
+"""The figure of FedBasis' collapse: from an experiment to numbers and a picture."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from knnper.config.document import to_document
+from knnper.config.errors import RunError
+from knnper.config.sections import Experiment
+from simulation.figures.collapse import VARIANTS, follow_bases
+from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.workbench import open_workbench
+from strategies.fedbasis import FedBasisSettings
+
+NAME = "fedbasis-collapse"
+_LINES = ("k:", "C0:", "C0-", "C1:", "C1-")
+
+
+def draw_collapse(
+    experiment: Experiment, output: Path, on_part: OnPart
+) -> Mapping[str, PartRecord]:
+    """Make the figure in the folder ``output``; go on with it where it was left.
+
+    Writes fedbasis-collapse.csv, .png, .svg and .json.
+
+    Parameters
+    ----------
+    experiment
+        One of FedBasis; each variant changes its method's settings alone.
+    output
+        The folder.
+    on_part
+        Is told of every variant that is done.
+
+    Returns
+    -------
+    Mapping
+        What `simulation.figures.collapse.follow_bases` gives of each variant.
+
+    Raises
+    ------
+    RunError
+        If the experiment has another method or one basis, or the folder holds
+        something else.
+    DataError
+        If its data set cannot be loaded.
+    """
+    settings = _settings(experiment)
+    identity = {"figure": NAME, "experiment": to_document(experiment)}
+    folder = FigureFolder.open(output, identity)
+    bench = open_workbench(experiment)
+
+    def follow(variant: str) -> PartRecord:
+        return follow_bases(bench, VARIANTS[variant](settings))
+
+    records = folder.finish(list(VARIANTS), follow, on_part)
+    found = dict(zip(VARIANTS, records, strict=True))
+    folder.write_csv(f"{NAME}.csv", ("treated", *_COLUMNS), _rows(found))
+    folder.write_pictures(NAME, _picture(found))
+    ends = {
+        variant: {name: record[name] for name in ("accuracy", "unseen_accuracy")}
+        for variant, record in found.items()
+    }
+    folder.write_description(identity, records, {"variants": ends})
+    return found
+
+
+def _settings(experiment: Experiment) -> FedBasisSettings:
+    settings = experiment.method.settings
+    if not isinstance(settings, FedBasisSettings):
+        raise RunError(
+            f"found the method {experiment.method.name}, expected fedbasis; give "
+            "another experiment"
+        )
+    if settings.num_bases == 1:
+        raise RunError("found method.num_bases 1, expected 2 or more to compare")
+    return settings
+
+
+_COLUMNS = ("round", "similarity", "entropy")
+
+
+def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
+    for variant, record in found.items():
+        pairs = zip(record["similarity"], record["entropy"], strict=True)
+        for server_round, (similarity, entropy) in enumerate(pairs):
+            known = similarity is not None
+            yield variant, server_round, similarity, entropy if known else None
+
+
+def _picture(found: Mapping[str, PartRecord]) -> Figure:
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (variant, record), line in zip(found.items(), _LINES, strict=True):
+        known = [value is not None for value in record["similarity"]]
+        rounds = [at for at, here in enumerate(known) if here]
+        for axes, name in ((left, "similarity"), (right, "entropy")):
+            values = [record[name][at] for at in rounds]
+            axes.plot(rounds, values, line, label=variant if axes is left else None)
+    _label(left, "cosine similarity of the bases")
+    _label(right, "entropy of the combinations / log K")
+    figure.suptitle("FedBasis, by what is treated")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    return figure
+
+
+def _label(axes: Axes, label: str) -> None:
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(label)
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,181 @@
+"""The three-approaches figure: from its settings to numbers and a picture."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic_core import to_jsonable_python
+
+from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.mixture_losses import Measurements
+from simulation.figures.three_approaches import (
+    APPROACHES,
+    HYPCLUSTER,
+    ThreeApproachesSettings,
+    hypcluster,
+    least_losses,
+)
+
+NAME = "three-approaches"
+_MARKERS = "osv^D*P"
+
+
+@dataclass(frozen=True)
+class ThreeApproaches:
+    """The figure's numbers.
+
+    Attributes
+    ----------
+    by_samples
+        For each approach the records of `Measurements.measure`, in the order of
+        ``settings.samples``.
+    by_clusters
+        Those of HypCluster, in the order of ``settings.clusters``.
+    least
+        See `least_losses`.
+    """
+
+    by_samples: Mapping[str, Sequence[PartRecord]]
+    by_clusters: Sequence[PartRecord]
+    least: Mapping[str, float]
+
+
+def draw_three_approaches(
+    settings: ThreeApproachesSettings, output: Path, seed: int, on_part: OnPart
+) -> ThreeApproaches:
+    """Make the figure in the folder ``output``; go on with it where it was left.
+
+    Writes three-approaches.csv, .png, .svg and .json.
+
+    Parameters
+    ----------
+    settings
+        What is shown.
+    output
+        The folder.
+    seed
+        Fixes every random choice.
+    on_part
+        Is told of every point that is done.
+
+    Raises
+    ------
+    RunError
+        If the folder holds something else, or training fails.
+    """
+    identity = {
+        "figure": NAME,
+        "seed": seed,
+        "settings": to_jsonable_python(settings),
+    }
+    folder = FigureFolder.open(output, identity)
+    parts = _parts(settings, seed)
+    records = folder.finish(list(parts), lambda name: parts[name](), on_part)
+    found = _collected(records, settings)
+    header = ("samples", "clusters", "approach", "validation_loss", "test_loss")
+    folder.write_csv(f"{NAME}.csv", (*header, "chosen"), _rows(found, settings))
+    folder.write_pictures(NAME, _picture(found, settings))
+    folder.write_description(identity, records, {"least_loss": dict(found.least)})
+    return found
+
+
+def _parts(
+    settings: ThreeApproachesSettings, seed: int
+) -> Mapping[str, Callable[[], PartRecord]]:
+    of_samples = {
+        f"{count} samples": functools.partial(_of_samples, settings, count, seed)
+        for count in settings.samples
+    }
+    of_clusters = {
+        f"{count} clusters": functools.partial(_of_clusters, settings, count, seed)
+        for count in settings.clusters
+    }
+    return {**of_samples, **of_clusters}
+
+
+def _of_samples(
+    settings: ThreeApproachesSettings, num_samples: int, seed: int
+) -> PartRecord:
+    measurements = Measurements(settings, num_samples, seed)
+    starts = range(seed, seed + settings.num_starts)
+    approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts)}
+    return {title: measurements.measure(one) for title, one in approaches.items()}
+
+
+def _of_clusters(
+    settings: ThreeApproachesSettings, num_clusters: int, seed: int
+) -> PartRecord:
+    measurements = Measurements(settings, settings.samples_for_clusters, seed)
+    starts = range(seed, seed + settings.num_starts)
+    return measurements.measure(hypcluster(num_clusters, starts, rates=(1.0,)))
+
+
+def _collected(
+    records: Sequence[PartRecord], settings: ThreeApproachesSettings
+) -> ThreeApproaches:
+    count = len(settings.samples)
+    by_samples = {
+        title: [record[title] for record in records[:count]]
+        for title in (*APPROACHES, HYPCLUSTER)
+    }
+    return ThreeApproaches(
+        by_samples, records[count:], least_losses(settings.num_users)
+    )
+
+
+def _rows(
+    found: ThreeApproaches, settings: ThreeApproachesSettings
+) -> Iterator[Sequence[object]]:
+    def row(record: PartRecord) -> Sequence[object]:
+        chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
+        return record["validation_loss"], record["test_loss"], chosen
+
+    for title, records in found.by_samples.items():
+        clusters = 4 if title == HYPCLUSTER else None
+        for samples, record in zip(settings.samples, records, strict=True):
+            yield samples, clusters, title, *row(record)
+    for number, record in zip(settings.clusters, found.by_clusters, strict=True):
+        yield settings.samples_for_clusters, number, "HypCluster", *row(record)
+
+
+def _picture(found: ThreeApproaches, settings: ThreeApproachesSettings) -> Figure:
+    figure = Figure(figsize=(10.0, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    for (title, records), marker in zip(
+        found.by_samples.items(), _MARKERS, strict=True
+    ):
+        losses = [record["test_loss"] for record in records]
+        left.plot(settings.samples, losses, f"{marker}-", markersize=4, label=title)
+    left.set_xscale("log")
+    left.set_xticks(settings.samples, [str(count) for count in settings.samples])
+    left.minorticks_off()
+    left.set_xlabel("samples per user")
+    left.set_ylabel("test loss (nats)")
+    losses = [record["test_loss"] for record in found.by_clusters]
+    right.plot(settings.clusters, losses, "P-", color="C6", markersize=5)
+    right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
+    right.set_xticks(settings.clusters)
+    for axes in (left, right):
+        _mark_least(axes, found.least)
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def _mark_least(axes: Axes, least: Mapping[str, float]) -> None:
+    """Draw the smallest losses that are possible."""
+    axes.grid(alpha=0.3)
+    for name, loss in least.items():
+        axes.axhline(loss, color="grey", linestyle=":", linewidth=1)
+        axes.annotate(
+            f"best with {name}",
+            (1.0, loss),
+            xycoords=("axes fraction", "data"),
+            xytext=(-3, 2),
+            textcoords="offset points",
+            horizontalalignment="right",
+            fontsize="x-small",
+            color="grey",
+        )

@@ -1,0 +1,299 @@
+"""Agnostic FL: one model for the worst mixture of the domains that clients belong to.
+
+Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm
+Stochastic-AFL; three-approaches-hypcluster-dapper-mapper.txt, appendices B.2 and F.2.
+For domains d with mean losses L_d the game
+
+    min_w max_λ Σ_d λ_d L_d(w),    λ in the simplex,
+
+is played by stochastic gradient steps: a descent on w and, at the same point,
+
+    λ ← Π(λ + γ_λ L(w)),    Π the projection onto the simplex.
+
+In the federated form (Ro et al., "Communication-Efficient Agnostic Federated
+Averaging", 2021) clients make several local steps. With p_d the share of domain d in
+all examples, an example of d has the factor λ_d / p_d: in its client's loss, where the
+client has several domains, and in the client's weight in the mean of the models. λ
+begins as p, so that γ_λ = 0 is FedAvg.
+
+p is that of the clients heard of so far, and λ is over their domains. Of D domains S
+reply in a round; with the mean loss b of the round before, the step on λ takes
+(D / S) (L_d - b) for these and 0 for the others. That is the paper's stochastic
+gradient, which draws one domain, for any number of them; b, which the projection takes
+out of a full gradient, keeps those that replied from gaining on all that did not.
+Departure: the sum over replies is renormalised, as in FedAvg; replies of which no
+example has a λ_d leave w as it is.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import NonNegativeFloat
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.averaging import RunningMean
+from strategies.core.domains import example_weights_of, groups_of, shares_and_losses
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelUpdate, NoState, Record
+from strategies.core.simplex import project_to_simplex
+from strategies.core.task import Task
+
+_TINY = 1e-30  # instead of 0 in a denominator
+
+
+@dataclass(frozen=True)
+class AgnosticSettings(Settings):
+    """What the domains are, and how fast their weights move.
+
+    Attributes
+    ----------
+    domain
+        ``client``: each client is a domain, or each of ``groups``. ``label``: the
+        examples of each label are.
+    groups
+        Names of seen clients that are one domain together, by the domain's name; a
+        client in none of them is a domain of its own.
+    domain_learning_rate
+        γ_λ, the step on λ for a loss of 1; 0.05 in three-approaches, appendix F.2,
+        with two domains; less for many. 0 is FedAvg.
+    """
+
+    domain: Literal["client", "label"] = "client"
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    domain_learning_rate: NonNegativeFloat = 0.05
+
+
+@dataclass(frozen=True)
+class AgnosticState(Record):
+    """The server's state. A domain is a group of clients and a kind of example.
+
+    Attributes
+    ----------
+    weights
+        w, shape (num_weights,).
+    factors
+        λ_d / p_d, shape (num_groups, num_kinds); 1 where nothing is known yet. There
+        is one kind where domains are clients, one group where they are labels.
+    group_of
+        The group of each seen client, by name.
+    examples
+        How many training examples of each kind each seen client has, in the order of
+        ``group_of``: shape (num_clients, num_kinds), 0 until it has replied.
+    typical_loss
+        b, the mean over the domains that replied in the last round.
+    """
+
+    weights: Tensor
+    factors: Tensor
+    group_of: dict[str, int]
+    examples: Tensor
+    typical_loss: float
+
+
+@dataclass(frozen=True)
+class AgnosticPayload(Record):
+    """What every client gets.
+
+    Attributes
+    ----------
+    weights
+        w, shape (num_weights,).
+    label_factors
+        λ_d / p_d of each label; None where all examples of a client are of one domain.
+    """
+
+    weights: Tensor
+    label_factors: Tensor | None
+
+
+@dataclass(frozen=True)
+class AgnosticUpdate(ModelUpdate):
+    """What a client sends back.
+
+    Attributes
+    ----------
+    weights, num_examples, train_loss
+        See `ModelUpdate`.
+    shares
+        The part of its examples that is of each kind, shape (num_kinds,).
+    losses
+        Mean loss of w, as received, on those, shape (num_kinds,); 0 where there are
+        none.
+    """
+
+    shares: Tensor
+    losses: Tensor
+
+
+def agnostic(task: Task, settings: AgnosticSettings) -> Method:
+    """Return Agnostic FL on ``task``."""
+    by_label = settings.domain == "label"
+    num_kinds = task.spec.num_classes if by_label else 1
+
+    def init(clients: Sequence[str], rng: RandomKey) -> AgnosticState:
+        one_group = dict.fromkeys(clients, 0)
+        group_of = one_group if by_label else groups_of(clients, settings.groups)
+        num_groups = max(group_of.values(), default=0) + 1
+        return AgnosticState(
+            weights=task.initial_weights,
+            factors=torch.ones(num_groups, num_kinds),
+            group_of=group_of,
+            examples=torch.zeros(len(clients), num_kinds),
+            typical_loss=0.0,
+        )
+
+    def broadcast(
+        state: AgnosticState, client_id: str, rng: RandomKey
+    ) -> AgnosticPayload:
+        return AgnosticPayload(state.weights, state.factors[0] if by_label else None)
+
+    def client_update(
+        payload: AgnosticPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, AgnosticUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        labels = data.train.labels
+        kinds = labels if by_label else torch.zeros_like(labels)
+        shares, losses = shares_and_losses(
+            task, payload.weights, data.train, kinds, num_kinds
+        )
+        factors = example_weights_of(payload.label_factors, data.train)
+        trained = local_sgd(
+            task, payload.weights, data.train, rate, rng, example_weights=factors
+        )
+        num_examples, loss = len(data.train), trained.train_loss
+        return NoState(), AgnosticUpdate(
+            trained.weights, num_examples, loss, shares, losses
+        )
+
+    def personalize(
+        payload: AgnosticPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        return ModelPredictor(task, payload.weights)
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=lambda state, updates: _aggregate(
+            state, updates, settings.domain_learning_rate
+        ),
+        personalize=personalize,
+        state_type=AgnosticState,
+        payload_type=AgnosticPayload,
+        update_type=AgnosticUpdate,
+        num_rounds=task.training.num_rounds,
+        serves_global_model=True,
+        personalizes_by_inference=True,
+    )
+
+
+def _aggregate(
+    state: AgnosticState,
+    updates: Iterable[tuple[str, AgnosticUpdate]],
+    domain_learning_rate: float,
+) -> AgnosticState:
+    rows = {client: row for row, client in enumerate(state.group_of)}
+    mean, examples = RunningMean(), state.examples.clone()
+    counts = torch.zeros_like(state.factors, dtype=torch.float64)
+    losses, is_moved = counts.clone(), False
+    for client, update in updates:
+        group = state.group_of[client]
+        found = _examples_by_kind(update)
+        examples[rows[client]] = found
+        counts[group] += found
+        losses[group] += found * update.losses.double()
+        # A quotient of equal sums where the factors are 1: exactly 1.
+        factor = float((found * state.factors[group]).sum() / found.sum())
+        if factor > 0:
+            mean.add(update.weights, update.num_examples * factor)
+            is_moved = True
+    weights = mean.result() if is_moved else state.weights
+    moved = replace(state, weights=weights, examples=examples)
+    return _ascended(moved, losses, counts, domain_learning_rate)
+
+
+def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
+    """Return how many examples of each kind a client has, float64 (num_kinds,)."""
+    shares = update.shares.double().clamp_min(0)
+    return update.num_examples * shares / shares.sum().clamp_min(_TINY)
+
+
+def _ascended(
+    state: AgnosticState, loss_sums: Tensor, counts: Tensor, rate: float
+) -> AgnosticState:
+    """Return the state after the step on λ, with p as in its ``examples``.
+
+    Parameters
+    ----------
+    state
+        λ before the step, the rest after it.
+    loss_sums, counts
+        Of the round's examples of each domain, float64 (num_groups, num_kinds).
+    rate
+        γ_λ.
+    """
+    groups = torch.tensor(list(state.group_of.values()))
+    totals = torch.zeros_like(counts).index_add_(0, groups, state.examples.double())
+    known, present = totals > 0, counts > 0
+    if not bool(present.any()):
+        return state
+    losses = loss_sums / counts.where(present, 1.0)
+    excess = (losses - state.typical_loss).where(present, 0.0)[known]
+    share = totals[known] / totals.sum()
+    before = state.factors[known] * share
+    # Over the domains known by now, of which there may be more than in the last round.
+    before = before / before.sum().clamp_min(_TINY)
+    scale = known.sum() / present.sum()
+    factors = torch.ones_like(state.factors)
+    after = project_to_simplex(before + rate * scale * excess)
+    factors[known] = (after / share).float()
+    return replace(state, factors=factors, typical_loss=float(losses[present].mean()))
+
+
+def _check(experiment: Experiment) -> Iterable[Problem]:
+    settings = experiment.method.settings
+    if not isinstance(settings, AgnosticSettings):
+        return
+    if settings.groups and settings.domain == "label":
+        message = "found groups of clients with `domain: label`, expected one of both"
+        yield Problem("method.groups", message)
+    listed = Counter(client for group in settings.groups.values() for client in group)
+    repeated = [client for client, count in listed.items() if count > 1]
+    if repeated:
+        message = (
+            f"found {', '.join(repeated)} more than once, expected every client in at "
+            "most one group; remove it from the others"
+        )
+        yield Problem("method.groups", message)
+
+
+SPEC = MethodSpec(
+    title="Agnostic FL",
+    summary="One global model, trained for the worst mixture of domains.",
+    source="Mohri et al. 2019, Stochastic-AFL; three-approaches, appendices B.2, F.2",
+    build=agnostic,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="the global model",
+    reference_title="Agnostic FL",
+    settings_type=AgnosticSettings,
+    check=lambda experiment: tuple(_check(experiment)),
+)

@@ -1,0 +1,234 @@
+"""APFL: a personal model beside the global one, and a mixture of their weights.
+
+Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1; a
+baseline of knn-per.txt (section 5). A client trains w, its copy of the global model,
+and v, a model of its own, on the same mini-batches ξ:
+
+    v̄ = α v + (1 - α) w
+    v ← v - η α ∇f(v̄; ξ)
+    w ← w - η ∇f(w; ξ)
+
+The server averages the w, as in FedAvg; v stays with the client, which is served v̄.
+With an adaptive α each step also makes α ← α - η ⟨v - w, ∇f(v̄; ξ)⟩, clipped to [0, 1].
+
+With α = 0 clients are served FedAvg's model; with α = 1 what Local trains on the same
+mini-batches. w is FedAvg's whatever α is, in every bit.
+
+Departures: v starts from the global model that the client is sent on its first visit,
+not from the initial one. Buffers such as BatchNorm's running statistics have no
+gradient: v's follow the passes at v̄, and v̄ is served with the mixture of both models'
+buffers. The authors' code adapts α once a round; here, as in their formula, each step
+does.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from knnper.config.ranges import PositiveInt, UnitInterval
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.local_model import Batch, LocalModel, sgd
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelPayload, ModelUpdate, Record
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class ApflSettings(Settings):
+    """How much of a client's model is its own.
+
+    Attributes
+    ----------
+    mixing_weight
+        α; the grid of knn-per.txt is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is Local.
+        Where it adapts, what every client starts from.
+    adaptive
+        Whether each client learns an α of its own.
+    newcomer_epochs
+        Passes over its training data in which a client that took no part in training
+        trains v and, where it adapts, α; w is fixed.
+    """
+
+    mixing_weight: UnitInterval = 0.5
+    adaptive: bool = False
+    newcomer_epochs: PositiveInt = 10
+
+
+@dataclass(frozen=True)
+class ApflClientState(Record):
+    """What a client keeps between rounds.
+
+    Attributes
+    ----------
+    personal
+        v, shape (num_weights,).
+    mixing_weight
+        α.
+    """
+
+    personal: Tensor
+    mixing_weight: float
+
+
+class PersonalModel:
+    """v and α while they are trained on mini-batches of the loop that trains w.
+
+    Parameters
+    ----------
+    task
+        Gives the architecture, momentum and weight decay.
+    start
+        v and α at first.
+    learning_rate
+        η.
+    adaptive
+        Whether α is learned.
+    """
+
+    def __init__(
+        self, task: Task, start: ApflClientState, learning_rate: float, adaptive: bool
+    ) -> None:
+        weights = start.personal.to(task.model.device, copy=True)
+        self._parameters = nn.Parameter(weights[: task.model.num_parameters])
+        self._buffers = weights[task.model.num_parameters :]
+        self._weights = weights
+        self._mixing_weight = start.mixing_weight
+        self._optimizer = sgd(task, self._parameters, learning_rate)
+        self._learning_rate = learning_rate
+        self._adaptive = adaptive
+
+    def step(self, model: LocalModel, batch: Batch) -> Tensor:
+        """Train v, and α, on ``batch``; return the loss at v̄ before.
+
+        Parameters
+        ----------
+        model
+            Is at w, and stays there.
+        """
+        own, share = self._parameters.detach(), self._mixing_weight
+        difference = own - model.parameters
+        with model.aside(self._buffers):
+            loss = model.backward(batch, at=mixed(model.parameters, own, share))
+        if self._adaptive:
+            slope = float(difference @ model.gradient)
+            self._mixing_weight = min(
+                max(share - self._learning_rate * slope, 0.0), 1.0
+            )
+        self._parameters.grad = share * model.gradient
+        self._optimizer.step()
+        return loss
+
+    def state(self) -> ApflClientState:
+        """Return v and α as they are now."""
+        return ApflClientState(self._weights.to("cpu", copy=True), self._mixing_weight)
+
+
+def apfl(task: Task, settings: ApflSettings) -> Method:
+    """Return APFL on ``task``."""
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: ApflClientState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[ApflClientState, ModelUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        start = client_state or _first_state(payload, settings)
+        personal = PersonalModel(task, start, rate, settings.adaptive)
+
+        def step(model: LocalModel) -> Tensor:
+            batch = model.next_batch()
+            personal.step(model, batch)
+            loss = model.backward(batch)
+            model.step()
+            return loss
+
+        trained = local_sgd(
+            task, payload.weights, data.train, rate, rng, local_step=step
+        )
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return personal.state(), update
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: ApflClientState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        if len(data.train_and_validation()) == 0:
+            return ModelPredictor(task, payload.weights)
+        state = client_state or _newcomer(task, settings, payload, data.train, rng)
+        weights = mixed(payload.weights, state.personal, state.mixing_weight)
+        return ModelPredictor(task, weights, {"mixing_weight": state.mixing_weight})
+
+    return replace(
+        fedavg(task, NoSettings()),
+        client_update=client_update,
+        personalize=personalize,
+        client_state_type=ApflClientState,
+        serves_global_model=False,
+        personalizes_by_inference=False,
+    )
+
+
+def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
+    """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree.
+
+    Parameters
+    ----------
+    shared, own
+        w and v, of the same shape.
+    mixing_weight
+        α.
+    """
+    return torch.lerp(shared, own, mixing_weight)
+
+
+def _first_state(payload: ModelPayload, settings: ApflSettings) -> ApflClientState:
+    return ApflClientState(payload.weights, float(settings.mixing_weight))
+
+
+def _newcomer(
+    task: Task,
+    settings: ApflSettings,
+    payload: ModelPayload,
+    examples: Examples,
+    rng: RandomKey,
+) -> ApflClientState:
+    """Return the state of a client that trains v beside a fixed w."""
+    # As in a first round: the last rate may be a hundredth of it.
+    rate = task.training.learning_rate_at(1)
+    start = _first_state(payload, settings)
+    personal = PersonalModel(task, start, rate, settings.adaptive)
+    local_sgd(
+        task,
+        payload.weights,
+        examples,
+        rate,
+        rng,
+        num_epochs=settings.newcomer_epochs,
+        local_step=lambda model: personal.step(model, model.next_batch()),
+    )
+    return personal.state()
+
+
+SPEC = MethodSpec(
+    title="APFL",
+    summary="Each client mixes the weights of the global model and of one of its own.",
+    source="Deng et al. 2020, Algorithm 1; knn-per.txt, section 5",
+    build=apfl,
+    upload="1",
+    download="1",
+    client_state="1",
+    server_state="1",
+    unseen="a model of its own, trained beside the fixed global one and mixed with it",
+    reference_title="APFL (global model)",
+    settings_type=ApflSettings,
+)

@@ -1,0 +1,228 @@
+"""Clustered FL: clients whose updates point apart are parted, again and again.
+
+Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed
+Multi-Task Optimization under Privacy Constraints", 2019 (IEEE TNNLS 2020), Algorithms
+1 to 5; a baseline of knn-per.txt, section 5, with the tolerances of the official
+implementation. Each cluster c is FedAvg of its own. With Δ_i = w_i - w_c, of parameters
+only, it is parted in two after a round in which
+
+    |Σ_i (n_i / Σ n) Δ_i| < ε_1    and    max_i |Δ_i| > ε_2
+
+it has come to rest although single clients would still go somewhere. The two parts are
+those with the smallest α_cross, the largest cosine of two updates in different parts
+(Algorithm 1), and they must be further apart than the noise of the updates:
+√((1 - α_cross) / 2) > γ_max.
+
+Departures: the papers let all clients take part in every round. Here a cluster is
+parted by its members that replied. A member that was away then, or has never taken
+part, does as a client that arrives after training (knn-per.txt, "Generalization to
+unseen clients"): it gets all models and joins the cluster whose model has the lowest
+loss on its validation split. γ_max is one setting; the paper estimates the noise of
+each client. The parts start from their own means of the round in which they were made.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.config.ranges import NonNegativeFloat, PositiveInt, ProperFraction
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.averaging import average_weights
+from strategies.core.bipartition import Bipartition, bipartition
+from strategies.core.cluster_models import (
+    ClusterModels,
+    ClusterUpdate,
+    serve_best,
+    train_best,
+)
+from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.records import NoState, Record
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class ClusteredFLSettings(Settings):
+    """When a cluster is parted in two.
+
+    Attributes
+    ----------
+    mean_norm_tolerance
+        ε_1 (tol1), below which the norm of the mean update counts as standstill; 0.4
+        in the official implementation. 0 never parts.
+    client_norm_tolerance
+        ε_2 (tol2), above which the largest norm of a client's update must be; 1.6 in
+        the official implementation. Null is infinite: never parts, which is FedAvg.
+    separation_gap
+        γ_max, [0, 1): what √((1 - α_cross) / 2) must exceed. 0 parts all but updates
+        of one direction, as the official implementation does.
+    min_cluster_size
+        Fewest clients of either part.
+    """
+
+    mean_norm_tolerance: NonNegativeFloat = 0.4
+    client_norm_tolerance: NonNegativeFloat | None = 1.6
+    separation_gap: ProperFraction = 0.0
+    min_cluster_size: PositiveInt = 1
+
+
+@dataclass(frozen=True)
+class ClustersState(Record):
+    """The server's state.
+
+    Attributes
+    ----------
+    models
+        w_c of each cluster, tensors of shape (num_weights,).
+    cluster_of
+        The cluster of each client that belongs to one, by name.
+    """
+
+    models: tuple[Tensor, ...]
+    cluster_of: dict[str, int]
+
+
+Replies = Sequence[tuple[str, ClusterUpdate]]
+
+_TINY = 1e-30  # of two updates one of which is 0, the cosine is 0
+
+
+def clustered_fl(task: Task, settings: ClusteredFLSettings) -> Method:
+    """Return Clustered FL on ``task``."""
+
+    def client_update(
+        payload: ClusterModels,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ClusterUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        update = train_best(task, payload, _held_out(data), data.train, rate, rng)
+        return NoState(), update
+
+    def aggregate(
+        state: ClustersState, updates: Iterable[tuple[str, ClusterUpdate]]
+    ) -> ClustersState:
+        return _aggregate(state, list(updates), settings, task.model.num_parameters)
+
+    def personalize(
+        payload: ClusterModels,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        return serve_best(task, payload, _held_out(data))
+
+    return Method(
+        init=lambda clients, rng: ClustersState((task.initial_weights,), {}),
+        broadcast=_broadcast,
+        client_update=client_update,
+        aggregate=aggregate,
+        personalize=personalize,
+        state_type=ClustersState,
+        payload_type=ClusterModels,
+        update_type=ClusterUpdate,
+        num_rounds=task.training.num_rounds,
+    )
+
+
+def _held_out(data: ClientData) -> tuple[Examples]:
+    return (data.validation if len(data.validation) else data.train,)
+
+
+def _broadcast(state: ClustersState, client_id: str, rng: RandomKey) -> ClusterModels:
+    own = state.cluster_of.get(client_id)
+    if own is not None:
+        return ClusterModels((state.models[own],), (own,), 0)
+    sizes = Counter(state.cluster_of.values())
+    numbers = tuple(range(len(state.models)))
+    largest = max(numbers, key=lambda number: sizes[number])
+    return ClusterModels(state.models, numbers, largest)
+
+
+def _aggregate(
+    state: ClustersState,
+    updates: Replies,
+    settings: ClusteredFLSettings,
+    num_parameters: int,
+) -> ClustersState:
+    models, cluster_of = list(state.models), dict(state.cluster_of)
+    for number, model in enumerate(state.models):
+        replies = [
+            (client, update)
+            for client, update in updates
+            if state.cluster_of.get(client, update.cluster) == number
+        ]
+        leaving = _leaving(model, replies, settings, num_parameters)
+        if leaving:
+            # Where those belong who were away is for them to find out.
+            cluster_of = {c: own for c, own in cluster_of.items() if own != number}
+        for place, goes in ((number, False), (len(models), True)):
+            part = [reply for reply in replies if (reply[0] in leaving) is goes]
+            if part:
+                models[place : place + 1] = [average_weights(part).weights]
+                cluster_of |= {client: place for client, _ in part}
+    return ClustersState(tuple(models), cluster_of)
+
+
+def _leaving(
+    model: Tensor, replies: Replies, settings: ClusteredFLSettings, num_parameters: int
+) -> frozenset[str]:
+    """Return who leaves a cluster for one of its own; nobody if it is not parted."""
+    if len(replies) < 2 * settings.min_cluster_size:
+        return frozenset()
+    # By name: what is parted does not depend on who answered first.
+    by_name = sorted(replies, key=lambda reply: reply[0])
+    start = model[:num_parameters]
+    moves = torch.stack([update.weights[:num_parameters] for _, update in by_name])
+    moves -= start
+    mean = average_weights(by_name).weights[:num_parameters] - start
+    norms = torch.linalg.vector_norm(moves, dim=1)
+    if not _stands_still(float(torch.linalg.vector_norm(mean)), norms, settings):
+        return frozenset()
+    cosines = moves @ moves.T / torch.outer(norms, norms).clamp_min(_TINY)
+    found = bipartition(cosines)
+    if not _is_clear(found, settings):
+        return frozenset()
+    return frozenset(by_name[position][0] for position in found.second)
+
+
+def _stands_still(
+    mean_norm: float, norms: Tensor, settings: ClusteredFLSettings
+) -> bool:
+    """Return whether a cluster rests although single clients would still move."""
+    if settings.client_norm_tolerance is None:
+        return False
+    return (
+        mean_norm < settings.mean_norm_tolerance
+        and float(norms.max()) > settings.client_norm_tolerance
+    )
+
+
+def _is_clear(found: Bipartition, settings: ClusteredFLSettings) -> bool:
+    """Return whether two parts are far enough apart, and large enough."""
+    separation = math.sqrt(max(0.0, (1 - found.cross_similarity) / 2))
+    smaller = min(len(found.first), len(found.second))
+    return separation > settings.separation_gap and smaller >= settings.min_cluster_size
+
+
+SPEC = MethodSpec(
+    title="Clustered FL",
+    summary="Clients whose updates point apart are parted into clusters of one model.",
+    source="Sattler et al. 2019, Algorithms 1 to 5; knn-per.txt, section 5",
+    build=clustered_fl,
+    upload="1",
+    download="1 (without a cluster: one for each)",
+    client_state="0",
+    server_state="one for each cluster",
+    unseen="the cluster model with the lowest loss on its validation split",
+    reference_title="Clustered FL (largest cluster)",
+    settings_type=ClusteredFLSettings,
+    holds_all_updates=True,
+)

@@ -1,0 +1,1 @@
+"""Gaussian-process classification: a tree of binary processes over the classes."""

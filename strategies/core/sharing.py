@@ -1,0 +1,240 @@
+"""What methods have in common that share a part of the weights and no more.
+
+Every weight is shared or personal, as the module that owns it is. The server's state
+holds a whole model: the mean of the clients' shared parts, and the personal part of
+the initial weights, from which a client starts its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.averaging import RunningMean
+from strategies.core.local_sgd import LocalResult, local_sgd
+from strategies.core.method import Method, Predictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelPayload, ModelState, Record
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class PersonalPart(Record):
+    """What a client keeps between rounds.
+
+    Attributes
+    ----------
+    personal
+        Its own weights, shape (num_personal,), in their order in the model.
+    """
+
+    personal: Tensor
+
+
+@dataclass(frozen=True)
+class SharedUpdate(Record):
+    """What a client sends back.
+
+    Attributes
+    ----------
+    shared
+        The trained shared weights, shape (num_shared,), in their order in the model.
+    num_examples, train_loss
+        See `Update`.
+    """
+
+    shared: Tensor
+    num_examples: int
+    train_loss: float
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which weights of a model are shared.
+
+    Attributes
+    ----------
+    shared
+        bool, shape (num_weights,); the others are personal.
+
+    Raises
+    ------
+    ConfigError
+        If none is.
+    """
+
+    shared: Tensor
+
+    def __post_init__(self) -> None:
+        if not bool(self.shared.any()):
+            message = (
+                "found a model of which no weight would be shared, expected some; "
+                "choose another model, or the method local, which shares nothing"
+            )
+            raise ConfigError([Problem("method.name", message)])
+
+    @property
+    def personal(self) -> Tensor:
+        """Which weights are personal, bool of shape (num_weights,)."""
+        return ~self.shared
+
+    def join(self, weights: Tensor, part: PersonalPart | None) -> Tensor:
+        """Return what a client with this part makes of the server's model.
+
+        Parameters
+        ----------
+        weights
+            Shape (num_weights,).
+        part
+            None leaves the personal weights as the server has them.
+        """
+        if part is None:
+            return weights
+        return _placed(weights, self.personal, part.personal)
+
+    def split(
+        self, trained: LocalResult, num_examples: int
+    ) -> tuple[PersonalPart, SharedUpdate]:
+        """Return what a client keeps of a trained model, and what it sends."""
+        kept = PersonalPart(trained.weights[self.personal])
+        shared = trained.weights[self.shared]
+        return kept, SharedUpdate(shared, num_examples, trained.train_loss)
+
+    def average(
+        self, state: ModelState, updates: Iterable[tuple[str, SharedUpdate]]
+    ) -> ModelState:
+        """Return the state with the mean of the shared parts, weighted by examples."""
+        mean = RunningMean()
+        for _, update in updates:
+            mean.add(update.shared, update.num_examples)
+        return ModelState(_placed(state.weights, self.shared, mean.result()))
+
+
+def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
+    """Return the method whose clients train both parts together and share one.
+
+    Parameters
+    ----------
+    task
+        What is learned.
+    sharing
+        Which weights are shared. With all of them the method is FedAvg.
+    newcomer_epochs
+        Passes in which a client without a personal part trains one at the hand-over.
+    """
+
+    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
+        return ModelState(task.initial_weights)
+
+    def broadcast(state: ModelState, client_id: str, rng: RandomKey) -> ModelPayload:
+        return ModelPayload(state.weights)
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[PersonalPart, SharedUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        weights = sharing.join(payload.weights, client_state)
+        trained = local_sgd(task, weights, data.train, rate, rng)
+        return sharing.split(trained, len(data.train))
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        part = part_in_use(client_state, data)
+        if part is not None:
+            return ModelPredictor(task, sharing.join(payload.weights, part))
+        return served(
+            task,
+            payload.weights,
+            sharing.personal,
+            data,
+            rng,
+            num_epochs=newcomer_epochs,
+            # The last round's is for trained weights: it would hardly move these.
+            learning_rate=task.training.learning_rate_at(1),
+        )
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=sharing.average,
+        personalize=personalize,
+        state_type=ModelState,
+        payload_type=ModelPayload,
+        update_type=SharedUpdate,
+        num_rounds=task.training.num_rounds,
+        client_state_type=PersonalPart,
+    )
+
+
+def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
+    """Return the part that a client is served with; None for the server's.
+
+    One without any data is served what everyone could be, whatever it remembers.
+    """
+    return part if len(data.train) + len(data.validation) > 0 else None
+
+
+def served(
+    task: Task,
+    weights: Tensor,
+    trainable: Tensor,
+    data: ClientData,
+    rng: RandomKey,
+    *,
+    num_epochs: int,
+    learning_rate: float,
+) -> ModelPredictor:
+    """Return what a client is served that trains a part of the weights in the end.
+
+    Nothing is chosen any more, so it trains on both splits; the predictor can also be
+    had without the validation split.
+
+    Parameters
+    ----------
+    task
+        Model and training section.
+    weights
+        Where to start, shape (num_weights,).
+    trainable
+        Which weights are trained, bool of shape (num_weights,).
+    data
+        The client's.
+    rng
+        See `local_sgd`.
+    num_epochs, learning_rate
+        Of this training.
+    """
+
+    def on(examples: Examples) -> ModelPredictor:
+        trained = local_sgd(
+            task,
+            weights,
+            examples,
+            learning_rate,
+            rng,
+            num_epochs=num_epochs,
+            trainable=trainable,
+        )
+        return ModelPredictor(task, trained.weights)
+
+    both = on(data.train_and_validation())
+    return replace(both, trained_alone=lambda: on(data.train))
+
+
+def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:
+    """Return a copy of ``weights`` with ``values`` where the mask says."""
+    placed = weights.clone()
+    placed[where] = values
+    return placed

@@ -1,0 +1,267 @@
+"""Dapper: what a client is served, fine-tuned on its own data and on the server's.
+
+Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
+Federated Learning", 2020, section 5, appendix D.2 and Figure 3
+(three-approaches-hypcluster-dapper-mapper.txt). A client with m_k examples D_k is sent
+a sample D_g of size r m_k of what the server has. For each λ of a cover of [0, 1] it
+starts from the served model and minimises
+
+    λ L_{D_k}(h) + (1 - λ) L_{D_g}(h)                                     (Eq. 9)
+
+by SGD in which each element of a mini-batch is drawn from D_k with probability λ and
+from D_g else, and takes the λ whose model does best on its validation split.
+
+The paper samples D_g from the data of all clients; appendix D.3 names proxy data where
+these must stay where they are, which is what is done here: ``partition.proxy_fraction``
+of the training data is the server's. It travels with the last model only.
+
+With λ = 1 it is fine-tuning, in every bit; with λ = 0 a model trained on D_g alone, for
+as many steps. Of equal λ the largest is taken, which needs no data of the server's: so
+does a client without validation data. What is served is trained anew on both splits
+with the λ that was chosen. The text has lost the formulas; they are as in the original
+paper.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.augmentation import AUGMENTATIONS
+from knnper.data.examples import ClientData, Examples
+from knnper.data.site.agreement import SitesSettings
+from strategies.core.evaluation import evaluate
+from strategies.core.extended_record import extended, with_field
+from strategies.core.local_model import Batch, LocalModel
+from strategies.core.local_sgd import LocalStep, local_sgd
+from strategies.core.method import Method
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.personalizer import PersonalizerSpec
+from strategies.core.proxy_sample import Sample, draw_sample, taken
+from strategies.core.task import Task
+from strategies.fine_tuning import one_model
+
+
+@dataclass(frozen=True)
+class DapperSettings(Settings):
+    """The two data sets and how a client trains on them.
+
+    Attributes
+    ----------
+    client_shares
+        The cover of [0, 1] that a client chooses its λ from: the part of its own data.
+        Every value costs one training.
+    sample_factor
+        r: a client takes r times as many of the server's examples as it has itself.
+    most_sampled
+        Most examples that the server sends to one client.
+    num_epochs
+        Passes over the client's own data that the number of steps is equal to; 1 in
+        the paper.
+    learning_rate
+        Of the fine-tuning; null is the training section's rate in the last round. 0.04
+        in the paper.
+    """
+
+    client_shares: Annotated[tuple[UnitInterval, ...], Field(min_length=1)] = (
+        0.0,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+    )
+    sample_factor: PositiveFloat = 1.0
+    most_sampled: PositiveInt = 1000
+    num_epochs: PositiveInt = 1
+    learning_rate: PositiveFloat | None = None
+
+
+def with_proxy_data(task: Task, method: Method, settings: DapperSettings) -> Method:
+    """Return ``method`` whose clients train on with their own and the server's data.
+
+    Its state also counts the rounds, and its payload has a sample after the last one.
+
+    Parameters
+    ----------
+    task
+        What is learned; the server's has a ``proxy``.
+    method
+        Serves one model a client.
+    settings
+        See `DapperSettings`.
+    """
+    state_type = extended(method.state_type, "DapperState", "rounds_made", int)
+    payload_type = extended(
+        method.payload_type, "DapperPayload", "sample", Sample | None
+    )
+    client = _Client(task, settings)
+
+    def init(*arguments: Any) -> Any:
+        return with_field(state_type, method.init(*arguments), rounds_made=0)
+
+    def broadcast(state: Any, client_id: str, rng: RandomKey) -> Any:
+        payload = method.broadcast(state, client_id, rng)
+        sample = None
+        if state.rounds_made >= method.num_rounds:
+            sample = draw_sample(task, settings.most_sampled, rng.child("sample"))
+        return with_field(payload_type, payload, sample=sample)
+
+    def aggregate(state: Any, updates: Iterable[tuple[str, Any]]) -> Any:
+        after = method.aggregate(state, updates)
+        return with_field(state_type, after, rounds_made=state.rounds_made + 1)
+
+    def personalize(
+        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> ModelPredictor:
+        base = one_model(method.personalize(payload, client_state, data, rng))
+        return client.personalized(base, data, payload.sample, rng)
+
+    return replace(
+        method,
+        init=init,
+        broadcast=broadcast,
+        aggregate=aggregate,
+        personalize=personalize,
+        state_type=state_type,
+        payload_type=payload_type,
+        personalizes_by_inference=False,
+    )
+
+
+@dataclass(frozen=True)
+class _Client:
+    """What a client does with the sample that it is sent."""
+
+    task: Task
+    settings: DapperSettings
+
+    def personalized(
+        self,
+        base: ModelPredictor,
+        data: ClientData,
+        sample: Sample | None,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        num_own = len(data.train) + len(data.validation)
+        if num_own == 0:
+            return base
+        count = max(1, round(self.settings.sample_factor * num_own))
+        proxy = taken(sample, self.task.spec, count, rng.child("taken"))
+
+        def alone(share: float) -> ModelPredictor:
+            before = base.without_validation()
+            return self._trained(before, data.train, proxy, share, rng)
+
+        # With no example of the server's only the client's own can be trained on.
+        cover = sorted(self.settings.client_shares) if len(proxy) else [1.0]
+        share = cover[-1]
+        if len(cover) > 1 and len(data.validation) > 0:
+            share = _best(alone, cover, data.validation)
+        both = self._trained(base, data.train_and_validation(), proxy, share, rng)
+        return replace(both, trained_alone=lambda: alone(share))
+
+    def _trained(
+        self,
+        base: ModelPredictor,
+        own: Examples,
+        proxy: Examples,
+        share: float,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        training = self.task.training
+        weights = local_sgd(
+            self.task,
+            base.weights,
+            own,
+            self.settings.learning_rate
+            or training.learning_rate_at(training.num_rounds),
+            rng,
+            num_epochs=self.settings.num_epochs,
+            local_step=_mixing_step(self.task, proxy, share, rng.child("proxy")),
+        ).weights
+        chosen = {**base.chosen, "client_share": share}
+        return replace(base, weights=weights, chosen=chosen, trained_alone=None)
+
+
+def _best(
+    trained: Callable[[float], ModelPredictor],
+    cover: list[float],
+    validation: Examples,
+) -> float:
+    """Return the λ with the smallest log-loss; of equals the largest."""
+    return min(
+        reversed(cover),
+        key=lambda share: evaluate(trained(share), validation).log_loss_sum,
+    )
+
+
+def _mixing_step(
+    task: Task, proxy: Examples, share: float, rng: RandomKey
+) -> LocalStep:
+    """Return a step of SGD that takes each example from the client with probability λ.
+
+    Parameters
+    ----------
+    task
+        Gives augmentation and device.
+    proxy
+        D_g; drawn from with replacement.
+    share
+        λ.
+    rng
+        Fixes what is drawn, and leaves the client's own mini-batches as they are.
+    """
+    generator = rng.numpy()
+    device = task.model.device
+    augment = AUGMENTATIONS[task.training.augmentation]
+
+    def mixed(own: Examples) -> Examples:
+        foreign = torch.from_numpy(generator.random(len(own)) >= share)
+        where = torch.from_numpy(generator.integers(0, len(proxy), len(own)))
+        taken = proxy.take(where[foreign])
+        there = foreign.to(device)
+        images, labels = own.images.clone(), own.labels.clone()
+        images[there] = augment(taken.images.to(device), generator)
+        labels[there] = taken.labels.to(device)
+        return Examples(images, labels)
+
+    def step(model: LocalModel) -> Tensor:
+        batch = model.next_batch()
+        if share < 1.0:
+            batch = Batch(mixed(batch.examples), None)
+        loss = model.backward(batch)
+        model.step()
+        return loss
+
+    return step
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    if isinstance(experiment.data.settings, SitesSettings):
+        message = (
+            "found dapper with data that stays with the sites, where the server has no "
+            "examples to sample from; expected a personalization that needs none, such "
+            "as fine_tuning, which is dapper with client_shares [1]"
+        )
+        return (Problem("personalization.name", message),)
+    return ()
+
+
+ON_TOP = PersonalizerSpec(
+    title="Dapper",
+    summary="The served model, fine-tuned on the client's data and the server's.",
+    source="Mansour et al. 2020, section 5, Figure 3",
+    settings_type=DapperSettings,
+    apply=with_proxy_data,
+    unseen="trains on with its own data and the server's like any other client",
+    needs_one_model=True,
+    needs_proxy=True,
+    check=_check,
+)

@@ -1,0 +1,207 @@
+"""Ditto: FedAvg, and beside it a personal model that is pulled towards the global one.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, Algorithm 1; knn-per.txt, section 5, from which the grid of
+λ is. The global model w is FedAvg's. In each of its rounds a client also trains
+
+    v ← argmin_v f(v) + λ/2 ||v - w||²,  from its last v, with the w that it was sent
+
+The client's λ is the one of a grid that does best on its validation split. So it trains
+one v for each value, and keeps them all. With λ = 0 a client that takes part in every
+round trains v exactly as `local` trains, but for the order of its examples, which is
+drawn with another key. With λ → ∞ v is the w that the client was sent last.
+
+Departures: v is trained for as long and as fast as w, where the paper allows lengths
+and rates of their own. λ is chosen once, at the hand-over. The pull is taken at the
+end of a step, see `strategies.core.proximal`; buffers such as BatchNorm's running
+statistics are not pulled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import NonNegativeFloat, PositiveInt
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.evaluation import evaluate
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proximal import pull
+from strategies.core.records import ModelPayload, ModelUpdate, Record
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class DittoSettings(Settings):
+    """How near the personal models stay to the global one.
+
+    Attributes
+    ----------
+    prox_weights
+        The values of λ that a client chooses from, all different; the default is the
+        grid of knn-per.txt. A client keeps and trains one model for each.
+    newcomer_epochs
+        Passes over its data with which an unseen client trains its personal model.
+    """
+
+    prox_weights: ProxWeights = (10.0, 1.0, 0.1, 0.01)
+    newcomer_epochs: PositiveInt = 10
+
+
+@dataclass(frozen=True)
+class DittoClientState(Record):
+    """What a client keeps between rounds.
+
+    Attributes
+    ----------
+    personal
+        v for each value of λ, in the order of the settings: shape (num_weights,) each.
+    """
+
+    personal: tuple[Tensor, ...]
+
+
+def ditto(task: Task, settings: DittoSettings) -> Method:
+    """Return Ditto on ``task``."""
+    averaging = fedavg(task, NoSettings())
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: DittoClientState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[DittoClientState, ModelUpdate]:
+        _, update = averaging.client_update(payload, None, data, server_round, rng)
+        rate = task.training.learning_rate_at(server_round)
+        personal = tuple(
+            local_sgd(
+                task,
+                weights,
+                data.train,
+                rate,
+                rng.child("personal"),
+                gradient_hook=pull(payload.weights, prox_weight, rate),
+            ).weights
+            for prox_weight, weights in _models(settings, payload, client_state).items()
+        )
+        return DittoClientState(personal), update
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: DittoClientState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        if client_state is None or not len(data.train_and_validation()):
+            return _newcomer(task, settings, payload.weights, data, rng)
+        models = _models(settings, payload, client_state)
+        return _best(task, models, data.validation)
+
+    return replace(
+        averaging,
+        client_update=client_update,
+        personalize=personalize,
+        client_state_type=DittoClientState,
+        serves_global_model=False,
+        personalizes_by_inference=False,
+    )
+
+
+def _models(
+    settings: DittoSettings,
+    payload: ModelPayload,
+    client_state: DittoClientState | None,
+) -> Mapping[float, Tensor]:
+    """Return v by λ: at first the global model."""
+    if client_state is None:
+        return dict.fromkeys(settings.prox_weights, payload.weights)
+    return dict(zip(settings.prox_weights, client_state.personal, strict=True))
+
+
+def _best(
+    task: Task, models: Mapping[float, Tensor], validation: Examples
+) -> ModelPredictor:
+    """Return what is right most often; of several, that of the largest λ."""
+
+    def merit(prox_weight: float) -> tuple[int, float]:
+        predictor = ModelPredictor(task, models[prox_weight])
+        return evaluate(predictor, validation).num_correct, prox_weight
+
+    chosen = max(models, key=merit)
+    return ModelPredictor(task, models[chosen], {"prox_weight": chosen})
+
+
+def _newcomer(
+    task: Task,
+    settings: DittoSettings,
+    weights: Tensor,
+    data: ClientData,
+    rng: RandomKey,
+) -> ModelPredictor:
+    """Return the model of a client that trains now, with the global model as centre.
+
+    Once its λ is chosen, it trains on the validation split too.
+    """
+    # As in a first round: the last rate may be a hundredth of it.
+    rate = task.training.learning_rate_at(1)
+
+    def trained(prox_weight: float, examples: Examples) -> Tensor:
+        return local_sgd(
+            task,
+            weights,
+            examples,
+            rate,
+            rng,
+            num_epochs=settings.newcomer_epochs,
+            gradient_hook=pull(weights, prox_weight, rate),
+        ).weights
+
+    if not len(data.validation):
+        largest = max(settings.prox_weights)
+        alone = trained(largest, data.train)
+        return ModelPredictor(task, alone, {"prox_weight": largest})
+    models = {each: trained(each, data.train) for each in settings.prox_weights}
+    best = _best(task, models, data.validation)
+    on_both = trained(best.chosen["prox_weight"], data.train_and_validation())
+    return replace(best, weights=on_both, trained_alone=lambda: best)
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.method.settings
+    if not isinstance(settings, DittoSettings):
+        raise TypeError(f"expected DittoSettings, found {type(settings).__name__}")
+    values = settings.prox_weights
+    if len(set(values)) == len(values):
+        return ()
+    message = (
+        f"found {list(values)}, expected values that all differ, since each costs "
+        "a model; name each one once"
+    )
+    return (Problem("method.prox_weights", message),)
+
+
+SPEC = MethodSpec(
+    title="Ditto",
+    summary="Each client trains a model of its own, pulled towards the global one.",
+    source="Li et al. 2021, Algorithm 1; knn-per.txt, section 5",
+    build=ditto,
+    upload="1",
+    download="1",
+    client_state="L (number of prox_weights)",
+    server_state="1",
+    unseen="the global model, trained on the client's data and pulled back to it",
+    reference_title="FedAvg",
+    settings_type=DittoSettings,
+    check=_check,
+)

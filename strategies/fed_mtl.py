@@ -1,0 +1,113 @@
+"""Fed-MTL: every client trains a model of its own, pulled towards the mean of them.
+
+Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NIPS 2017 (MOCHA),
+with the relation between clients that Evgeniou, Pontil, "Regularized Multi-Task
+Learning", KDD 2004, section 2, take: all are equally near. A baseline of
+fedbasis-pflbed.txt, Eq. 3 and Table 6. With the models w_m of the clients m,
+
+    min Σ_m (f_m(w_m) + λ/2 ||w_m - w̄||²),  w̄ the mean of the w_m
+
+In a round a client goes on with its own w_m, from w̄ on its first visit, pulled towards
+the w̄ that it was sent. With λ = 0 and full participation that is local training: each
+w_m starts from the common initial weights and nothing of the others reaches it, so it
+is exactly `local`'s, given the same random keys.
+
+Departures: MOCHA solves convex problems in their dual and learns how clients are
+related; here the relation is fixed, and any model is trained with SGD. w̄ is of the
+clients that replied, weighted by their examples. The pull is taken at the end of a
+step, see `strategies.core.proximal`. Buffers such as BatchNorm's running statistics are
+averaged into w̄, but no client's are pulled.
+"""
+
+from dataclasses import dataclass, replace
+
+from knnper.config.ranges import NonNegativeFloat, PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proximal import pull
+from strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class FedMTLSettings(Settings):
+    """How near the clients' models stay to each other.
+
+    Attributes
+    ----------
+    prox_weight
+        λ; 0 is local training.
+    newcomer_epochs
+        Passes over its training split with which an unseen client trains its model.
+    """
+
+    prox_weight: NonNegativeFloat = 1.0
+    newcomer_epochs: PositiveInt = 10
+
+
+def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
+    """Return mean-regularised multi-task learning on ``task``."""
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: ModelState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[ModelState, ModelUpdate]:
+        own = payload.weights if client_state is None else client_state.weights
+        rate = task.training.learning_rate_at(server_round)
+        towards = pull(payload.weights, settings.prox_weight, rate)
+        trained = local_sgd(task, own, data.train, rate, rng, gradient_hook=towards)
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return ModelState(trained.weights), update
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: ModelState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        if client_state is not None and len(data.train_and_validation()):
+            return ModelPredictor(task, client_state.weights)
+        # As in a first round: the last rate may be a hundredth of it.
+        rate = task.training.learning_rate_at(1)
+        trained = local_sgd(
+            task,
+            payload.weights,
+            data.train,
+            rate,
+            rng,
+            num_epochs=settings.newcomer_epochs,
+            gradient_hook=pull(payload.weights, settings.prox_weight, rate),
+        )
+        return ModelPredictor(task, trained.weights)
+
+    return replace(
+        fedavg(task, NoSettings()),
+        client_update=client_update,
+        personalize=personalize,
+        client_state_type=ModelState,
+        serves_global_model=False,
+        personalizes_by_inference=False,
+    )
+
+
+SPEC = MethodSpec(
+    title="Fed-MTL",
+    summary="Each client trains a model of its own, pulled towards the mean of all.",
+    source="Smith et al. 2017, mean-regularised; fedbasis-pflbed.txt, Table 6",
+    build=fed_mtl,
+    upload="1",
+    download="1",
+    client_state="1",
+    server_state="1",
+    unseen="the mean model, trained on the client's data and pulled back to it",
+    reference_title="Fed-MTL (mean model)",
+    settings_type=FedMTLSettings,
+)

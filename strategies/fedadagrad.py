@@ -1,0 +1,104 @@
+"""FedAdagrad: the clients' mean change is the gradient of Adagrad at the server.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated
+Optimization", ICLR 2021, Algorithm 2. With Δ = Σ_k (n_k / Σ n) x_k - x,
+
+    v ← v + Δ²
+    x ← x + η Δ / (√v + τ)
+
+The server half is Flower's `FedAdagrad`, which has no momentum (β_1 = 0), as in the
+paper's experiments. It is given the mean of the clients' models, as one reply: server
+memory does not grow with the number of clients.
+
+Flower starts with v = 0 where the algorithm has v ≥ τ²; here it is τ². Departures:
+parameters only are stepped; buffers such as BatchNorm's running statistics take the
+clients' mean. The mean weights clients by their examples, as in the paper's
+experiments.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from knnper.config.ranges import PositiveFloat
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from strategies.core.flower_aggregation import adagrad
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.moments import Moments
+from strategies.core.records import ModelUpdate, Record
+from strategies.core.server_optimizer import mean_in_parts
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class FedAdagradSettings(Settings):
+    """How the server steps.
+
+    Attributes
+    ----------
+    server_learning_rate
+        η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
+    adaptivity
+        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+    """
+
+    server_learning_rate: PositiveFloat = 0.1
+    adaptivity: PositiveFloat = 0.001
+
+
+@dataclass(frozen=True)
+class FedAdagradState(Record):
+    """The server's state.
+
+    Attributes
+    ----------
+    weights
+        x, shape (num_weights,).
+    second_moment
+        v, shape (num_parameters,).
+    """
+
+    weights: Tensor
+    second_moment: Tensor
+
+
+def fedadagrad(task: Task, settings: FedAdagradSettings) -> Method:
+    """Return FedAdagrad on ``task``."""
+    num_parameters = task.model.num_parameters
+
+    def init(clients: Sequence[str], rng: RandomKey) -> FedAdagradState:
+        least = torch.full((num_parameters,), settings.adaptivity**2)
+        return FedAdagradState(task.initial_weights, least)
+
+    def aggregate(
+        state: FedAdagradState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> FedAdagradState:
+        mean, buffers = mean_in_parts(updates, num_parameters)
+        step = adagrad(eta=settings.server_learning_rate, tau=settings.adaptivity)
+        no_momentum = torch.zeros(num_parameters)
+        parameters = state.weights[:num_parameters]
+        after = step(Moments(parameters, no_momentum, state.second_moment), mean)
+        weights = torch.cat([after.parameters, buffers])
+        return FedAdagradState(weights, after.second_moment)
+
+    base = fedavg(task, NoSettings())
+    return replace(base, init=init, aggregate=aggregate, state_type=FedAdagradState)
+
+
+SPEC = MethodSpec(
+    title="FedAdagrad",
+    summary="The clients' mean change is the gradient of Adagrad at the server.",
+    source="Reddi et al. 2021, Algorithm 2; Flower's FedAdagrad",
+    build=fedadagrad,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="2",
+    unseen="the global model",
+    reference_title="FedAdagrad",
+    settings_type=FedAdagradSettings,
+)

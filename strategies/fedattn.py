@@ -1,0 +1,299 @@
+"""FedAttn: one global model whose biases each client takes from its nearest neighbours.
+
+Luo, Panchal, Guan, "Personalized Federated Learning through Collaboration with Nearest
+Neighbors", 2022 (fedattn.txt), Algorithm 1. The server knows a representation Z_i and
+the biases M_i of each client. For client i, with N_i its K nearest clients by Z,
+
+    M̃_i = W_V M_{N_i} softmax((W_K Z_{N_i})ᵀ W_Q Z_i / √d_k)        Definition 3.1
+
+take the place of the global model's biases. The client trains this personalised model
+and returns Z_i, the mean of its examples' embeddings, and M_i, its biases. The mean of
+the trained models is the next global model, and W_Q, W_K and W_V make a step of SGD
+along what is propagated back from M̃_i - M_i.
+
+The report finds that this is not stable, and names two remedies (section 5.3), both
+settings here: biases that are pulled to the global ones, and personal biases only once
+the global model has converged.
+
+Where the report is silent: the client is among its own neighbours. Until its first
+visit it is sent the global model. M̃_i - M_i, the local steps times their rate, is taken
+for the gradient, and its mean over the participants steps. The global biases are the
+mean of the personal ones. Departure: W_V is diagonal, since a square one has the number
+of biases squared, 3·10⁸ for MobileNetV2, to be learnt from one such vector a client.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from knnper.config.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.attention import (
+    Attention,
+    KnownClients,
+    Memory,
+    attend,
+    gradients,
+    nearest,
+    new_attention,
+    nobody,
+    step,
+)
+from strategies.core.averaging import RunningMean
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proximal import pull
+from strategies.core.records import NoState, Record
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class FedAttnSettings(Settings):
+    """The neighbours, the attention and the two remedies.
+
+    Attributes
+    ----------
+    num_neighbors
+        K, the client itself included; 1 is a client's own biases alone.
+    attention_dim
+        d_k, the size of queries and keys.
+    attention_learning_rate
+        Of the server's steps on W_Q, W_K and W_V; 0 leaves the mean of the neighbours.
+    bias_prox_weight
+        Pull of a client's biases to the global ones in local training, the first
+        remedy; useful from 0.01 to 10, and 0 is none.
+    warm_up_fraction
+        Part of the rounds that are FedAvg, the second remedy; 1 is FedAvg altogether.
+    """
+
+    num_neighbors: PositiveInt = 10
+    attention_dim: PositiveInt = 32
+    attention_learning_rate: NonNegativeFloat = 0.1
+    bias_prox_weight: NonNegativeFloat = 0.0
+    warm_up_fraction: UnitInterval = 0.0
+
+
+@dataclass(frozen=True)
+class FedAttnState(Record):
+    """The server's state.
+
+    Attributes
+    ----------
+    weights
+        G, shape (num_weights,).
+    attention
+        W_Q, W_K and W_V.
+    known
+        Z and M of the clients that were visited since the warm-up.
+    num_rounds
+        Rounds that were made.
+    """
+
+    weights: Tensor
+    attention: Attention
+    known: KnownClients
+    num_rounds: int
+
+
+@dataclass(frozen=True)
+class FedAttnPayload(Record):
+    """What a client gets.
+
+    Attributes
+    ----------
+    weights
+        P_i, shape (num_weights,); G for a client of which nothing is known.
+    biases
+        G's, shape (num_biases,).
+    attention, memory
+        With what a client that was never visited makes M̃_i itself: the matrices, and
+        Z and M of the others. None for these, and before the last round.
+    """
+
+    weights: Tensor
+    biases: Tensor
+    attention: Attention | None = None
+    memory: Memory | None = None
+
+
+@dataclass(frozen=True)
+class FedAttnUpdate(Record):
+    """What a client sends back.
+
+    Attributes
+    ----------
+    weights
+        P_i, trained, shape (num_weights,); M_i are its biases.
+    num_examples, train_loss
+        See `Update`.
+    representation
+        Z_i, shape (p,); None during the warm-up.
+    """
+
+    weights: Tensor
+    num_examples: int
+    train_loss: float
+    representation: Tensor | None = None
+
+
+def fedattn(task: Task, settings: FedAttnSettings) -> Method:
+    """Return FedAttn on ``task``."""
+    where = bias_mask(task)
+    embedding_dim, num_biases = task.model.module.embedding_dim, int(where.sum())
+    num_warm_up = round(settings.warm_up_fraction * task.training.num_rounds)
+
+    def init(clients: Sequence[str], rng: RandomKey) -> FedAttnState:
+        attention = new_attention(
+            settings.attention_dim, embedding_dim, num_biases, rng.child("attention")
+        )
+        known = nobody(embedding_dim, num_biases)
+        return FedAttnState(task.initial_weights, attention, known, num_rounds=0)
+
+    def broadcast(
+        state: FedAttnState, client_id: str, rng: RandomKey
+    ) -> FedAttnPayload:
+        is_over = state.num_rounds >= task.training.num_rounds
+        return _broadcast(state, client_id, settings, where, is_over=is_over)
+
+    def client_update(
+        payload: FedAttnPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, FedAttnUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        is_personal = server_round > num_warm_up and len(data.train) > 0
+        center = payload.weights.masked_scatter(where, payload.biases)
+        weight = settings.bias_prox_weight if is_personal else 0.0
+        hook = pull(center, weight, rate, where)
+        trained = local_sgd(
+            task, payload.weights, data.train, rate, rng, gradient_hook=hook
+        )
+        update = FedAttnUpdate(trained.weights, len(data.train), trained.train_loss)
+        if is_personal:
+            mean = _representation(task, trained.weights, data.train)
+            update = replace(update, representation=mean)
+        return NoState(), update
+
+    def personalize(
+        payload: FedAttnPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        return ModelPredictor(task, _served(task, settings, where, payload, data))
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=lambda state, updates: _aggregate(state, updates, settings, where),
+        personalize=personalize,
+        state_type=FedAttnState,
+        payload_type=FedAttnPayload,
+        update_type=FedAttnUpdate,
+        num_rounds=task.training.num_rounds,
+    )
+
+
+def bias_mask(task: Task) -> Tensor:
+    """Return which weights are a layer's ``bias``, bool of shape (num_weights,)."""
+    mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
+    for entry in task.model.entries:
+        is_bias = entry.is_parameter and entry.name.rpartition(".")[2] == "bias"
+        mask[entry.start : entry.stop] = is_bias
+    return mask
+
+
+def _broadcast(
+    state: FedAttnState,
+    client: str,
+    settings: FedAttnSettings,
+    where: Tensor,
+    *,
+    is_over: bool,
+) -> FedAttnPayload:
+    weights, biases = state.weights, state.weights[where]
+    if client in state.known.names:
+        personal = attend(state.attention, *_asked(state, client, settings))
+        return FedAttnPayload(weights.masked_scatter(where, personal), biases)
+    if is_over and state.known.names:
+        return FedAttnPayload(weights, biases, state.attention, state.known.memory)
+    return FedAttnPayload(weights, biases)
+
+
+def _asked(
+    state: FedAttnState, client: str, settings: FedAttnSettings
+) -> tuple[Tensor, Memory]:
+    """Return Z_i of a client that is known, and what is known of its neighbours."""
+    asks, _ = state.known.of(client)
+    return asks, nearest(state.known.memory, asks, settings.num_neighbors)
+
+
+def _served(
+    task: Task,
+    settings: FedAttnSettings,
+    where: Tensor,
+    payload: FedAttnPayload,
+    data: ClientData,
+) -> Tensor:
+    """Return a client's model: one without data gets G, a newcomer makes its P_i."""
+    if len(data.train) + len(data.validation) == 0:
+        return payload.weights.masked_scatter(where, payload.biases)
+    if payload.memory is None or payload.attention is None or len(data.train) == 0:
+        return payload.weights
+    asks = _representation(task, payload.weights, data.train)
+    neighbors = nearest(payload.memory, asks, settings.num_neighbors)
+    biases = attend(payload.attention, asks, neighbors)
+    return payload.weights.masked_scatter(where, biases)
+
+
+def _representation(task: Task, weights: Tensor, examples: Examples) -> Tensor:
+    """Return Z, the mean embedding of some examples, shape (p,)."""
+    return task.embed(weights, examples.images).mean(dim=0)
+
+
+def _aggregate(
+    state: FedAttnState,
+    updates: Iterable[tuple[str, FedAttnUpdate]],
+    settings: FedAttnSettings,
+    where: Tensor,
+) -> FedAttnState:
+    models, slopes = RunningMean(), [RunningMean() for _ in range(3)]
+    attention, news = state.attention, {}
+    for client, update in updates:
+        models.add(update.weights, update.num_examples)
+        if update.representation is None:
+            continue
+        biases = update.weights[where]
+        news[client] = (update.representation, biases)
+        if client in state.known.names:
+            found = gradients(attention, *_asked(state, client, settings), biases)
+            for slope, one in zip(slopes, found, strict=True):
+                slope.add(one, 1)
+    if not news.keys().isdisjoint(state.known.names):
+        directions = [slope.result() for slope in slopes]
+        attention = step(attention, directions, settings.attention_learning_rate)
+    known = state.known.updated(news)
+    return FedAttnState(models.result(), attention, known, state.num_rounds + 1)
+
+
+SPEC = MethodSpec(
+    title="FedAttn",
+    summary="One model, with biases that each client takes from its nearest clients.",
+    source="Luo, Panchal, Guan 2022, Algorithm 1 (fedattn.txt)",
+    build=fedattn,
+    upload="1",
+    download="1 (a newcomer: representation and biases of all seen clients)",
+    client_state="0",
+    server_state="1, and representation and biases of all seen clients",
+    unseen="the model with biases of the seen clients nearest to its own data",
+    reference_title="FedAttn (global)",
+    settings_type=FedAttnSettings,
+)

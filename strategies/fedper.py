@@ -1,0 +1,72 @@
+"""FedPer: the last layers of the model stay with each client.
+
+Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
+Layers", 2019, Algorithms 1 and 2; a baseline of fedbasis-pflbed.txt (Table 6). A client
+j trains the base layers W_B, which all share, and its personalisation layers W_Pj
+together,
+
+    (W_B, W_Pj) ← SGD from (W_B of the server, W_Pj of its last round)
+
+and sends W_B only, of which the server takes W_B = Σ_j γ_j W_Bj with γ_j = n_j / Σ n.
+
+Departures: γ_j is normalised over the clients that replied, not over all. The paper
+counts the blocks of a network with skip connections as layers; here every convolution
+and every linear layer counts.
+"""
+
+from dataclasses import dataclass
+
+from knnper.config.ranges import NonNegativeInt, PositiveInt
+from knnper.config.sections import Settings
+from strategies.core.layers import first_layers, layers_left
+from strategies.core.method import Method, MethodSpec
+from strategies.core.sharing import Sharing, partly_shared
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class FedPerSettings(Settings):
+    """Which part is personal.
+
+    Attributes
+    ----------
+    num_personal_layers
+        K_P, the personalisation layers, counted from the end: linear layers or
+        convolutions, each with the normalisation behind it. 1 to 4 in the paper; 1 is
+        the head of all models here, 0 is FedAvg.
+    newcomer_epochs
+        Passes over its data in which a client that was never drawn trains them.
+    """
+
+    num_personal_layers: NonNegativeInt = 1
+    newcomer_epochs: PositiveInt = 10
+
+
+def fedper(task: Task, settings: FedPerSettings) -> Method:
+    """Return FedPer on ``task``.
+
+    Raises
+    ------
+    ConfigError
+        If the model has no layer left to share.
+    """
+    num_base_layers = layers_left(
+        task.model, settings.num_personal_layers, "num_personal_layers"
+    )
+    sharing = Sharing(first_layers(task.model, num_base_layers))
+    return partly_shared(task, sharing, settings.newcomer_epochs)
+
+
+SPEC = MethodSpec(
+    title="FedPer",
+    summary="A shared model whose last layers stay with each client.",
+    source="Arivazhagan et al. 2019, Algorithms 1 and 2",
+    build=fedper,
+    upload="< 1 (all but the last layers)",
+    download="1",
+    client_state="< 1 (the last layers)",
+    server_state="1",
+    unseen="trains its own last layers on the shared ones",
+    reference_title=None,
+    settings_type=FedPerSettings,
+)

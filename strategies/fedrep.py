@@ -1,0 +1,133 @@
+"""FedRep: a shared body, and a head of each client's own that is trained first.
+
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for
+Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of knn-per.txt
+(section 5). A participant i with the body φ of the server and its head h_i
+
+    h_i ← SGD on f_i(·, φ), a few epochs, φ fixed
+    φ_i ← SGD on f_i(h_i, ·) from φ, h_i fixed
+
+sends φ_i, and the server takes their mean. Once there are no more rounds, every client,
+seen or not, trains its head on the final body.
+
+Departures: the mean weights each client by its number of examples, so that FedRep with
+an empty head is FedAvg; the paper weights clients equally. Algorithm 1 ends with the
+last round: that the heads are trained once more, on the training and the validation
+split, is added, as bodies go on changing while a client is not drawn.
+"""
+
+from dataclasses import dataclass, replace
+
+from knnper.config.ranges import PositiveFloat, PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.records import ModelPayload
+from strategies.core.sharing import (
+    PersonalPart,
+    SharedUpdate,
+    Sharing,
+    part_in_use,
+    partly_shared,
+    served,
+)
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class FedRepSettings(Settings):
+    """How a client trains its head.
+
+    Attributes
+    ----------
+    head_epochs
+        τ_h, passes over its data in which a client trains its head in each round
+        before the body, and once more in the end; 10 in the paper. How long the body
+        is trained is the training section's.
+    head_learning_rate
+        α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
+        the training section's: of the round, of the last round in the end, and of the
+        first round for a new head.
+    newcomer_epochs
+        Passes in the end of a client that was never drawn, whose head is new.
+    """
+
+    head_epochs: PositiveInt = 10
+    head_learning_rate: PositiveFloat | None = None
+    newcomer_epochs: PositiveInt = 10
+
+
+def fedrep(task: Task, settings: FedRepSettings) -> Method:
+    """Return FedRep on ``task``.
+
+    Raises
+    ------
+    ConfigError
+        If the model is a head without a body.
+    """
+    head = task.head_mask
+    sharing = Sharing(~head)
+
+    def head_rate(server_round: int) -> float:
+        rate = task.training.learning_rate_at(server_round)
+        return settings.head_learning_rate or rate
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[PersonalPart, SharedUpdate]:
+        with_new_head = local_sgd(
+            task,
+            sharing.join(payload.weights, client_state),
+            data.train,
+            head_rate(server_round),
+            rng.child("personal"),
+            num_epochs=settings.head_epochs,
+            trainable=head,
+        )
+        rate = task.training.learning_rate_at(server_round)
+        trained = local_sgd(
+            task, with_new_head.weights, data.train, rate, rng, trainable=~head
+        )
+        return sharing.split(trained, len(data.train))
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        part = part_in_use(client_state, data)
+        is_new = part is None
+        return served(
+            task,
+            sharing.join(payload.weights, part),
+            head,
+            data,
+            rng,
+            num_epochs=settings.newcomer_epochs if is_new else settings.head_epochs,
+            learning_rate=head_rate(1 if is_new else task.training.num_rounds),
+        )
+
+    method = partly_shared(task, sharing, settings.newcomer_epochs)
+    return replace(method, client_update=client_update, personalize=personalize)
+
+
+SPEC = MethodSpec(
+    title="FedRep",
+    summary="A shared body, trained under heads that stay with each client.",
+    source="Collins et al. 2021, Algorithm 1; knn-per.txt section 5",
+    build=fedrep,
+    upload="< 1 (all but the head)",
+    download="1",
+    client_state="< 1 (the head)",
+    server_state="1",
+    unseen="trains its own head on the shared body",
+    reference_title=None,
+    settings_type=FedRepSettings,
+)

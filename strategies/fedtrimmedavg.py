@@ -1,0 +1,85 @@
+"""FedTrimmedAvg: each weight is the mean of the clients', but for the extreme ones.
+
+Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
+Optimal Statistical Rates", ICML 2018, Definition 2 and Algorithm 1 (Option II), on
+models where the paper has gradients: of n values of a coordinate, the ⌊β n⌋ smallest
+and the ⌊β n⌋ largest are left out, and the others averaged.
+
+The server half is Flower's `FedTrimmedAvg`. All updates of a round are held at once.
+
+Every client counts the same, whatever its number of examples, as in the paper: with
+β = 0 it is the plain mean, not FedAvg's. Buffers such as BatchNorm's running
+statistics are treated like parameters: a trimmed mean lies between what clients sent.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from knnper.config.sections import Settings
+from strategies.core.flower_aggregation import trimmed_mean
+from strategies.core.held_updates import hold
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.records import ModelState, ModelUpdate
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
+
+
+@dataclass(frozen=True)
+class FedTrimmedAvgSettings(Settings):
+    """How much is left out.
+
+    Attributes
+    ----------
+    trimmed_fraction
+        β, [0, ½): of each end. At least the fraction of bad clients; the paper has
+        0.05 for 1 of 40 and 0.1 for 4 of 40, the default is Flower's.
+    """
+
+    trimmed_fraction: BelowHalf = 0.2
+
+
+def fedtrimmedavg(task: Task, settings: FedTrimmedAvgSettings) -> Method:
+    """Return FedTrimmedAvg on ``task``."""
+
+    def aggregate(
+        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> ModelState:
+        held = hold(updates)
+        num_trimmed = trimmed_at_each_end(settings.trimmed_fraction, len(held))
+        # In the middle between two numbers of clients, so that no product of floats
+        # falls below the number that is meant.
+        fraction = (num_trimmed + 0.25) / len(held)
+        return ModelState(trimmed_mean(held, fraction))
+
+    return replace(fedavg(task, NoSettings()), aggregate=aggregate)
+
+
+def trimmed_at_each_end(fraction: float, num_values: int) -> int:
+    """Return ⌊β n⌋ for the decimal number that β is written as.
+
+    The product of floats falls short of some: 0.29 · 100 is 28.999...
+    """
+    most = (num_values - 1) // 2
+    return min(math.floor(fraction * num_values + 1e-9), most)
+
+
+SPEC = MethodSpec(
+    title="FedTrimmedAvg",
+    summary="Each weight is the mean of the clients', without the extreme ones.",
+    source="Yin et al. 2018, Algorithm 1, Option II; Flower's FedTrimmedAvg",
+    build=fedtrimmedavg,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="the global model",
+    reference_title="FedTrimmedAvg",
+    settings_type=FedTrimmedAvgSettings,
+    holds_all_updates=True,
+)

@@ -1,0 +1,165 @@
+"""HypCluster: K shared models, each trained by the clients that it fits best.
+
+Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
+Federated Learning", 2020: three-approaches-hypcluster-dapper-mapper.txt, section 4.3,
+Algorithm HypCluster and Eq. 3 and 4. In a round each participant i takes
+
+    f(i) = argmin_k L_i(h_k)
+
+with the mean loss on its training data, trains h_f(i), and the server averages each
+h_k over the clients that chose it. At first the participants all train one model; they
+are dealt at random into K groups, and the mean of each group is where a h_k begins.
+
+The paper says of the start only that a model is trained on sampled clients and that
+all h_k are initialised with it "randomly". Departures: the means of models replace the
+paper's SGD on a cluster's pooled data, as in FedAvg; a cluster that nobody chose keeps
+its model.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from knnper.config.ranges import PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.averaging import RunningMean
+from strategies.core.cluster_models import (
+    ClusterModels,
+    ClusterUpdate,
+    serve_best,
+    train_best,
+)
+from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.records import NoState, Record
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class HypClusterSettings(Settings):
+    """How many models are shared.
+
+    Attributes
+    ----------
+    num_clusters
+        K (the paper's q), 1 to 5 in the paper, where 2 was best on EMNIST. 1 is
+        FedAvg.
+    """
+
+    num_clusters: PositiveInt = 2
+
+
+@dataclass(frozen=True)
+class HypClusterState(Record):
+    """The server's state.
+
+    Attributes
+    ----------
+    centers
+        h_k: K tensors of shape (num_weights,); before the first round one, the initial
+        model.
+    largest
+        The cluster that most examples were trained in, in the last round.
+    deal
+        The group that each seen client is dealt into in the first round, by its name;
+        empty afterwards.
+    """
+
+    centers: tuple[Tensor, ...]
+    largest: int
+    deal: dict[str, int]
+
+
+def hypcluster(task: Task, settings: HypClusterSettings) -> Method:
+    """Return HypCluster on ``task``."""
+
+    def init(clients: Sequence[str], rng: RandomKey) -> HypClusterState:
+        places = rng.child("deal").numpy().permutation(len(clients)).tolist()
+        deal = {
+            client: place % settings.num_clusters
+            for client, place in zip(clients, places, strict=True)
+        }
+        return HypClusterState((task.initial_weights,), 0, deal)
+
+    def client_update(
+        payload: ClusterModels,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ClusterUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        update = train_best(task, payload, (data.train,), data.train, rate, rng)
+        return NoState(), update
+
+    def personalize(
+        payload: ClusterModels,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        return serve_best(task, payload, (data.train, data.validation))
+
+    return Method(
+        init=init,
+        broadcast=_broadcast,
+        client_update=client_update,
+        aggregate=lambda state, updates: _aggregate(
+            state, updates, settings.num_clusters
+        ),
+        personalize=personalize,
+        state_type=HypClusterState,
+        payload_type=ClusterModels,
+        update_type=ClusterUpdate,
+        num_rounds=task.training.num_rounds,
+        personalizes_by_inference=True,
+    )
+
+
+def _broadcast(state: HypClusterState, client_id: str, rng: RandomKey) -> ClusterModels:
+    numbers = tuple(range(len(state.centers)))
+    return ClusterModels(state.centers, numbers, state.largest)
+
+
+def _aggregate(
+    state: HypClusterState,
+    updates: Iterable[tuple[str, ClusterUpdate]],
+    num_clusters: int,
+) -> HypClusterState:
+    sums: dict[int, RunningMean] = {}
+    sizes: dict[int, int] = {}
+    for client, update in updates:
+        cluster = state.deal.get(client, update.cluster)
+        sums.setdefault(cluster, RunningMean()).add(update.weights, update.num_examples)
+        sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
+    # Only those that exist: a client may have said anything.
+    means = {k: sums[k].result() for k in range(num_clusters) if k in sums}
+    kept = (_mean(means, sizes),) * num_clusters if state.deal else state.centers
+    centers = tuple(means.get(k, center) for k, center in enumerate(kept))
+    largest = max(means, key=lambda k: sizes[k], default=state.largest)
+    return HypClusterState(centers, largest, {})
+
+
+def _mean(means: dict[int, Tensor], sizes: dict[int, int]) -> Tensor:
+    """Return the mean of all groups together: what a group without anyone starts as."""
+    everyone = RunningMean()
+    for number, mean in means.items():
+        everyone.add(mean, sizes[number])
+    return everyone.result()
+
+
+SPEC = MethodSpec(
+    title="HypCluster",
+    summary="A few shared models; each client trains and is served the best for it.",
+    source="Mansour et al. 2020, Algorithm HypCluster; three-approaches, section 4.3",
+    build=hypcluster,
+    upload="1",
+    download="K (num_clusters)",
+    client_state="0",
+    server_state="K (num_clusters)",
+    unseen="the shared model with the lowest loss on its own data",
+    reference_title="HypCluster (largest cluster)",
+    settings_type=HypClusterSettings,
+)

@@ -1,0 +1,83 @@
+"""Krum: the one client's model that is closest to its neighbours.
+
+Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine
+Tolerant Gradient Descent", NeurIPS 2017, section 4, on models where the paper has
+gradients (their differences are the same). Of n clients, f of them bad, n ≥ 2 f + 3,
+
+    s(k) = Σ_{i → k} |w_k - w_i|²    over the n - f - 2 models closest to w_k
+    w ← w_k with the smallest s(k)
+
+The server half is Flower's `Krum`. All updates of a round are held at once.
+
+Flower does not ask for n ≥ 2 f + 3; here a round of fewer is an error. Distances cover
+all weights, buffers such as BatchNorm's running statistics too: what the server takes
+over must not differ from what it compared. Of equal scores the first client's wins.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from knnper.config.ranges import NonNegativeInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from strategies.core.flower_aggregation import krum as flower_krum
+from strategies.core.held_updates import hold, require
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.records import ModelState, ModelUpdate
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class KrumSettings(Settings):
+    """Whom the server expects.
+
+    Attributes
+    ----------
+    num_malicious
+        f, clients in a round that may send anything; at most (n - 3) / 2 of n. The
+        paper has a third or fewer. 0 expects none.
+    """
+
+    num_malicious: NonNegativeInt = 0
+
+
+def krum(task: Task, settings: KrumSettings) -> Method:
+    """Return Krum on ``task``."""
+    base = fedavg(task, NoSettings())
+
+    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
+        require_neighbours(len(clients), settings.num_malicious)
+        state: ModelState = base.init(clients, rng)
+        return state
+
+    def aggregate(
+        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> ModelState:
+        held = hold(updates)
+        require_neighbours(len(held), settings.num_malicious)
+        return ModelState(flower_krum(held, settings.num_malicious))
+
+    return replace(base, init=init, aggregate=aggregate)
+
+
+def require_neighbours(num_clients: int, num_malicious: int) -> None:
+    """Raise an error unless n ≥ 2 f + 3."""
+    reason = f"2 f + 3 with f = {num_malicious}"
+    require(2 * num_malicious + 3, num_clients, reason)
+
+
+SPEC = MethodSpec(
+    title="Krum",
+    summary="The one client's model that is closest to its neighbours.",
+    source="Blanchard et al. 2017, section 4; Flower's Krum",
+    build=krum,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="the global model",
+    reference_title="Krum",
+    settings_type=KrumSettings,
+    holds_all_updates=True,
+)

@@ -1,0 +1,176 @@
+"""L2GD: every client trains a model of its own and, by chance, steps towards the mean.
+
+Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models", 2020,
+Algorithm 1; a baseline of fedbasis-pflbed.txt, Table 6. It minimises what Fed-MTL does,
+(1/n) Σ_m (f_m(x_m) + λ/2 ||x_m - x̄||²), but each step is on one of the two terms. A
+coin that is the same for all clients decides. With the rate η = α/n:
+
+    tails (1 - p)   x_m ← x_m - η/(1 - p) ∇f_m(x_m)
+    heads (p)       x_m ← (x_m + s x̄) / (1 + s),  s = η λ / p, the paper's α λ / (n p)
+
+A round is one communication: a client gets x̄, throws the coin for each of its local
+steps and sends x_m. The coins follow from the round and a seed that the server keeps,
+so step k has the same coin at every client. With one local step a round and full
+participation the rounds are the paper's iterations; its communications are rarer than
+these, as x̄ is needed only at heads after tails.
+
+With p = 0 every coin is tails, the rate is η, and nobody steps towards x̄: what the
+server sends is where a client starts on its first visit, and no more. With full
+participation that is the common initial weights, so a client's model is exactly
+`local`'s, given the same random keys.
+
+Departures: within a round x̄ is the mean at its start, over the clients that replied in
+the last one, weighted by their examples. Heads are a proximal step, which equals the
+paper's x_m - s (x_m - x̄) to first order in s and does not diverge where s > 2. ∇f_m is
+of a mini-batch. At heads a mini-batch is passed through the model too, for its loss
+alone. Buffers such as BatchNorm's running statistics are the client's own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from knnper.config.ranges import NonNegativeFloat, PositiveInt, ProperFraction
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.averaging import average_weights
+from strategies.core.local_model import LocalModel
+from strategies.core.local_sgd import LocalStep, local_sgd
+from strategies.core.method import Method, MethodSpec
+from strategies.core.records import ModelState, ModelUpdate, Record
+from strategies.core.task import Task
+from strategies.fed_mtl import FedMTLSettings, fed_mtl
+
+
+@dataclass(frozen=True)
+class L2GDSettings(Settings):
+    """How near the clients' models stay to each other, and how they get there.
+
+    Attributes
+    ----------
+    prox_weight
+        λ; 0 never steps towards the mean.
+    aggregation_probability
+        p, of a step towards the mean; 0 is local training. The paper's best p grows
+        with λ: λ / (L + λ), where L is the smoothness of the loss.
+    newcomer_epochs
+        Passes over its training split with which an unseen client trains its model.
+    """
+
+    prox_weight: NonNegativeFloat = 1.0
+    aggregation_probability: ProperFraction = 0.2
+    newcomer_epochs: PositiveInt = 10
+
+
+@dataclass(frozen=True)
+class L2GDState(Record):
+    """The server's state, and what every client gets.
+
+    Attributes
+    ----------
+    weights
+        x̄, shape (num_weights,).
+    seed
+        Of the coins.
+    """
+
+    weights: Tensor
+    seed: int
+
+
+def l2gd(task: Task, settings: L2GDSettings) -> Method:
+    """Return L2GD on ``task``."""
+    probability = settings.aggregation_probability
+
+    def init(clients: Sequence[str], rng: RandomKey) -> L2GDState:
+        seed = rng.child("coins").entropy(num_bytes=6)
+        return L2GDState(task.initial_weights, seed)
+
+    def broadcast(state: L2GDState, client_id: str, rng: RandomKey) -> L2GDState:
+        return state
+
+    def client_update(
+        payload: L2GDState,
+        client_state: ModelState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[ModelState, ModelUpdate]:
+        own = payload.weights if client_state is None else client_state.weights
+        rate = task.training.learning_rate_at(server_round)
+        step = coin_step(
+            payload.weights[: task.model.num_parameters].to(task.model.device),
+            coins(payload.seed, server_round, probability),
+            settings,
+        )
+        trained = local_sgd(task, own, data.train, rate, rng, local_step=step)
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return ModelState(trained.weights), update
+
+    def aggregate(
+        state: L2GDState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> L2GDState:
+        return replace(state, weights=average_weights(updates).weights)
+
+    # What a newcomer minimises is the same; it has nobody to share coins with.
+    alike = FedMTLSettings(settings.prox_weight, settings.newcomer_epochs)
+    return replace(
+        fed_mtl(task, alike),
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=aggregate,
+        state_type=L2GDState,
+        payload_type=L2GDState,
+    )
+
+
+def coins(seed: int, server_round: int, probability: float) -> Iterator[bool]:
+    """Yield for each local step of a round, without end, whether it is heads."""
+    generator = RandomKey(seed).child("round", server_round).numpy()
+    while True:
+        yield bool(generator.random() < probability)
+
+
+def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> LocalStep:
+    """Return one iteration of Algorithm 1 as a local step.
+
+    Parameters
+    ----------
+    mean
+        x̄, shape (num_parameters,), on the model's device.
+    heads
+        The coins.
+    settings
+        λ and p.
+    """
+    probability = settings.aggregation_probability
+
+    def step(model: LocalModel) -> Tensor:
+        loss = model.backward(model.next_batch())
+        if next(heads):
+            size = model.learning_rate * settings.prox_weight / probability
+            model.parameters.lerp_(mean, size / (1 + size))
+        else:
+            model.gradient.div_(1 - probability)
+            model.step()
+        return loss
+
+    return step
+
+
+SPEC = MethodSpec(
+    title="L2GD",
+    summary="Each client trains a model of its own and, by chance, nears the mean.",
+    source="Hanzely and Richtárik 2020, Algorithm 1; fedbasis-pflbed.txt, Table 6",
+    build=l2gd,
+    upload="1",
+    download="1",
+    client_state="1",
+    server_state="1",
+    unseen="the mean model, trained on the client's data and pulled back to it",
+    reference_title="L2GD (mean model)",
+    settings_type=L2GDSettings,
+)

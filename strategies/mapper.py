@@ -1,0 +1,251 @@
+"""Mapper: a central model and a local one at each client, trained for their mixture.
+
+Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
+Federated Learning", 2020, section 6 and appendix E.2
+(three-approaches-hypcluster-dapper-mapper.txt). A client that takes part in a round,
+with h_c the central model that it is sent:
+
+    1. for each λ of a cover of [0, 1]
+       h_λ = argmin_h L(λ h + (1 - λ) h_c)                          (Eq. 10)
+    2. λ*, h_l = argmin over these pairs of L(λ h_λ + (1 - λ) h_c)  (Eq. 11)
+    3. train h_c on L(λ* h_l + (1 - λ*) h_c) with h_l fixed         (Eq. 12)
+
+Here h are probabilities and L is the log-loss of the mixture of them. Each h_λ starts
+from h_c (appendix F.2). After the last round every client does 1. and 2. once more.
+
+With a cover of 0 alone it is FedAvg; with one of 1 alone the central model gets no
+gradient and clients are served what they train from it on their own.
+
+The text has lost the formulas; they are as in the original paper. Departures: the
+client compares the pairs of 2. on its validation split where it has one, since on the
+data that h_λ was trained on the larger λ nearly always wins; else on its training
+split, as the paper does. What is served is h_l trained anew on both splits with λ*.
+Step 3 is the local training of FedAvg, and several clients take part in a round. The
+first rounds are FedAvg's: while h_c is random λ* is 1, with which it gets no gradient.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from knnper.models.base import EmbeddingModel
+from knnper.models.flat import FlatModel
+from strategies.core.evaluation import evaluate
+from strategies.core.local_model import Objective, cross_entropy
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from strategies.core.mixture_predictor import MixturePredictor
+from strategies.core.records import ModelPayload, ModelUpdate, NoState
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class MapperSettings(Settings):
+    """The local models and their part in the mixture.
+
+    Attributes
+    ----------
+    interpolation_weights
+        The cover of [0, 1] that a client chooses its λ from. 0 is the central model
+        alone, 1 the local model alone; every other value costs one local training.
+    local_epochs
+        Passes over a client's data in which a local model is trained; 1 in the paper.
+    local_learning_rate
+        Of the local models; null is the training section's rate. 0.03 in the paper.
+    warm_start_fraction
+        Part of the rounds, the first, in which the central model is trained alone, as
+        by FedAvg; 0 is the paper's algorithm, 1 trains local models at the end alone.
+    """
+
+    interpolation_weights: Cover = (0.0, 0.25, 0.5, 0.75, 1.0)
+    local_epochs: PositiveInt = 1
+    local_learning_rate: PositiveFloat | None = None
+    warm_start_fraction: UnitInterval = 0.5
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A local model and its part.
+
+    Attributes
+    ----------
+    interpolation_weight
+        λ.
+    local
+        h_l, shape (num_weights,).
+    """
+
+    interpolation_weight: float
+    local: Tensor
+
+
+def mapper(task: Task, settings: MapperSettings) -> Method:
+    """Return Mapper on ``task``."""
+    training = task.training
+
+    def local_model(
+        central: Tensor, share: float, data: Examples, rate: float, rng: RandomKey
+    ) -> Pair:
+        if share == 0.0:  # the loss does not depend on it
+            return Pair(share, central)
+        trained = local_sgd(
+            task,
+            central,
+            data,
+            settings.local_learning_rate or rate,
+            rng.child("local"),
+            num_epochs=settings.local_epochs,
+            objective=mixture_loss(task, share, central),
+        )
+        return Pair(share, trained.weights)
+
+    def best(central: Tensor, data: ClientData, rate: float, rng: RandomKey) -> Pair:
+        pairs = [
+            local_model(central, share, data.train, rate, rng)
+            for share in sorted(settings.interpolation_weights)
+        ]
+        return best_pair(task, central, pairs, data)
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ModelUpdate]:
+        rate, central = training.learning_rate_at(server_round), payload.weights
+        found = Pair(0.0, central)
+        if server_round > settings.warm_start_fraction * training.num_rounds:
+            found = best(central, data, rate, rng)
+        objective = mixture_loss(task, 1 - found.interpolation_weight, found.local)
+        trained = local_sgd(task, central, data.train, rate, rng, objective=objective)
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return NoState(), update
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Predictor:
+        rate, central = training.learning_rate_at(training.num_rounds), payload.weights
+        alone = best(central, data, rate, rng)
+        share, everything = alone.interpolation_weight, data.train_and_validation()
+        return replace(
+            interpolated(
+                task, central, local_model(central, share, everything, rate, rng)
+            ),
+            trained_alone=lambda: interpolated(task, central, alone),
+        )
+
+    return replace(
+        fedavg(task, NoSettings()),
+        client_update=client_update,
+        personalize=personalize,
+        serves_global_model=False,
+        personalizes_by_inference=False,
+    )
+
+
+def interpolated(task: Task, central: Tensor, pair: Pair) -> MixturePredictor:
+    """Return what serves λ h_l + (1 - λ) h_c, with h_c of shape (num_weights,)."""
+    share = pair.interpolation_weight
+    weights = torch.tensor([1 - share, share])
+    chosen = {"interpolation_weight": share}
+    return MixturePredictor(task, (central, pair.local), weights, chosen)
+
+
+def best_pair(
+    task: Task, central: Tensor, pairs: Sequence[Pair], data: ClientData
+) -> Pair:
+    """Return the pair whose mixture with h_c has the smallest log-loss.
+
+    On the validation split; without one on the training split. Of equals the first;
+    without training data the central model alone, whatever the pairs are.
+    three-approaches-hypcluster-dapper-mapper.txt, Eq. 11.
+
+    Parameters
+    ----------
+    task
+        Gives the architecture.
+    central
+        h_c, shape (num_weights,).
+    pairs
+        At least one; local models trained on the training split.
+    data
+        The client's splits.
+    """
+    if len(data.train) == 0:
+        return Pair(0.0, central)
+    if len(pairs) == 1:
+        return pairs[0]
+    split = data.validation if len(data.validation) else data.train
+    return min(
+        pairs,
+        key=lambda pair: (
+            evaluate(interpolated(task, central, pair), split).log_loss_sum
+        ),
+    )
+
+
+def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
+    """Return -log(s h(x)[y] + (1 - s) h'(x)[y]) as an objective for h.
+
+    Parameters
+    ----------
+    task
+        Gives the architecture.
+    share
+        s, the part of the model that is trained.
+    fixed
+        Weights of h', shape (num_weights,); it is in evaluation mode.
+    """
+    if share == 1.0:
+        return cross_entropy
+    other = _second_model(task, fixed)
+    of_trained = torch.tensor(share, device=task.model.device).log()
+    of_fixed = torch.tensor(1 - share, device=task.model.device).log()
+
+    def objective(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            constant = of_fixed - cross_entropy(other, inputs, labels)
+        own = of_trained - cross_entropy(module, inputs, labels)
+        return -torch.logaddexp(own, constant)
+
+    return objective
+
+
+def _second_model(task: Task, weights: Tensor) -> EmbeddingModel:
+    """Return a model at ``weights``, in evaluation mode, that is not the task's own."""
+    copied = FlatModel(copy.deepcopy(task.model.module), task.model.device)
+    copied.load(weights)
+    copied.module.eval()
+    return copied.module
+
+
+SPEC = MethodSpec(
+    title="Mapper",
+    summary="A central and a local model at each client, trained for their mixture.",
+    source="Mansour et al. 2020, appendix E.2, Eq. 10-12",
+    build=mapper,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="trains and mixes a local model like any other client",
+    reference_title="Mapper (central model)",
+    settings_type=MapperSettings,
+    serves_one_model=False,
+)

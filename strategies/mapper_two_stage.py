@@ -1,0 +1,110 @@
+"""Mapper in two stages: a local model, mixed with what a client would be served.
+
+Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
+Federated Learning", 2020, section 6: "a common approach for model interpolation in
+practice is to first train the central model and then train the local model separately
+and find the best interpolation coefficients" of λ h_l + (1 - λ) h_c. The joint form is
+`strategies.mapper`.
+
+h_l starts from the weights of h_c (appendix F.2), so with λ = 1 it is fine-tuning; with
+λ = 0 the method is as it was. Of equal λ the smallest is taken. Departure: λ is chosen
+by the log-loss on the validation split where there is one (else, as in the paper, on
+the training split), and h_l is then trained anew on both splits.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from knnper.config.ranges import PositiveFloat, PositiveInt
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method
+from strategies.core.mixture_predictor import MixturePredictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.personalizer import PersonalizerSpec
+from strategies.core.task import Task
+from strategies.fine_tuning import one_model
+from strategies.mapper import Cover, Pair, best_pair, interpolated
+
+
+@dataclass(frozen=True)
+class TwoStageSettings(Settings):
+    """The local model and its part in the mixture.
+
+    Attributes
+    ----------
+    interpolation_weights
+        The values of λ that a client chooses from. 0 is the served model alone, 1 the
+        local model alone.
+    local_epochs
+        Passes over the client's data in which the local model is trained; 1 in the
+        paper.
+    local_learning_rate
+        Of the local model; null is the training section's rate in the last round. 0.03
+        in the paper.
+    """
+
+    interpolation_weights: Cover = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    local_epochs: PositiveInt = 1
+    local_learning_rate: PositiveFloat | None = None
+
+
+def with_local_model(task: Task, method: Method, settings: TwoStageSettings) -> Method:
+    """Return ``method`` with a local model at each client.
+
+    Parameters
+    ----------
+    task
+        What is learned.
+    method
+        Serves one model a client.
+    settings
+        How the local model is trained, and the grid of λ.
+    """
+    last_rate = task.training.learning_rate_at(task.training.num_rounds)
+    cover = sorted(settings.interpolation_weights)
+
+    def trained(central: Tensor, examples: Examples, rng: RandomKey) -> Tensor:
+        return local_sgd(
+            task,
+            central,
+            examples,
+            settings.local_learning_rate or last_rate,
+            rng,
+            num_epochs=settings.local_epochs,
+        ).weights
+
+    def mixed(base: ModelPredictor, pair: Pair) -> MixturePredictor:
+        mixture = interpolated(task, base.weights, pair)
+        return replace(mixture, chosen={**base.chosen, **mixture.chosen})
+
+    def personalize(
+        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> MixturePredictor:
+        base = one_model(method.personalize(payload, client_state, data, rng))
+        before = base.without_validation()
+        local = trained(before.weights, data.train, rng)
+        pairs = [Pair(share, local) for share in cover]
+        alone = best_pair(task, before.weights, pairs, data)
+        both = trained(base.weights, data.train_and_validation(), rng)
+        return replace(
+            mixed(base, replace(alone, local=both)),
+            trained_alone=lambda: mixed(before, alone),
+        )
+
+    return replace(method, personalize=personalize, personalizes_by_inference=False)
+
+
+ON_TOP = PersonalizerSpec(
+    title="Mapper (two stages)",
+    summary="The served model and one that each client trains from it, mixed.",
+    source="Mansour et al. 2020, section 6",
+    settings_type=TwoStageSettings,
+    apply=with_local_model,
+    unseen="trains and mixes a local model like any other client",
+    needs_one_model=True,
+)

@@ -1,0 +1,221 @@
+"""Per-FedAvg: one global model that is good after a step on a client's own data.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
+Guarantees: A Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1; a
+baseline of fedbasis-pflbed.txt, section 6. The server minimises the mean of
+
+    F_i(w) = f_i(w - α ∇f_i(w))
+
+and a client's step, on the mini-batches D, D' and D'', is
+
+    w̃ = w - α ∇f_i(w; D)
+    w ← w - β (I - α ∇²f_i(w; D'')) ∇f_i(w̃; D')
+
+with β the training section's learning rate. The Hessian is left out (FO,
+``first_order``), or its product with v = ∇f_i(w̃; D') is estimated (HF,
+``hessian_free``) as
+
+    ∇²f_i(w; D'') v ≈ (∇f_i(w + δ v; D'') - ∇f_i(w - δ v; D'')) / (2 δ)
+
+Departures: mini-batches come from passes over the data, not from independent draws;
+those of D' are FedAvg's, so that α = 0 is FedAvg. The mean of the models weights each
+client by its number of examples. Momentum and weight decay, where they are set, act on
+the step of rate β alone. Buffers such as BatchNorm's running statistics are averaged;
+they have seen the mini-batches D and D'' too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from strategies.core.averaging import average_weights
+from strategies.core.local_model import Batch, LocalModel
+from strategies.core.local_sgd import LocalStep, local_sgd
+from strategies.core.method import Method, MethodSpec
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class PerFedAvgSettings(Settings):
+    """The inner step, and what is made of the Hessian.
+
+    Attributes
+    ----------
+    inner_learning_rate
+        α, of the step that a client makes on its own data, 0.001 to 0.1; 0 is FedAvg.
+    variant
+        ``first_order`` (FO) leaves the Hessian out, at twice FedAvg's cost of a step;
+        ``hessian_free`` (HF) estimates its product, at four times.
+    finite_difference
+        δ, in units of the gradient, with ``hessian_free``: small for a small error of
+        the estimate, but not so small that float32 cannot tell the two points apart.
+    adaptation_epochs
+        Passes over a client's own data at rate α after the last round. 0 serves the
+        global model, to put something on top of it.
+    """
+
+    inner_learning_rate: NonNegativeFloat = 0.01
+    variant: Literal["first_order", "hessian_free"] = "first_order"
+    finite_difference: PositiveFloat = 0.01
+    adaptation_epochs: NonNegativeInt = 1
+
+
+def per_fedavg(task: Task, settings: PerFedAvgSettings) -> Method:
+    """Return Per-FedAvg on ``task``."""
+    step = meta_step(settings)
+
+    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
+        return ModelState(task.initial_weights)
+
+    def broadcast(state: ModelState, client_id: str, rng: RandomKey) -> ModelPayload:
+        return ModelPayload(state.weights)
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ModelUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        trained = local_sgd(
+            task, payload.weights, data.train, rate, rng, local_step=step
+        )
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return NoState(), update
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        """Return the model after steps on both splits: nothing is chosen."""
+
+        def adapted(examples: Examples) -> ModelPredictor:
+            weights = _adapted(task, payload.weights, examples, settings, rng)
+            return ModelPredictor(task, weights)
+
+        served = adapted(data.train_and_validation())
+        return replace(served, trained_alone=lambda: adapted(data.train))
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=lambda state, updates: average_weights(updates),
+        personalize=personalize,
+        state_type=ModelState,
+        payload_type=ModelPayload,
+        update_type=ModelUpdate,
+        num_rounds=task.training.num_rounds,
+    )
+
+
+def meta_step(settings: PerFedAvgSettings) -> LocalStep:
+    """Return a step on F_i; its loss is f_i(w̃; D'), that after the inner step."""
+    inner_rate = settings.inner_learning_rate
+
+    def step(model: LocalModel) -> Tensor:
+        model.backward(model.independent_batch())
+        adapted = model.parameters - inner_rate * model.gradient
+        loss = model.backward(model.next_batch(), at=adapted)
+        if settings.variant == "hessian_free":
+            outer = model.gradient.clone()
+            product = hessian_product(
+                model, model.independent_batch(), outer, settings.finite_difference
+            )
+            model.gradient.copy_(outer - inner_rate * product)
+        model.step()
+        return loss
+
+    return step
+
+
+def hessian_product(
+    model: LocalModel, batch: Batch, vector: Tensor, finite_difference: float
+) -> Tensor:
+    """Return ∇²f(w; D'') v by central differences, shape (num_parameters,).
+
+    Parameters
+    ----------
+    model
+        At w; its gradient is overwritten.
+    batch
+        D''.
+    vector
+        v, shape (num_parameters,).
+    finite_difference
+        δ.
+    """
+    moved = finite_difference * vector
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    # Both passes drop the same units: another draw would swamp the difference.
+    with torch.random.fork_rng(range(torch.cuda.device_count() if in_use else 0)):
+        model.backward(batch, at=model.parameters + moved)
+    ahead = model.gradient.clone()
+    model.backward(batch, at=model.parameters - moved)
+    return (ahead - model.gradient) / (2 * finite_difference)
+
+
+def _adapted(
+    task: Task,
+    weights: Tensor,
+    examples: Examples,
+    settings: PerFedAvgSettings,
+    rng: RandomKey,
+) -> Tensor:
+    # Plain steps, as those that the weights were trained for.
+    training = replace(task.training, momentum=0.0, weight_decay=0.0)
+    return local_sgd(
+        replace(task, training=training),
+        weights,
+        examples,
+        settings.inner_learning_rate,
+        rng,
+        num_epochs=settings.adaptation_epochs,
+    ).weights
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.method.settings
+    if (
+        not isinstance(settings, PerFedAvgSettings)
+        or settings.variant == "first_order"
+        or experiment.training.precision == "float32"
+    ):
+        return ()
+    return (
+        Problem(
+            "training.precision",
+            f"found {experiment.training.precision}, expected float32 with variant = "
+            "hessian_free: its small differences of gradients are lost in rounding; "
+            "remove the setting or choose first_order",
+        ),
+    )
+
+
+SPEC = MethodSpec(
+    title="Per-FedAvg",
+    summary="One global model, trained to be good after a step on a client's data.",
+    source="Fallah et al. 2020, Algorithm 1",
+    build=per_fedavg,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="the global model, after steps on the client's data",
+    reference_title="Per-FedAvg (before its step)",
+    settings_type=PerFedAvgSettings,
+    check=_check,
+)

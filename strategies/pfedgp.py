@@ -1,0 +1,245 @@
+"""pFedGP: Gaussian-process classifiers on a shared representation.
+
+Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning with
+Gaussian Processes", NeurIPS 2021, section 4 and Algorithm 1, with the tree of binary
+processes of Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process
+Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of knn-per.txt
+(section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone; a
+client's classifier is a Gaussian process with the kernel
+
+    k(x, x') = s κ(φ(x) / l, φ(x') / l)
+
+over its own examples, so that no head is trained. A round maximises the predictive
+likelihood Σ_i log p(y_i | x_i, other examples) by φ.
+
+Departures: the Pólya-Gamma variables are not drawn by Gibbs sampling, but their means
+are found by coordinate ascent (mean field), so that a client's classifier is a function
+of its data and its likelihood has no sampling noise. The likelihood is that of each
+example of a mini-batch given the rest of it, in closed form; the paper takes all of a
+client's data in one step. Only full Gaussian processes: no inducing points.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import PositiveFloat, PositiveInt
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.averaging import average_weights
+from strategies.core.gaussian_process.class_tree import class_tree
+from strategies.core.gaussian_process.classifier import TreeClassifier, fit_classifier
+from strategies.core.gaussian_process.kernel import Kernel, KernelName
+from strategies.core.gaussian_process.objective import levels_of, predictive_objective
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec
+from strategies.core.records import ModelUpdate, NoState, Record
+from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class PFedGPSettings(Settings):
+    """The Gaussian processes; kernel and scales by default as in the paper's runs.
+
+    Attributes
+    ----------
+    kernel
+        κ: ``rbf`` is exp(-|z - z'|² / 2), ``linear`` is zᵀ z'.
+    output_scale
+        s, the prior variance of the latent function. It is not trained, nor is l: φ
+        can learn any scale itself.
+    length_scale
+        l, in units of representations.
+    num_iterations
+        Rounds of coordinate ascent for the means of the Pólya-Gamma variables.
+    max_examples
+        At most so many examples of a client are in its classifier, drawn at random:
+        its cost is cubic in them.
+    """
+
+    kernel: KernelName = "rbf"
+    output_scale: PositiveFloat = 8.0
+    length_scale: PositiveFloat = 1.0
+    num_iterations: PositiveInt = 10
+    max_examples: PositiveInt = 1000
+
+
+@dataclass(frozen=True)
+class SharedNetwork(Record):
+    """The server's state, and what it sends.
+
+    It is no `ModelState`: nobody is served its head, which is never trained.
+
+    Attributes
+    ----------
+    network
+        φ and the head as it was at first, shape (num_weights,).
+    """
+
+    network: Tensor
+
+
+@dataclass(frozen=True)
+class GaussianProcessPredictor:
+    """Serves a client's Gaussian processes on φ.
+
+    Attributes
+    ----------
+    task
+        Gives the architecture.
+    network
+        φ, as in `SharedNetwork`.
+    head
+        From representations (n, p) to probabilities (n, c); the same for all who have
+        no examples.
+    trained_alone
+        Makes the predictor that does not know the validation split; None where this
+        one does not.
+    """
+
+    task: Task
+    network: Tensor
+    head: TreeClassifier
+    trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return p(y|x), shape (n, c), of images (n, height, width, channels)."""
+        return self.head(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p)."""
+        return self.task.embed(self.network, images)
+
+    def without_validation(self) -> "GaussianProcessPredictor":
+        """Return the predictor whose examples are the training split alone."""
+        return self if self.trained_alone is None else self.trained_alone()
+
+    def describe(self) -> Mapping[str, float]:
+        """Return the number of examples in the classifier."""
+        return {"num_gp_examples": float(self.head.num_examples)}
+
+
+def pfedgp(task: Task, settings: PFedGPSettings) -> Method:
+    """Return pFedGP on ``task``."""
+    kernel = Kernel(settings.kernel, settings.output_scale, settings.length_scale)
+    num_classes, of_network = task.spec.num_classes, ~task.head_mask
+
+    def init(clients: Sequence[str], rng: RandomKey) -> SharedNetwork:
+        return SharedNetwork(task.initial_weights)
+
+    def broadcast(
+        state: SharedNetwork, client_id: str, rng: RandomKey
+    ) -> SharedNetwork:
+        return state
+
+    def client_update(
+        payload: SharedNetwork,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ModelUpdate]:
+        embeddings = task.embed(payload.network, data.train.images)
+        tree = class_tree(embeddings, data.train.labels)
+        levels = levels_of(tree, num_classes, task.model.device)
+        trained = local_sgd(
+            task,
+            payload.network,
+            data.train,
+            task.training.learning_rate_at(server_round),
+            rng,
+            trainable=of_network,
+            objective=predictive_objective(levels, kernel, settings.num_iterations),
+        )
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return NoState(), update
+
+    def fit(embeddings: Tensor, labels: Tensor, rng: RandomKey) -> TreeClassifier:
+        chosen = _at_most(settings.max_examples, len(labels), rng)
+        return fit_classifier(
+            embeddings[chosen],
+            labels[chosen],
+            num_classes,
+            kernel,
+            settings.num_iterations,
+        )
+
+    def personalize(
+        payload: SharedNetwork,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> GaussianProcessPredictor:
+        network, (train, held_out) = payload.network, (data.train, data.validation)
+        of_train = task.embed(network, train.images)
+        of_both = torch.cat([of_train, task.embed(network, held_out.images)])
+
+        def alone() -> GaussianProcessPredictor:
+            head = fit(of_train, train.labels, rng)
+            return GaussianProcessPredictor(task, network, head)
+
+        head = fit(of_both, torch.cat([train.labels, held_out.labels]), rng)
+        trained_alone = alone if len(held_out) else None
+        return GaussianProcessPredictor(task, network, head, trained_alone)
+
+    return Method(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregate=_aggregate,
+        personalize=personalize,
+        state_type=SharedNetwork,
+        payload_type=SharedNetwork,
+        update_type=ModelUpdate,
+        num_rounds=task.training.num_rounds,
+        personalizes_by_inference=True,
+    )
+
+
+def _aggregate(
+    state: SharedNetwork, updates: Iterable[tuple[str, ModelUpdate]]
+) -> SharedNetwork:
+    return SharedNetwork(average_weights(updates).weights)
+
+
+def _at_most(number: int, num_examples: int, rng: RandomKey) -> Tensor:
+    """Return positions of examples, ascending: all, or ``number`` at random."""
+    if num_examples <= number:
+        return torch.arange(num_examples)
+    generator = rng.child("examples").numpy()
+    drawn = generator.choice(num_examples, size=number, replace=False)
+    return torch.from_numpy(drawn).sort().values
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    if experiment.training.batch_size > 1:
+        return ()
+    return (
+        Problem(
+            "training.batch_size",
+            "found 1, expected 2 or more with pfedgp: each example is predicted from "
+            "the others of its mini-batch; the larger it is, the better",
+        ),
+    )
+
+
+SPEC = MethodSpec(
+    title="pFedGP",
+    summary="A shared network; each client's classifier is a tree of Gaussian "
+    "processes over its own examples.",
+    source="Achituve et al. 2021 (NeurIPS), Algorithm 1; knn-per.txt, section 5",
+    build=pfedgp,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="the shared network and Gaussian processes over the client's own examples",
+    reference_title=None,
+    settings_type=PFedGPSettings,
+    serves_one_model=False,
+    check=_check,
+)

@@ -1,0 +1,193 @@
+"""pFedMe: clients train the Moreau envelope of their loss, and serve its minimiser.
+
+T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS
+2020, Algorithm 1; a baseline of heterogeneity-talk-fedem-knnper.txt. The global model w
+minimises the mean of F_m(w) = min_θ f_m(θ) + λ/2 ||θ - w||², and θ is what client m is
+served. A local step draws one mini-batch, starts from θ = w_m, makes K inner steps
+
+    θ ← θ - α (g(θ) + λ (θ - w_m))
+
+on it, and steps along the envelope's gradient: w_m ← w_m - η λ (w_m - θ). The server
+takes w ← (1 - β) w + β mean_m w_m.
+
+With K = 1 and α = 1/λ, λ (w_m - θ) is g(w_m): w is exactly FedAvg's. So it is for every
+K with α = 1/λ → 0, but for buffers, which see each mini-batch K times. With λ = 0 the
+parameters of w never move, and θ is K steps of SGD away from them.
+
+Departures: the θ that a client serves is found at the hand-over, from the last w and in
+passes over its training split, as the paper defines it; the paper's algorithm ends with
+the θ of a client's last mini-batch, which fits that mini-batch. The pull is then taken
+at the end of a step, see `strategies.core.proximal`. Clients are weighted by their
+number of examples, by the paper equally. K is fixed; the paper goes on up to an
+accuracy.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from knnper.config.sections import Experiment, Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.averaging import RunningMean
+from strategies.core.local_model import LocalModel
+from strategies.core.local_sgd import LocalStep, local_sgd
+from strategies.core.method import Method, MethodSpec, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proximal import pull
+from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class PFedMeSettings(Settings):
+    """How the personal model is found, and what follows from it for the global one.
+
+    The training section's rate is η.
+
+    Attributes
+    ----------
+    prox_weight
+        λ; 15 in most of the paper's experiments.
+    inner_steps
+        K, on each mini-batch; 5 in the paper.
+    inner_learning_rate
+        α, the rate at which θ is trained. α λ must be below 2.
+    server_learning_rate
+        β, the step from the old model towards the clients' mean: 1 takes the mean
+        itself, and more goes beyond it.
+    personal_epochs
+        Passes over its training split in which a client finds the θ that it serves.
+    """
+
+    prox_weight: NonNegativeFloat = 15.0
+    inner_steps: PositiveInt = 5
+    inner_learning_rate: PositiveFloat = 0.05
+    server_learning_rate: PositiveFloat = 1.0
+    personal_epochs: PositiveInt = 5
+
+
+def pfedme(task: Task, settings: PFedMeSettings) -> Method:
+    """Return pFedMe on ``task``."""
+    num_parameters = task.model.num_parameters
+
+    def client_update(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ModelUpdate]:
+        rate = task.training.learning_rate_at(server_round)
+        step = envelope_step(settings)
+        trained = local_sgd(
+            task, payload.weights, data.train, rate, rng, local_step=step
+        )
+        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
+        return NoState(), update
+
+    def aggregate(
+        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> ModelState:
+        rate = settings.server_learning_rate
+        return _aggregate(state, updates, rate, num_parameters)
+
+    def personalize(
+        payload: ModelPayload,
+        client_state: NoState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        rate = settings.inner_learning_rate
+        trained = local_sgd(
+            task,
+            payload.weights,
+            data.train,
+            rate,
+            rng,
+            num_epochs=settings.personal_epochs,
+            gradient_hook=pull(payload.weights, settings.prox_weight, rate),
+        )
+        return ModelPredictor(task, trained.weights)
+
+    return replace(
+        fedavg(task, NoSettings()),
+        client_update=client_update,
+        aggregate=aggregate,
+        personalize=personalize,
+        serves_global_model=False,
+        personalizes_by_inference=False,
+    )
+
+
+def envelope_step(settings: PFedMeSettings) -> LocalStep:
+    """Return the local step of w_m along the gradient of the Moreau envelope."""
+    rate = settings.inner_learning_rate
+    contraction = rate * settings.prox_weight
+
+    def step(model: LocalModel) -> Tensor:
+        batch, start = model.next_batch(), model.parameters.clone()
+        # θ is w - α G. In G the inner step is G ← (1 - α λ) G + g(w - α G), and the
+        # envelope's gradient λ (w - θ) is α λ G, without the rounding of w - θ.
+        loss = model.backward(batch)
+        total = model.gradient.clone()
+        for _ in range(settings.inner_steps - 1):
+            model.backward(batch, at=start - rate * total)
+            total = (1 - contraction) * total + model.gradient
+        model.gradient.copy_(contraction * total)
+        model.step()
+        return loss
+
+    return step
+
+
+def _aggregate(
+    state: ModelState,
+    updates: Iterable[tuple[str, ModelUpdate]],
+    rate: float,
+    num_parameters: int,
+) -> ModelState:
+    mean = RunningMean()
+    for _, update in updates:
+        mean.add(update.weights, update.num_examples)
+    weights = mean.result_float64()
+    # Buffers follow the mean: a running variance must not be extrapolated.
+    parameters = slice(0, num_parameters)
+    kept = (1 - rate) * state.weights[parameters].double()
+    weights[parameters] = kept + rate * weights[parameters]
+    return ModelState(weights.float())
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.method.settings
+    if not isinstance(settings, PFedMeSettings):
+        raise TypeError(f"expected PFedMeSettings, found {type(settings).__name__}")
+    product = settings.inner_learning_rate * settings.prox_weight
+    if product < 2:
+        return ()
+    message = (
+        f"found {settings.inner_learning_rate} with prox_weight "
+        f"{settings.prox_weight}, expected less than 2 / prox_weight = "
+        f"{2 / settings.prox_weight:g}, or the inner steps diverge; lower either"
+    )
+    return (Problem("method.inner_learning_rate", message),)
+
+
+SPEC = MethodSpec(
+    title="pFedMe",
+    summary="Each client is served a model near the global one, which is their mean.",
+    source="T. Dinh et al. 2020, Algorithm 1",
+    build=pfedme,
+    upload="1",
+    download="1",
+    client_state="0",
+    server_state="1",
+    unseen="finds a model near the global one, like any other client",
+    reference_title="pFedMe (global model)",
+    settings_type=PFedMeSettings,
+    check=_check,
+)

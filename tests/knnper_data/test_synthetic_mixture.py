@@ -1,0 +1,96 @@
+import json
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from knnper.config.sections import Choice
+from knnper.config.seeding import RandomKey
+from knnper.data.synthetic_mixture import (
+    SyntheticMixtureSettings,
+    density,
+    load_synthetic_mixture,
+)
+from simulation.partition.natural import NaturalSettings
+from simulation.partition.split import make_partition
+
+SMALL = SyntheticMixtureSettings(
+    num_users=6, num_samples=50, num_classes=5, num_clusters=2
+)
+
+
+def test_the_density_by_hand() -> None:
+    # ½ over five labels is 0.1 each. User 3 is of cluster 1, and its own label is
+    # 2 + 3 mod 3 = 2; user 4 is of cluster 0, and its own label is 2 + 4 mod 3 = 3.
+    assert density(SMALL, 3).tolist() == pytest.approx([0.1, 0.35, 0.35, 0.1, 0.1])
+    assert density(SMALL, 4).tolist() == pytest.approx([0.35, 0.1, 0.1, 0.35, 0.1])
+
+
+def test_the_papers_density_has_an_entropy_of_its_own() -> None:
+    settings = SyntheticMixtureSettings()
+    for user in (0, 45, 46, 99):
+        shares = np.sort(density(settings, user))
+        assert shares.sum() == pytest.approx(1.0)
+        assert shares[-2:].tolist() == pytest.approx([0.26, 0.26])
+        assert shares[:48].tolist() == pytest.approx([0.01] * 48)
+
+
+def test_the_test_split_is_the_density() -> None:
+    for settings in (SMALL, SyntheticMixtureSettings(num_samples=1)):
+        test = load_synthetic_mixture(settings).test
+        assert test.client_ids is not None
+        for user in range(settings.num_users):
+            labels = test.labels[test.client_ids == user]
+            assert len(labels) == 4 * settings.num_classes
+            counts = np.bincount(labels, minlength=settings.num_classes)
+            np.testing.assert_allclose(counts / len(labels), density(settings, user))
+
+
+def test_the_examples_follow_the_density() -> None:
+    settings = SyntheticMixtureSettings(num_users=2, num_samples=100_000)
+    train = load_synthetic_mixture(settings).train
+    for user in range(2):
+        labels = train.labels[user * 100_000 : (user + 1) * 100_000]
+        found = np.bincount(labels, minlength=50) / len(labels)
+        # Five standard deviations of a share of ¼ of so many draws.
+        np.testing.assert_allclose(found, density(settings, user), atol=7e-3)
+
+
+def test_more_examples_begin_with_the_fewer() -> None:
+    few, many = (
+        load_synthetic_mixture(
+            SyntheticMixtureSettings(num_users=3, num_samples=count)
+        ).train
+        for count in (5, 20)
+    )
+    assert (
+        many.labels.reshape(3, 20)[:, :5].tolist() == few.labels.reshape(3, 5).tolist()
+    )
+
+
+def test_the_seed_fixes_the_examples() -> None:
+    first, again, other = (
+        load_synthetic_mixture(SyntheticMixtureSettings(seed=seed)).train.labels
+        for seed in (0, 0, 1)
+    )
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_users_are_natural_clients() -> None:
+    data = load_synthetic_mixture(SMALL)
+    assert data.train.images.shape == (300, 1, 1, 1)
+    assert data.train.images.dtype == np.float32
+    assert set(data.train.images.ravel().tolist()) == {1.0}
+    choice = Choice("natural", NaturalSettings(validation_fraction=0.2))
+    partition = make_partition(data, choice, RandomKey(0))
+    assert [client.name for client in partition.clients][:2] == ["0000", "0001"]
+    for client in partition.clients:
+        assert (len(client.train), len(client.validation)) == (40, 10)
+        assert len(client.test) == 20
+
+
+def test_clusters_leave_labels_for_users() -> None:
+    given = {"num_classes": 4, "num_clusters": 4}
+    with pytest.raises(ValidationError, match="expected more classes than clusters"):
+        TypeAdapter(SyntheticMixtureSettings).validate_json(json.dumps(given))

@@ -1,0 +1,245 @@
+"""Tuning on validation data, testing over seeds, and going on where it was left."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulation.comparison.playing as playing
+from knnper.config.errors import RunError
+from knnper.config.yaml_text import dump_yaml
+from server.run_folder import RunFolder
+from simulation.comparison.comparing import Outcome, compare, num_runs
+from simulation.comparison.playing import FAILED, Order, play, training_identity
+from simulation.comparison.settings import Comparison, read_comparison
+from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
+from simulation.runner import simulate
+
+ROWS: dict[str, Any] = {
+    "mean": {"method": {"name": "fedavg"}},
+    "memory": {"method": {"name": "knn_per"}},
+    "drift": {
+        "method": {"name": "scaffold"},
+        "personalization": {"name": "knn"},
+        "grid": {"training.learning_rate": []},
+    },
+}
+
+
+def plan(tmp_path: Path, **changes: Any) -> Comparison:
+    document = {
+        "name": "small",
+        "reference": "mean",
+        "seeds": [1, 2],
+        "base": {
+            "data": {"name": "digits"},
+            "partition": {
+                "name": "dirichlet",
+                "num_clients": 5,
+                "alpha": 0.3,
+                "unseen_fraction": 0.2,
+            },
+            "model": {"name": "tiny_cnn", "embedding_dim": 4},
+            "training": {"num_rounds": 2, "batch_size": 16},
+        },
+        "grid": {"training.learning_rate": [0.0001, 0.1]},
+        "rows": ROWS,
+        **changes,
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(dump_yaml(document))
+    return read_comparison(path)
+
+
+def in_this_process(families: Any, num_workers: int) -> Any:
+    for family in families:
+        play(family)
+        yield len(family)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "simulation.comparison.comparing._in_processes", in_this_process
+    )
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
+    """Return a list that grows with each run: its folder, and the rounds it had."""
+    runs: list[tuple[Path, int]] = []
+
+    def noted(bench: Any, folder: RunFolder, *others: Any) -> Any:
+        runs.append((folder.path, len(folder.rounds())))
+        return simulate(bench, folder, *others)
+
+    monkeypatch.setattr(playing, "simulate", noted)
+    return runs
+
+
+@pytest.mark.usefixtures("here")
+def test_the_best_on_validation_data_is_tested(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    comparison, done = plan(tmp_path), list[int]()
+    mean, memory, drift = compare(comparison, tmp_path / "runs", 1, done.append)
+    assert sum(done) == num_runs(comparison) == 4 + 6 == len(made)
+    for outcome in (mean, memory):
+        slow, fast = outcome.tried
+        assert slow.score is not None
+        assert fast.score is not None
+        assert fast.score > slow.score
+        assert outcome.chosen is fast.candidate
+        results = RunFolder(tmp_path / "runs/runs").path
+        assert results.is_dir()
+    assert [one.score for one in drift.tried] == [None]
+    assert list(drift.runs) == [1, 2]
+    # The four runs on validation data read no test split, the others read theirs.
+    tuned = [json.loads((path / "results.json").read_text()) for path, _ in made[:4]]
+    kinds = {one["manifest"]["experiment"]["partition"]["evaluate_on"] for one in tuned}
+    assert kinds == {"validation"}
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_that_train_alike_train_once(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    outcomes = compare(plan(tmp_path), tmp_path / "runs", 1, lambda number: None)
+    before = dict(made)
+    mean, memory, _ = outcomes
+    for seed in (1, 2):
+        # The second of a pair finds both rounds made.
+        assert before[mean.runs[seed]] == 0
+        assert before[memory.runs[seed]] == 2
+        first, second = (RunFolder(one.runs[seed]).results() for one in (mean, memory))
+        digests = [one["training"]["state_sha256"] for one in (first, second)]
+        assert digests[0] == digests[1]
+        assert first["seen"]["global"] == second["seen"]["global"]
+    alone = tmp_path / "alone"
+    experiment = memory.chosen.tested(1)
+    play([Order.of(experiment, alone)])
+    assert (alone / "clients.csv").read_bytes() == (
+        memory.runs[1] / "clients.csv"
+    ).read_bytes()
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_done_is_not_done_again(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    comparison, folder = plan(tmp_path), tmp_path / "runs"
+    first = compare(comparison, folder, 1, lambda number: None)
+    table = as_csv(table_of(first, "mean"))
+    made.clear()
+    done = list[int]()
+    again = compare(comparison, folder, 1, done.append)
+    assert made == []
+    assert sum(done) == num_runs(comparison)
+    assert as_csv(table_of(again, "mean")) == table
+
+    lost = first[1].runs[2]
+    shutil.rmtree(lost)
+    compare(comparison, folder, 1, lambda number: None)
+    assert [path for path, _ in made] == [lost]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [1e30, 0.1]}
+    rows = {"mean": ROWS["mean"]}
+    comparison = plan(tmp_path, grid=grid, rows=rows)
+    (mean,) = compare(comparison, tmp_path / "runs", 1, lambda number: None)
+    assert mean.tried[0].score is None
+    assert mean.chosen.values == {"training.learning_rate": 0.1}
+    reasons = [
+        (path / FAILED).read_text()
+        for path in (tmp_path / "runs/runs").iterdir()
+        if (path / FAILED).exists()
+    ]
+    assert len(reasons) == 1
+    assert "lower training.learning_rate" in reasons[0]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
+    rows = {"mean": ROWS["mean"]}
+    grid = {"training.learning_rate": [1e30, 1e31]}
+    with pytest.raises(RunError, match="every candidate of the row mean failed"):
+        compare(plan(tmp_path, grid=grid, rows=rows), tmp_path, 1, lambda number: None)
+    grid = {"training.learning_rate": [1e30]}
+    with pytest.raises(RunError, match="the row mean failed when it was tested"):
+        compare(plan(tmp_path, grid=grid, rows=rows), tmp_path, 1, lambda number: None)
+
+
+def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:
+    mean, memory, drift = plan(tmp_path).rows
+    identities = [
+        training_identity(row.candidates[-1].tuning) for row in (mean, memory, drift)
+    ]
+    assert identities[0] != identities[2]
+    # FedAvg and kNN-Per are two names; the method is in what they have in common.
+    fedavg, knn_per = (row.candidates[0].tuning for row in (mean, memory))
+    assert training_identity(fedavg) == training_identity(knn_per)
+
+
+class TestTable:
+    """Figures of runs that are written by hand."""
+
+    def outcome(self, tmp_path: Path, name: str, accuracies: list[str]) -> Outcome:
+        comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "other": ROWS["mean"]})
+        (row,) = [row for row in comparison.rows if row.name == name]
+        runs = {}
+        for seed, accuracy in enumerate(accuracies, start=1):
+            folder = tmp_path / f"{name}-{seed}"
+            folder.mkdir()
+            figures = {"accuracy_weighted": float(accuracy)}
+            group = {**figures, "accuracy_bottom_decile": 0.25}
+            nobody = {"accuracy_weighted": None, "accuracy_bottom_decile": None}
+            results = {
+                "seen": group,
+                "unseen": nobody,
+                "training": {"seconds": 2.0 * seed, "personalization_seconds": 1.0},
+            }
+            (folder / "results.json").write_text(json.dumps(results))
+            (folder / "clients.csv").write_text(
+                f"client,seen,accuracy\na,true,{accuracy}\nb,true,0.5\nc,true,\n"
+            )
+            runs[seed] = folder
+        return Outcome(row, [], row.candidates[1], runs)
+
+    def rows(self, tmp_path: Path) -> Any:
+        mean = self.outcome(tmp_path, "mean", ["0.5", "0.7"])
+        other = self.outcome(tmp_path, "other", ["0.4", "0.8"])
+        return table_of([mean, other], "mean")
+
+    def test_means_and_deviations(self, tmp_path: Path) -> None:
+        mean, other = self.rows(tmp_path)
+        # ((0.5 - 0.6)² + (0.7 - 0.6)²) / (2 - 1) = 0.02
+        assert mean.seen.average.mean == pytest.approx(0.6)
+        assert mean.seen.average.std == pytest.approx(0.02**0.5)
+        assert mean.unseen.average.mean is None
+        assert mean.seconds == pytest.approx(4.0)
+        # Of a and b, a is worse with seed 1 (0.4 < 0.5) and not with seed 2.
+        assert other.seen.fraction_hurt.mean == pytest.approx(0.25)
+        assert mean.seen.fraction_hurt.mean == 0
+
+    def test_it_is_written_in_percent(self, tmp_path: Path) -> None:
+        rows = self.rows(tmp_path)
+        header, first, second = as_cells(rows)
+        assert first[:4] == ["FedAvg", "60.0 ± 14.1", "25.0 ± 0.0", "0.0 ± 0.0"]
+        assert second[3:5] == ["25.0 ± 35.4", "-"]
+        assert len(header) == len(first)
+        lines = as_markdown(rows).splitlines()
+        assert lines[1].startswith("| --- | ---: |")
+        assert lines[2].startswith("| FedAvg | 60.0 ± 14.1 |")
+
+    def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
+        first, second = csv.DictReader(io.StringIO(as_csv(self.rows(tmp_path))))
+        assert first["row"] == "mean"
+        assert float(second["seen_fraction_hurt"]) == pytest.approx(0.25)
+        assert second["unseen_average"] == ""
+        assert json.loads(first["chosen"]) == {"training.learning_rate": 0.1}

@@ -1,0 +1,152 @@
+"""The file of a comparison: candidates, titles, and all errors at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knnper.config.errors import ConfigError
+from knnper.config.yaml_text import dump_yaml
+from simulation.comparison.settings import Comparison, key_of, read_comparison
+
+BASE = {
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "num_clients": 4},
+    "model": {"name": "tiny_cnn", "embedding_dim": 4},
+    "training": {"num_rounds": 2, "batch_size": 16},
+}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "small",
+        "reference": "mean",
+        "base": BASE,
+        "seeds": [5, 6],
+        "tuning_seed": 7,
+        "grid": {"training.learning_rate": [0.1, 0.01]},
+        "rows": {"mean": {"method": {"name": "fedavg"}}},
+        **changes,
+    }
+
+
+def read(tmp_path: Path, *overrides: str, **changes: Any) -> Comparison:
+    path = tmp_path / "small.yaml"
+    path.write_text(dump_yaml(document(**changes)))
+    return read_comparison(path, overrides)
+
+
+def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
+    grid = {"personalization.num_epochs": [1, 3]}
+    rows = {
+        "mean": {"method": {"name": "fedavg"}},
+        "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
+    }
+    mean, tuned = read(tmp_path, rows=rows).rows
+    assert [dict(one.values) for one in mean.candidates] == [
+        {"training.learning_rate": 0.1},
+        {"training.learning_rate": 0.01},
+    ]
+    assert [tuple(one.values.values()) for one in tuned.candidates] == [
+        (0.1, 1),
+        (0.1, 3),
+        (0.01, 1),
+        (0.01, 3),
+    ]
+
+
+def test_candidates_are_experiments(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, "training.batch_size=8").rows
+    candidate = row.candidates[1]
+    assert candidate.tuning.training.learning_rate == 0.01
+    assert candidate.tuning.training.batch_size == 8
+    assert candidate.tuning.run.seed == 7
+    assert candidate.tuning.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+    for seed in (5, 6):
+        experiment = candidate.tested(seed)
+        assert experiment.run.seed == seed
+        assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
+        assert experiment.run.engine == "serial"
+    folders = {
+        key_of(candidate.tuning),
+        *(key_of(candidate.tested(seed)) for seed in (5, 6)),
+    }
+    assert len(folders) == 3
+
+
+def test_an_empty_list_takes_a_key_out(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": []}}
+    }
+    (row,) = read(tmp_path, rows=rows).rows
+    (candidate,) = row.candidates
+    assert candidate.values == {}
+    assert candidate.tuning.training.learning_rate == 0.03
+
+
+def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedem"}, "personalization": {"name": "knn"}},
+        "own": {"method": {"name": "fedavg"}, "title": "The mean"},
+    }
+    titles = [row.title for row in read(tmp_path, rows=rows).rows]
+    assert titles == ["FedEM + kNN", "The mean"]
+
+
+def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg"}, "grid": {"training.momentum": [0, 0.5]}},
+        "named": {"method": {"name": "fedem"}, "title": "Three models"},
+        "memory": {"method": {"name": "knn_per"}},
+        "tuned": {"method": {"name": "fedavg"}, "personalization": {"name": "protonn"}},
+    }
+    found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
+    assert [row.name for row in found] == [*rows, "mean-knn", "named-knn"]
+    assert [row.title for row in found[-2:]] == ["FedAvg + kNN", "Three models + kNN"]
+    assert len(found[-2].candidates) == 4
+    assert found[-2].candidates[0].tuning.personalization.name == "knn"
+
+
+def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
+    rows = {"mean": {"method": {"name": "fedavg"}, "training": {"momentum": 0.5}}}
+    (row,) = read(tmp_path, rows=rows).rows
+    assert row.candidates[0].tuning.training.momentum == 0.5
+    assert row.candidates[0].tuning.training.batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "median"}, "'median', expected the name of a row: mean"),
+        ({"rows": {}}, "rows"),
+        ({"seeds": []}, "seeds"),
+        ({"kind": "table"}, "kind: unknown setting"),
+        ({"name": "no/name"}, "name"),
+        ({"rows": {"a b": {"method": {"name": "fedavg"}}}}, "rows.a b"),
+        ({"grid": {"training.rate": [1]}}, r"rows.mean: training.rate: unknown"),
+        ({"rows": {"mean": {"method": {"name": "fedaverage"}}}}, "did you mean"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, **changes)
+
+
+def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg", "lost": 1}},
+        "other": {"method": {"name": "scaffold", "found": 2}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, rows=rows)
+    assert [one.place for one in caught.value.problems] == [
+        "rows.mean: method.lost",
+        "rows.other: method.found",
+    ]
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a readable text file"):
+        read_comparison(tmp_path / "none.yaml")

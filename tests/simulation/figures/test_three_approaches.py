@@ -1,0 +1,168 @@
+"""The three-approaches figure with a handful of users."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import simulation.figures.three_approaches_figure as figure_module
+from knnper.cli.app import app
+from knnper.config.loading import load_experiment
+from knnper.data.examples import ClientData, Examples
+from server.observer import SilentObserver
+from server.run_folder import RunFolder
+from simulation.catalogue import experiment_catalogue
+from simulation.figures.mixture_losses import Measurements, without_validation
+from simulation.figures.three_approaches import (
+    APPROACHES,
+    Candidate,
+    ThreeApproachesSettings,
+    hypcluster,
+    least_losses,
+)
+from simulation.figures.three_approaches_figure import draw_three_approaches
+from simulation.runner import simulate
+from simulation.workbench import open_workbench
+
+SETTINGS = ThreeApproachesSettings(
+    samples=(4, 10),
+    clusters=(1, 2),
+    num_users=4,
+    samples_for_clusters=10,
+    num_starts=2,
+    num_rounds=2,
+)
+
+
+def some(count: int) -> Examples:
+    return Examples(torch.ones(count, 1, 1, 1), torch.arange(count))
+
+
+def test_the_least_losses_by_hand() -> None:
+    least = least_losses(100)
+    own = -(2 * 0.26 * math.log(0.26) + 48 * 0.01 * math.log(0.01))
+    assert least["a model for each user"] == pytest.approx(own)
+    # One user is all users, and its own cluster.
+    assert list(least_losses(1).values()) == pytest.approx([own] * 3)
+    # Of two users each mean density has 0.01 on 46 labels and 0.135 on four.
+    pair = -(2 * 0.26 * math.log(0.135) + 48 * 0.01 * math.log(0.01))
+    pair += 2 * 0.01 * (math.log(0.01) - math.log(0.135))
+    assert least_losses(2)["one model"] == pytest.approx(pair)
+    assert own < least["a model for each cluster"] < least["one model"]
+    assert least["one model"] < math.log(50)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((8, 2), (6, 2)), ((4, 1), (3, 1)), ((3, 0), (2, 1)), ((1, 1), (1, 0))],
+)
+def test_candidates_are_compared_on_what_clients_do_not_use(
+    sizes: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    data = ClientData(some(sizes[0]), some(sizes[1]))
+    divided = without_validation(data)
+    assert (len(divided.train), len(divided.validation)) == expected
+    joined = divided.train_and_validation().labels
+    assert joined.tolist() == list(range(sizes[0]))
+
+
+def run(tmp_path: Path) -> float:
+    """Return the test loss of the figure's FedAvg as a run has it."""
+    document = {
+        "name": "oracle",
+        "data": {
+            "name": "synthetic_mixture",
+            "num_users": 4,
+            "num_samples": 10,
+            "seed": 5,
+        },
+        "partition": {"name": "natural"},
+        "model": {"name": "softmax_regression"},
+        "training": {"num_rounds": 2, "local_steps": 5, "learning_rate": 1.0},
+        "method": {"name": "fedavg"},
+        "personalization": {
+            "name": "fine_tuning",
+            "num_epochs": 5,
+            "learning_rate": 0.3,
+        },
+        "run": {"seed": 5, "engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    found = simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    return float(found["seen"]["log_loss"])
+
+
+def test_the_loss_is_that_of_a_run(tmp_path: Path) -> None:
+    candidate = APPROACHES["Fine-tuning"][0]
+    assert candidate.chosen == {"learning_rate": 0.3}
+    found = Measurements(SETTINGS, 10, 5).measure([candidate])
+    assert found["test_loss"] == pytest.approx(run(tmp_path), rel=1e-9)
+
+
+def test_the_best_candidate_on_validation_data_is_taken() -> None:
+    measurements = Measurements(SETTINGS, 10, 5)
+    candidates = APPROACHES["Local"]
+    alone = [measurements.measure([candidate]) for candidate in candidates]
+    best = min(alone, key=lambda record: record["validation_loss"])
+    assert measurements.measure(candidates) == best
+    assert len({record["validation_loss"] for record in alone}) == len(candidates)
+
+
+def test_one_cluster_is_the_global_model() -> None:
+    measurements = Measurements(SETTINGS, 10, 5)
+    fedavg = Candidate({"method": {"name": "fedavg"}}, {}, {})
+    expected = measurements.measure([fedavg])
+    found = measurements.measure(hypcluster(1, [5], [1.0]))
+    assert found["test_loss"] == expected["test_loss"]
+
+
+def test_the_figure_is_made_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def on_part(done: int, total: int) -> None:
+        told.append((done, total))
+
+    found = draw_three_approaches(SETTINGS, tmp_path / "f", 1, on_part)
+    assert told == [(done, 4) for done in range(5)]
+    assert set(found.by_samples) == {*APPROACHES, "HypCluster (4)"}
+    header, *rows = (tmp_path / "f/three-approaches.csv").read_text().splitlines()
+    assert header == "samples,clusters,approach,validation_loss,test_loss,chosen"
+    assert len(rows) == 2 * 7 + 2
+    assert rows[0].startswith("4,,Global (FedAvg),")
+    assert rows[-1].startswith("10,2,HypCluster,")
+    assert (tmp_path / "f/three-approaches.png").read_bytes().startswith(b"\x89PNG")
+    about = json.loads((tmp_path / "f/three-approaches.json").read_text())
+    assert about["settings"]["num_users"] == 4
+    assert about["least_loss"] == least_losses(4)
+
+    # What is finished is not made again, and gives the same numbers.
+    monkeypatch.delattr(figure_module, "Measurements")
+    again = draw_three_approaches(SETTINGS, tmp_path / "f", 1, on_part)
+    assert again == found
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ThreeApproachesSettings] = []
+
+    def draw(
+        settings: ThreeApproachesSettings, output: Path, seed: int, on_part: object
+    ) -> figure_module.ThreeApproaches:
+        seen.append(settings)
+        assert (output, seed) == (tmp_path, 3)
+        record = {"test_loss": 1.23456}
+        return figure_module.ThreeApproaches({"Local": [record]}, [record], {})
+
+    monkeypatch.setattr(figure_module, "draw_three_approaches", draw)
+    command = ["figure", "three-approaches", "--output", str(tmp_path), "--seed", "3"]
+    options = ["--samples", "7", "--clusters", "2", "--users", "9"]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert result.exit_code == 0, result.output
+    assert (seen[0].samples, seen[0].clusters, seen[0].num_users) == ((7,), (2,), 9)
+    assert "1.235" in result.output
+    assert f"Numbers and pictures are in {tmp_path}" in result.output.replace("\n", "")

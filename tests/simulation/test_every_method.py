@@ -1,0 +1,104 @@
+"""Whole runs of every method: left and taken up again, and on both engines.
+
+`tests/simulation/test_parity.py` kills real processes, for some methods; here it is
+every method, in this process.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Experiment
+from server.observer import RoundRecord, SilentObserver
+from server.run_folder import RunFolder
+from simulation.catalogue import experiment_catalogue
+from simulation.runner import simulate
+from simulation.workbench import open_workbench
+from strategies.catalogue import METHODS
+from strategies.core.method import AS_IT_IS
+
+NUM_ROUNDS = 6
+LEFT_AFTER = 3
+WITH_ROUNDS = [name for name in METHODS if name != "local"]
+
+
+class Outcome(NamedTuple):
+    """What must be the same."""
+
+    state_sha256: str
+    clients_csv: bytes
+
+
+class Leaving(SilentObserver):
+    """Leaves a run in the middle, as Ctrl-C does."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        if record["server_round"] == LEFT_AFTER:
+            raise KeyboardInterrupt
+
+
+def experiment(method: str, on_top: str = AS_IT_IS, **run: object) -> Experiment:
+    # BatchNorm and a head: every method finds what it treats apart.
+    document = {
+        "name": "every",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 9,
+            "alpha": 0.5,
+            "unseen_fraction": 0.2,
+            "proxy_fraction": 0.05,
+        },
+        "model": {"name": "tiny_cnn", "embedding_dim": 4, "norm": "batch"},
+        "training": {
+            "num_rounds": NUM_ROUNDS,
+            "participation": 0.7,
+            "batch_size": 64,
+            "learning_rate": 0.02,
+        },
+        "method": {"name": method},
+        "run": {"seed": 3, "engine": "serial", "checkpoint_every": 2, **run},
+    }
+    if METHODS[method].personalization == AS_IT_IS:
+        document["personalization"] = {"name": on_top}
+    return load_experiment(document, experiment_catalogue())
+
+
+def outcome(folder: RunFolder) -> Outcome:
+    digest = folder.results()["training"]["state_sha256"]
+    return Outcome(digest, (folder.path / "clients.csv").read_bytes())
+
+
+def whole(chosen: Experiment, path: Path) -> Outcome:
+    folder = RunFolder.create(path, chosen)
+    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    return outcome(folder)
+
+
+@pytest.mark.parametrize("method", WITH_ROUNDS)
+def test_a_run_that_was_left_ends_with_the_same_bits(
+    tmp_path: Path, method: str
+) -> None:
+    chosen = experiment(method)
+    expected = whole(chosen, tmp_path / "whole")
+    folder = RunFolder.create(tmp_path / "left", chosen)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(open_workbench(chosen), folder, Leaving(), ["test"])
+    # The last checkpoint is of round 2: the third is made once more.
+    assert len(folder.rounds()) == LEFT_AFTER
+    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    assert outcome(folder) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("method", METHODS)
+def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> None:
+    on_top = "knn" if METHODS[method].personalization == AS_IT_IS else AS_IT_IS
+    expected = whole(experiment(method, on_top), tmp_path / "serial")
+    for workers, carrier in ((1, "message"), (2, "shared_memory")):
+        run = {"engine": "flower", "num_workers": workers, "carrier": carrier}
+        found = whole(experiment(method, on_top, **run), tmp_path / f"flower-{workers}")
+        assert found == expected, f"{workers} workers, {carrier}: differs"

@@ -1,0 +1,46 @@
+"""Updates of a few weights, as clients a, b, c ... would send them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from knnper.config.seeding import RandomKey
+from strategies.core.method import MethodSpec
+from strategies.core.records import ModelUpdate
+
+Updates = list[tuple[str, ModelUpdate]]
+
+
+def updates(*models: Sequence[float], examples: Sequence[int] = ()) -> Updates:
+    """Return one update a model, of one example each if it is not said."""
+    sizes = examples or [1] * len(models)
+    pairs = zip(models, sizes, strict=True)
+    return [
+        (chr(ord("a") + i), ModelUpdate(torch.tensor(model), size, 0.5))
+        for i, (model, size) in enumerate(pairs)
+    ]
+
+
+def on_a_line(*positions: float) -> Updates:
+    """Return updates of two weights, of which the second is 0."""
+    return updates(*([float(position), 0.0] for position in positions))
+
+
+def random_updates(num_clients: int, num_weights: int, seed: int) -> Updates:
+    """Return updates that differ in weights and numbers of examples."""
+    generator = RandomKey(seed).numpy()
+    models = generator.normal(size=(num_clients, num_weights)).astype("float32")
+    sizes = generator.integers(1, 9, num_clients)
+    return updates(*models.tolist(), examples=sizes.tolist())
+
+
+def assert_refused(spec: MethodSpec, **settings: Any) -> None:
+    """Assert that the settings are out of range, and each of them."""
+    for name, value in settings.items():
+        with pytest.raises(ValidationError) as caught:
+            TypeAdapter(spec.settings_type).validate_json(json.dumps({name: value}))
+        assert [error["loc"] for error in caught.value.errors()] == [(name,)]

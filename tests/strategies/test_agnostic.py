@@ -1,0 +1,280 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.errors import ConfigError, Problem
+from knnper.config.parsing import parse_settings
+from knnper.config.sections import (
+    Choice,
+    Experiment,
+    RunSettings,
+    Settings,
+    TrainingSettings,
+)
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.agnostic import (
+    SPEC,
+    AgnosticPayload,
+    AgnosticSettings,
+    AgnosticState,
+    AgnosticUpdate,
+    agnostic,
+)
+from strategies.core.method import NEWCOMER, NoSettings
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+LN2 = math.log(2)
+BY_LABEL = AgnosticSettings(domain="label", domain_learning_rate=0.1)
+BY_CLIENT = AgnosticSettings(domain_learning_rate=0.1)
+
+
+def update(
+    weights: list[float],
+    num_examples: int,
+    losses: list[float],
+    shares: tuple[float, ...] = (1.0,),
+) -> AgnosticUpdate:
+    return AgnosticUpdate(
+        torch.tensor(weights),
+        num_examples,
+        0.5,
+        torch.tensor(shares),
+        torch.tensor(losses),
+    )
+
+
+def test_a_client_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+    payload = AgnosticPayload(torch.zeros(2), torch.tensor([3.0, 0.0]))
+    _, found = method.client_update(payload, None, white([0, 0, 1]), 1, key)
+    assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert found.losses.tolist() == pytest.approx([LN2, LN2])
+    # Factors (3, 3, 0) have a mean of 2: the examples weigh (1½, 1½, 0), and the mean
+    # gradient is 2 · 1½ · (½ - 1) / 3 = -½.
+    assert found.weights.tolist() == pytest.approx([0.5, -0.5])
+    assert found.num_examples == 3
+
+
+def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    start = method.init(["a", "b"], RandomKey(1))
+    updates = [("a", update([4.0, 0.0], 3, [1.0])), ("b", update([0.0, 4.0], 1, [3.0]))]
+    first = method.aggregate(start, iter(updates))
+    # λ begins as p = (¾, ¼), so the models are averaged by examples.
+    assert first.weights.tolist() == [3.0, 1.0]
+    # λ + 0.1 (1, 3) = (0.85, 0.55), projected (0.65, 0.35); over p: (13/15, 7/5).
+    assert first.factors.flatten().tolist() == pytest.approx([13 / 15, 1.4])
+    second = method.aggregate(first, iter(updates))
+    # Now a weighs 3 · 13/15 = 2.6 and b weighs 1.4, as λ says of 4.
+    assert second.weights.tolist() == pytest.approx([2.6, 1.4])
+    # (0.65, 0.35) + (0.1, 0.3), projected: (0.55, 0.45).
+    expected = [0.55 / 0.75, 0.45 / 0.25]
+    assert second.factors.flatten().tolist() == pytest.approx(expected)
+
+
+def test_who_is_away_leaves_the_step_unbiased(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    known = AgnosticState(
+        torch.zeros(2),
+        torch.ones(2, 1),
+        {"a": 0, "b": 1},
+        torch.tensor([[3.0], [1.0]]),
+        typical_loss=1.0,
+    )
+    state = method.aggregate(known, iter([("b", update([0.0, 4.0], 1, [2.0]))]))
+    # One of two domains replied, so what its loss is above the last mean counts twice:
+    # (0.75, 0.25 + 0.1 · 2 · (2 - 1)), projected (0.65, 0.35).
+    assert state.factors.flatten().tolist() == pytest.approx([13 / 15, 1.4])
+    assert state.weights.tolist() == [0.0, 4.0]
+    assert state.typical_loss == 2.0
+
+
+def test_a_domain_heard_of_later_begins_at_its_share(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    start = method.init(["a", "b", "c"], RandomKey(1))
+    first = method.aggregate(start, iter([("b", update([1.0, 0.0], 6, [2.0]))]))
+    assert first.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert first.examples.tolist() == [[0.0], [6.0], [0.0]]
+    second = method.aggregate(first, iter([("c", update([0.0, 1.0], 2, [2.0]))]))
+    # λ = p = (¾, ¼) over b and c, and the loss of the last round changes nothing.
+    assert second.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AgnosticSettings(domain_learning_rate=0.0),
+        AgnosticSettings(domain_learning_rate=0.0, domain="label"),
+        AgnosticSettings(domain_learning_rate=0.0, groups={"few": ("a", "c")}),
+    ],
+)
+def test_with_a_rate_of_0_it_is_fedavg(
+    normed_task: MakeTask,
+    noisy: MakeClient,
+    run_rounds: RunRounds,
+    settings: AgnosticSettings,
+) -> None:
+    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
+    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
+    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    found, _ = run_rounds(agnostic(task, settings), clients, num_rounds=3)
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.factors, torch.ones_like(found.factors))
+
+
+def test_groups_pool_their_clients(linear_task: MakeTask) -> None:
+    settings = AgnosticSettings(
+        groups={"census": ("a", "b", "unseen")}, domain_learning_rate=0.1
+    )
+    method = agnostic(linear_task(TrainingSettings()), settings)
+    start = method.init(["a", "b", "c"], RandomKey(1))
+    assert start.group_of == {"a": 0, "b": 0, "c": 1}
+    updates = [
+        ("a", update([0.0, 0.0], 3, [1.0])),
+        ("b", update([0.0, 0.0], 1, [5.0])),
+        ("c", update([0.0, 0.0], 4, [3.0])),
+    ]
+    state = method.aggregate(start, iter(updates))
+    # Losses ¾ · 1 + ¼ · 5 = 2 and 3: (0.5, 0.5) + (0.2, 0.3), projected (0.45, 0.55).
+    assert state.factors.flatten().tolist() == pytest.approx([0.9, 1.1])
+
+
+def test_labels_by_hand(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_LABEL)
+    start = method.init(["a", "b"], RandomKey(1))
+    updates = [
+        ("a", update([1.0, 0.0], 4, [1.0, 3.0], (0.75, 0.25))),
+        ("b", update([0.0, 1.0], 4, [2.0, 0.0], (1.0, 0.0))),
+    ]
+    state = method.aggregate(start, iter(updates))
+    assert state.weights.tolist() == [0.5, 0.5]
+    # p = (7, 1) / 8; losses (3 · 1 + 4 · 2) / 7 and 3. λ + 0.1 L is too much by
+    # 0.1 (11/7 + 3) / 2 each, so λ moves by ± 0.05 (3 - 11/7) = ± 1/14.
+    expected = [(7 / 8 - 1 / 14) * 8 / 7, (1 / 8 + 1 / 14) * 8]
+    assert state.factors[0].tolist() == pytest.approx(expected)
+    # a's weight is 3 · factor 0 + 1 · factor 1, b's is 4 · factor 0.
+    weight_a, weight_b = 3 * expected[0] + expected[1], 4 * expected[0]
+    after = method.aggregate(state, iter(updates))
+    share = weight_a / (weight_a + weight_b)
+    assert after.weights.tolist() == pytest.approx([share, 1 - share])
+
+
+def test_a_domain_without_weight_is_left_out(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    known = AgnosticState(
+        torch.tensor([5.0, 5.0]),
+        torch.tensor([[0.0], [4.0]]),
+        {"a": 0, "b": 1},
+        torch.tensor([[3.0], [1.0]]),
+        typical_loss=0.0,
+    )
+    of_a = ("a", update([1.0, 0.0], 3, [2.0]))
+    both = method.aggregate(known, iter([of_a, ("b", update([0.0, 1.0], 1, [0.0]))]))
+    assert both.weights.tolist() == [0.0, 1.0]
+    alone = method.aggregate(known, iter([of_a]))
+    assert alone.weights.tolist() == [5.0, 5.0]
+    # Its loss brings it back: (0 + 0.1 · 2 · 2, 1), projected (0.2, 0.8).
+    assert alone.factors.flatten().tolist() == pytest.approx([0.2 / 0.75, 0.8 / 0.25])
+
+
+def test_labels_without_weight_are_not_trained_on(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+    payload = AgnosticPayload(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 2.0]))
+    _, found = method.client_update(payload, None, white([0, 0]), 1, key)
+    assert found.weights.tolist() == [1.0, -1.0]
+    assert found.losses.tolist() == pytest.approx([math.log(1 + math.exp(-2)), 0.0])
+
+
+def test_an_update_of_no_kind_is_passed_over(linear_task: MakeTask) -> None:
+    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    start = method.init(["a", "b"], RandomKey(1))
+    nothing = update([9.0, 9.0], 3, [1.0], (-1.0,))
+    state = method.aggregate(start, iter([("a", nothing)]))
+    assert torch.equal(state.weights, start.weights)
+    assert torch.equal(state.factors, start.factors)
+
+
+def test_the_worse_domain_is_heeded(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=0.5))
+    clients = {"many": white([0] * 9), "one": white([1])}
+    plain, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=30)
+    method = agnostic(task, AgnosticSettings(domain_learning_rate=0.1))
+    found, _ = run_rounds(method, clients, num_rounds=30)
+    image = clients["one"].train.images
+    of_plain = float(task.probabilities(plain.weights, image)[0, 1])
+    of_found = float(task.probabilities(found.weights, image)[0, 1])
+    # FedAvg nears the share of label 1, and the minimax model even odds.
+    assert of_plain < 0.15
+    assert 0.4 < of_found < 0.6
+
+
+def test_everyone_is_served_the_global_model(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    method = agnostic(task, BY_LABEL)
+    state = method.init(["a"], key)
+    payload = method.broadcast(state, NEWCOMER, key)
+    predictor = method.personalize(payload, None, white([1]), key)
+    images = white([0]).train.images
+    assert torch.equal(predictor(images), task.probabilities(state.weights, images))
+
+
+def experiment(settings: Settings) -> Experiment:
+    choice = Choice("any", Settings())
+    return Experiment(
+        name="test",
+        data=choice,
+        partition=choice,
+        model=choice,
+        training=TrainingSettings(),
+        method=Choice("agnostic", settings),
+        personalization=choice,
+        run=RunSettings(),
+    )
+
+
+def test_groups_of_clients_are_no_labels() -> None:
+    found = AgnosticSettings(domain="label", groups={"x": ("a",)})
+    (problem,) = SPEC.check(experiment(found))
+    assert problem.place == "method.groups"
+    assert "found groups of clients with `domain: label`" in problem.message
+    assert SPEC.check(experiment(BY_LABEL)) == ()
+
+
+def test_a_client_is_in_one_group_only() -> None:
+    found = AgnosticSettings(groups={"x": ("a", "b"), "y": ("b", "c")})
+    (problem,) = SPEC.check(experiment(found))
+    assert problem.message.startswith("found b more than once")
+
+
+def test_a_group_without_a_seen_client_is_refused(linear_task: MakeTask) -> None:
+    settings = AgnosticSettings(groups={"x": ("a",), "y": ("bb",)})
+    method = agnostic(linear_task(TrainingSettings()), settings)
+    with pytest.raises(ConfigError, match="found none of the seen clients in y, exp"):
+        method.init(["a", "b"], RandomKey(1))
+
+
+def test_groups_are_read() -> None:
+    problems: list[Problem] = []
+    given = {"groups": {"census": ["a", "b"]}}
+    found = parse_settings(AgnosticSettings, given, "method", problems)
+    assert found == AgnosticSettings(groups={"census": ("a", "b")})
+    parse_settings(AgnosticSettings, {"groups": {"x": "a"}}, "method", problems)
+    (problem,) = problems
+    assert str(problem) == 'method.groups.x: found "a", expected a list'

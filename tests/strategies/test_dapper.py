@@ -1,0 +1,288 @@
+"""Dapper: by hand, at both ends of λ, the choice of λ, and the way of the sample."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.errors import ConfigError, RunError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples
+from knnper.transport.codec import fingerprint, put_together, take_apart
+from simulation.catalogue import experiment_catalogue
+from strategies.core.extended_record import extended
+from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proxy_sample import draw_sample, taken
+from strategies.core.records import ModelState
+from strategies.core.task import Task
+from strategies.dapper import DapperSettings, with_proxy_data
+from strategies.experiments import site_catalogue
+from strategies.fedavg import fedavg
+from strategies.fine_tuning import FineTuningSettings, fine_tuned
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+EVERYTHING = TrainingSettings(
+    batch_size=3,
+    learning_rate=0.1,
+    momentum=0.9,
+    weight_decay=0.01,
+    num_rounds=1,
+    augmentation="crop_flip",
+)
+
+
+def with_proxy(task: Task, proxy: Examples) -> Task:
+    return replace(task, proxy=lambda: proxy)
+
+
+def dapper(task: Task, *cover: float, **given: Any) -> Method:
+    settings = DapperSettings(cover or (0.0, 0.5, 1.0), **given)
+    return with_proxy_data(task, fedavg(task, NoSettings()), settings)
+
+
+def after_training(method: Method, update: Any) -> Any:
+    state = method.init(("a",), RandomKey(1))
+    for _ in range(method.num_rounds):
+        state = method.aggregate(state, iter([("a", update)]))
+    return state
+
+
+def served(
+    method: Method, weights: torch.Tensor, data: ClientData, client: str = NEWCOMER
+) -> ModelPredictor:
+    state = replace(
+        method.init(("a",), RandomKey(1)),
+        weights=weights,
+        rounds_made=method.num_rounds,
+    )
+    payload = method.broadcast(state, client, RandomKey(5))
+    predictor = method.personalize(payload, None, data, RandomKey(6))
+    assert isinstance(predictor, ModelPredictor)
+    return predictor
+
+
+def labelled(white: MakeClient, train: list[int], validation: list[int]) -> ClientData:
+    return ClientData(white(train).train, white(validation).train)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(1.0, [0.5, -0.5]), (0.0, [-0.5, 0.5])]
+)
+def test_a_step_by_hand(
+    share: float, expected: list[float], linear_task: MakeTask, white: MakeClient
+) -> None:
+    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
+    task = with_proxy(linear_task(training), white([1] * 7).train)
+    # At 0 the gradient of an example of label 0, the client's, is (-½, ½); that of one
+    # of label 1, the server's, is (½, -½).
+    found = served(dapper(task, share), torch.zeros(2), white([0, 0]))
+    assert found.weights.tolist() == expected
+    assert found.describe() == {"client_share": share}
+
+
+def test_lambda_is_the_probability_of_the_clients_own_examples(
+    linear_task: MakeTask, white: MakeClient
+) -> None:
+    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
+    task = with_proxy(linear_task(training), white([1] * 50).train)
+    found = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
+    # One step of ½ (fraction of label 0) - ½ (fraction of label 1) = ½ (2 λ - 1); the
+    # fraction's standard deviation is 0.014.
+    assert float(found.weights[0]) == pytest.approx(-0.25, abs=0.06)
+
+
+def test_all_of_its_own_is_fine_tuning(
+    normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+    data = noisy(10, 4, seed=1)
+    found = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
+    tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(2))
+    state = tuned.init(("a",), RandomKey(1))
+    payload = tuned.broadcast(state, "a", RandomKey(5))
+    expected = tuned.personalize(payload, None, data, RandomKey(6))
+    assert isinstance(expected, ModelPredictor)
+    assert torch.equal(found.weights, expected.weights)
+    alone = found.without_validation().weights
+    assert torch.equal(alone, expected.without_validation().weights)
+
+
+def test_none_of_its_own_depends_on_the_servers_data_alone(
+    normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+    weights, method = task.initial_weights, dapper(task, 0.0)
+    one = served(method, weights, noisy(10, 4, seed=1)).weights
+    other = served(method, weights, noisy(10, 4, seed=8)).weights
+    assert torch.equal(one, other)
+    assert not torch.equal(one, weights)
+    elsewhere = with_proxy(task, noisy(9, 0, seed=3).train)
+    assert not torch.equal(
+        one, served(dapper(elsewhere, 0.0), weights, noisy(10, 4, seed=1)).weights
+    )
+
+
+class TestChoice:
+    @pytest.mark.parametrize(
+        ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
+    )
+    def test_on_validation(
+        self,
+        validation: list[int],
+        expected: float,
+        linear_task: MakeTask,
+        white: MakeClient,
+    ) -> None:
+        training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=400)
+        task = with_proxy(linear_task(training), white([1] * 7).train)
+        data = labelled(white, [0] * 400, validation)
+        found = served(dapper(task), torch.zeros(2), data)
+        assert found.describe() == {"client_share": expected}
+
+    def test_the_model_that_was_chosen_has_not_seen_validation(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+        data = noisy(10, 4, seed=1)
+        found = served(dapper(task), task.initial_weights, data)
+        alone = found.without_validation()
+        share = found.describe()["client_share"]
+        without = replace(data, validation=noisy(4, 0, seed=30).train)
+        again = served(dapper(task, share), task.initial_weights, without)
+        assert torch.equal(alone.weights, again.without_validation().weights)
+        assert not torch.equal(alone.weights, found.weights)
+        assert alone.describe() == found.describe()
+
+    def test_without_data_it_is_the_model_as_it_is(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+        found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
+        assert torch.equal(found.weights, task.initial_weights)
+
+
+class TestSample:
+    def test_it_travels_after_the_last_round_only(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        training = replace(EVERYTHING, num_rounds=2)
+        task = with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
+        method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
+        plain = fedavg(task, NoSettings())
+        state: Any = method.init(("a",), key)
+        expected: Any = plain.init(("a",), key)
+        for server_round in (1, 2):
+            payload = method.broadcast(state, "a", key)
+            assert payload.sample is None
+            arguments = (None, data, server_round, key)
+            _, update = method.client_update(payload, *arguments)
+            state = method.aggregate(state, iter([("a", update)]))
+            _, update = plain.client_update(expected, *arguments)
+            expected = plain.aggregate(expected, iter([("a", update)]))
+        assert torch.equal(state.weights, expected.weights)
+        payload = method.broadcast(state, "a", key)
+        assert payload.sample.images.shape == (9, 2, 2, 1)
+        for record_type, record in (
+            (method.state_type, state),
+            (method.payload_type, payload),
+        ):
+            assert type(record) is record_type
+            copied = put_together(record_type, take_apart(record))
+            assert fingerprint(copied) == fingerprint(record)
+
+    def test_before_it_came_a_client_fine_tunes(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
+        method = dapper(task)
+        payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
+        found = method.personalize(payload, None, data, RandomKey(6))
+        assert found.describe() == {"client_share": 1.0}
+
+    def test_clients_get_other_examples(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        proxy = noisy(40, 0, seed=2).train
+        task = with_proxy(normed_task(EVERYTHING), proxy)
+        drawn = [draw_sample(task, 10, RandomKey(1).child(c)) for c in "ab"]
+        assert not torch.equal(drawn[0].images, drawn[1].images)
+        every = draw_sample(task, 1000, RandomKey(1))
+        assert torch.equal(every.images.to(torch.uint8), proxy.images)
+        assert torch.equal(every.labels.long(), proxy.labels)
+
+    @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
+    def test_so_many_are_taken(
+        self, count: int, expected: int, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        proxy = noisy(9, 0, seed=2).train
+        task = with_proxy(normed_task(EVERYTHING), proxy)
+        sample = draw_sample(task, 1000, RandomKey(1))
+        found = taken(sample, task.spec, count, RandomKey(3))
+        assert len(found) == expected
+        assert found.images.dtype == torch.uint8
+        known = {(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(proxy)}
+        got = [(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(found)]
+        assert set(got) <= known
+        assert len(set(got)) == expected
+
+    def test_a_server_without_examples_is_refused(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task = normed_task(EVERYTHING)
+        with pytest.raises(RunError, match="the server has none"):
+            served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
+
+
+def pairs(examples: Examples) -> Any:
+    return zip(examples.images, examples.labels, strict=True)
+
+
+def test_a_field_is_not_given_twice() -> None:
+    with pytest.raises(ValueError, match="ModelState already has a field 'weights'"):
+        extended(ModelState, "Twice", "weights", int)
+
+
+def document(**partition: Any) -> dict[str, Any]:
+    return {
+        "name": "shared",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2, **partition},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+        "personalization": {"name": "dapper"},
+    }
+
+
+def test_an_experiment_without_examples_of_the_servers_is_refused() -> None:
+    load_experiment(document(proxy_fraction=0.1), experiment_catalogue())
+    with pytest.raises(ConfigError, match="found 0 with dapper") as caught:
+        load_experiment(document(), experiment_catalogue())
+    (problem,) = caught.value.problems
+    assert problem.place == "partition.proxy_fraction"
+
+
+def test_data_that_stays_with_the_sites_is_refused() -> None:
+    over_sites = {
+        **document(),
+        "data": {
+            "name": "sites",
+            "image_shape": [8, 8, 1],
+            "class_names": ["a", "b"],
+            "mean": [0.5],
+            "std": [0.5],
+        },
+        "partition": {"name": "sites"},
+    }
+    for catalogue in (experiment_catalogue(), site_catalogue()):
+        with pytest.raises(ConfigError, match="dapper with client_shares") as caught:
+            load_experiment(over_sites, catalogue)
+        (problem,) = caught.value.problems
+        assert problem.place == "personalization.name"

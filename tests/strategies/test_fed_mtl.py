@@ -1,0 +1,119 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.local_sgd import local_sgd
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.proximal import pull
+from strategies.core.records import ModelPayload, ModelState
+from strategies.core.task import Task
+from strategies.fed_mtl import FedMTLSettings, fed_mtl
+from strategies.local import LocalSettings, local
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+
+def sigmoid(logit: float) -> float:
+    return float(torch.sigmoid(torch.tensor(logit, dtype=torch.float64)))
+
+
+def test_two_rounds_by_hand(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = linear_task(TrainingSettings(learning_rate=0.5))
+    method = fed_mtl(task, FedMTLSettings(prox_weight=2.0))
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, memory = run_rounds(method, clients, num_rounds=2)
+    # Models (y, -y); η λ = 1, so y ← (y - ½ g + w̄) / 2. Round 1, all at 0 and g = ∓½:
+    # y_a = ⅛, y_b = -⅛, w̄ = ¾ · ⅛ - ¼ · ⅛ = 1/16.
+    # Round 2, g_a = -σ(-¼) and g_b = σ(-¼), each from its own y.
+    share = sigmoid(-0.25)
+    of_a = (0.125 + 0.5 * share + 0.0625) / 2
+    of_b = (-0.125 - 0.5 * share + 0.0625) / 2
+    assert memory["a"].weights.tolist() == pytest.approx([of_a, -of_a])
+    assert memory["b"].weights.tolist() == pytest.approx([of_b, -of_b])
+    mean = 0.75 * of_a + 0.25 * of_b
+    assert state.weights.tolist() == pytest.approx([mean, -mean])
+
+
+def test_without_a_pull_it_is_local(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1))
+    clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
+
+    def trained(prox_weight: float) -> dict[str, Tensor]:
+        """Train with the keys that `local` splits off."""
+        method = fed_mtl(task, FedMTLSettings(prox_weight))
+        state, memory = method.init(("a", "b"), key), dict[str, ModelState]()
+        for server_round in (1, 2, 3):
+            updates = []
+            for name, data in clients.items():
+                rng = key.child("round", server_round)
+                payload = method.broadcast(state, name, rng)
+                memory[name], update = method.client_update(
+                    payload, memory.get(name), data, server_round, rng
+                )
+                updates.append((name, update))
+            state = method.aggregate(state, iter(updates))
+        return {name: kept.weights for name, kept in memory.items()}
+
+    alone, pulled = trained(0.0), trained(0.5)
+    for name, data in clients.items():
+        payload = ModelPayload(task.initial_weights)
+        served = local(task, LocalSettings()).personalize(payload, None, data, key)
+        assert isinstance(served, ModelPredictor)
+        assert torch.equal(alone[name], served.weights)
+        assert not torch.equal(pulled[name], served.weights)
+
+
+def test_an_infinite_pull_ends_at_the_mean(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fed_mtl(linear_task(TrainingSettings()), FedMTLSettings(1e30))
+    payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
+    memory, update = method.client_update(payload, own, white([0, 1]), 1, key)
+    torch.testing.assert_close(memory.weights, torch.ones(2))
+    assert torch.equal(update.weights, memory.weights)
+
+
+def test_a_seen_client_is_served_its_own_model(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = fed_mtl(linear_task(TrainingSettings()), FedMTLSettings())
+    payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
+    served = method.personalize(payload, own, white([0]), key)
+    assert isinstance(served, ModelPredictor)
+    assert torch.equal(served.weights, own.weights)
+    assert not method.serves_global_model
+    assert not method.personalizes_by_inference
+
+
+def test_an_unseen_client_trains_on_its_training_split(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    training = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
+    task, data = normed_task(training), noisy(6, 4, seed=1)
+    method = fed_mtl(task, FedMTLSettings(prox_weight=0.3, newcomer_epochs=3))
+    mean = task.initial_weights
+    served = method.personalize(ModelPayload(mean), None, data, key)
+    assert isinstance(served, ModelPredictor)
+    expected = local_sgd(
+        task,
+        mean,
+        data.train,
+        0.1,
+        key,
+        num_epochs=3,
+        gradient_hook=pull(mean, 0.3, 0.1),
+    )
+    assert torch.equal(served.weights, expected.weights)
+    assert served.without_validation() is served

@@ -1,0 +1,233 @@
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
+from knnper.models.base import EmbeddingModel
+from knnper.models.flat import FlatModel
+from strategies.core.attention import Attention, KnownClients, Memory
+from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.task import Task
+from strategies.fedattn import (
+    FedAttnPayload,
+    FedAttnSettings,
+    FedAttnState,
+    FedAttnUpdate,
+    bias_mask,
+    fedattn,
+)
+from strategies.fedavg import fedavg
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
+
+
+class AffineModel(EmbeddingModel):
+    """Logits w x + b of one pixel x, two classes, at first 0."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__()
+        self.embedding_dim, self.num_classes = 1, spec.num_classes
+        self.classifier = nn.Linear(1, spec.num_classes)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def embed(self, x: Tensor) -> Tensor:
+        return x.flatten(start_dim=1)
+
+
+@pytest.fixture
+def affine_task(linear_task: MakeTask) -> MakeTask:
+    """Make a task for `AffineModel`: the weights are (w_0, w_1, b_0, b_1)."""
+
+    def make(training: TrainingSettings) -> Task:
+        plain = linear_task(training)
+        model = FlatModel(AffineModel(plain.spec))
+        return dataclasses.replace(plain, model=model, initial_weights=model.read())
+
+    return make
+
+
+def one_pixel(value: int, label: int) -> ClientData:
+    spec = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
+    images = torch.full((1, 1, 1, 1), value, dtype=torch.uint8)
+    return ClientData(Examples(images, torch.tensor([label])), no_examples(spec))
+
+
+CLIENTS = {"a": one_pixel(255, 0), "b": one_pixel(0, 1)}
+
+
+def fedattn_of(task: Task, **settings: Any) -> Method:
+    return fedattn(task, FedAttnSettings(**settings))
+
+
+def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
+    predictor = method.personalize(payload, None, data, RandomKey(0))
+    assert isinstance(predictor, ModelPredictor)
+    return predictor.weights
+
+
+def test_first_round_by_hand(affine_task: MakeTask, run_rounds: RunRounds) -> None:
+    state, _ = run_rounds(fedattn_of(affine_task(ONE_ROUND)), CLIENTS, num_rounds=1)
+    # a: x = 1 and p - y = (-½, ½) for w and b. b: x = 0, so only b moves, by (½, -½).
+    # The global model is the mean, and what is known is each client's own.
+    assert state.weights.tolist() == [0.25, -0.25, 0.0, 0.0]
+    assert state.known.names == ("a", "b")
+    assert state.known.memory.representations.tolist() == [[1.0], [0.0]]
+    assert state.known.memory.values.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
+
+
+def test_the_neighbours_biases_take_the_place_of_the_global_ones(
+    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = affine_task(ONE_ROUND)
+    state, _ = run_rounds(fedattn_of(task), CLIENTS, num_rounds=1)
+    alone = fedattn_of(task, num_neighbors=1).broadcast(state, "a", key)
+    assert alone.weights.tolist() == [0.25, -0.25, 0.5, -0.5]
+    # The attention begins as the mean of both neighbours' biases.
+    both = fedattn_of(task, num_neighbors=2).broadcast(state, "a", key)
+    assert both.weights.tolist() == [0.25, -0.25, 0.0, 0.0]
+    assert alone.biases.tolist() == [0.0, 0.0]
+    assert alone.memory is None
+
+
+def test_the_attention_steps_along_the_mean_of_the_returned_changes(
+    affine_task: MakeTask,
+) -> None:
+    task = affine_task(TrainingSettings(num_rounds=9))
+    memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
+    even = Attention(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([1.0, 1.0]))
+    known = KnownClients(("a", "b"), memory)
+    state = FedAttnState(torch.zeros(4), even, known, num_rounds=3)
+    updates = [
+        (name, FedAttnUpdate(torch.tensor(weights), 1, 0.5, torch.tensor([z])))
+        for name, weights, z in [
+            ("a", [0.0, 0, 2, 3], 5.0),
+            ("b", [0.0, 0, 3, 0], 6.0),
+            ("c", [0.0, 0, 100, 100], 7.0),
+        ]
+    ]
+    method = fedattn_of(task, attention_learning_rate=0.5)
+    after = method.aggregate(state, iter(updates))
+    # Both were sent (3, 3). ΔM̃ is (1, 0) and (0, 3), and that of W_V is ΔM̃ (3, 3):
+    # the mean of (3, 0) and (0, 9) steps by half. c was sent what attention had no
+    # part in.
+    assert after.attention.value.tolist() == [1 - 0.75, 1 - 2.25]
+    assert after.known.names == ("a", "b", "c")
+    assert after.known.memory.values.tolist() == [[2, 3], [3, 0], [100, 100]]
+    assert after.known.memory.representations.tolist() == [[5.0], [6.0], [7.0]]
+    assert after.weights.tolist() == [0, 0, 35, pytest.approx(103 / 3)]
+    assert after.num_rounds == 4
+    fixed = fedattn_of(task, attention_learning_rate=0.0)
+    assert torch.equal(
+        fixed.aggregate(state, iter(updates)).attention.value, even.value
+    )
+
+
+def test_biases_are_found_by_what_they_are(normed_task: MakeTask) -> None:
+    task = normed_task(TrainingSettings())
+    found = bias_mask(task)
+    names = task.model.named(found.float())
+    chosen = sorted(name for name, part in names.items() if bool(part.any()))
+    assert chosen == ["classifier.bias", "features.0.bias", "features.1.bias"]
+    assert int(found.sum()) == 4 + 4 + 3
+
+
+def test_only_biases_differ_between_clients(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1))
+    method = fedattn_of(task, num_neighbors=1)
+    clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
+    state, _ = run_rounds(method, clients, num_rounds=2)
+    sent = [method.broadcast(state, name, key).weights for name in "ab"]
+    where = bias_mask(task)
+    for weights in sent:
+        assert torch.equal(weights[~where], state.weights[~where])
+    assert not torch.equal(sent[0][where], sent[1][where])
+    assert not torch.equal(sent[0][where], state.weights[where])
+
+
+def test_warm_up_throughout_is_fedavg(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1))
+    method = fedattn_of(task, warm_up_fraction=1.0, bias_prox_weight=5.0)
+    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
+    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    found, _ = run_rounds(method, clients, num_rounds=3)
+    assert torch.equal(found.weights, expected.weights)
+    for name in ("a", NEWCOMER):
+        payload = method.broadcast(found, name, key)
+        assert torch.equal(served(method, payload, clients["a"]), expected.weights)
+    personal, _ = run_rounds(fedattn_of(task), clients, num_rounds=3)
+    assert not torch.equal(personal.weights, expected.weights)
+
+
+def test_biases_are_personal_after_the_warm_up(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=4, batch_size=3))
+    method = fedattn_of(task, warm_up_fraction=0.5)
+    clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("abc")}
+    assert run_rounds(method, clients, num_rounds=2)[0].known.names == ()
+    assert run_rounds(method, clients, num_rounds=3)[0].known.names == ("a", "b", "c")
+
+
+def test_a_strong_pull_keeps_the_biases_global(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=2, learning_rate=0.1))
+    start, where = task.initial_weights, bias_mask(task)
+    center = torch.full((11,), 0.5)
+
+    def trained(weight: float) -> Tensor:
+        method = fedattn_of(task, bias_prox_weight=weight)
+        payload = FedAttnPayload(start, center)
+        _, update = method.client_update(payload, None, noisy(6, 0, 1), 1, key)
+        return update.weights  # type: ignore[no-any-return]
+
+    free, pulled = trained(0.0), trained(1e6)
+    assert torch.equal(trained(0.0), free)
+    torch.testing.assert_close(pulled[where], center, rtol=0, atol=1e-4)
+    assert not torch.allclose(free[where], center, atol=1e-2)
+    # The others are trained as ever: the first step changes them alike.
+    assert not torch.equal(pulled[~where], start[~where])
+
+
+def test_a_newcomer_makes_its_own_biases(
+    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    method = fedattn_of(affine_task(ONE_ROUND), num_neighbors=1)
+    state, _ = run_rounds(method, CLIENTS, num_rounds=1)
+    payload = method.broadcast(state, NEWCOMER, key)
+    # By its pixels one newcomer is like a, whatever its labels, the other like b.
+    like_a = served(method, payload, one_pixel(200, 1))
+    assert like_a.tolist() == [0.25, -0.25, 0.5, -0.5]
+    like_b = served(method, payload, one_pixel(100, 0))
+    assert like_b.tolist() == [0.25, -0.25, -0.5, 0.5]
+    nothing = ClientData(CLIENTS["a"].validation, CLIENTS["a"].validation)
+    for client in ("a", NEWCOMER):
+        sent = method.broadcast(state, client, key)
+        assert torch.equal(served(method, sent, nothing), state.weights)
+
+
+def test_what_is_known_of_others_travels_only_at_the_end(
+    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
+) -> None:
+    method = fedattn_of(affine_task(TrainingSettings(num_rounds=2)))
+    for num_rounds, travels in ((1, False), (2, True)):
+        state, _ = run_rounds(method, CLIENTS, num_rounds)
+        payload = method.broadcast(state, "never visited", key)
+        assert (payload.memory is not None) == travels
+        assert method.broadcast(state, "a", key).memory is None

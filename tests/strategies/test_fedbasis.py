@@ -1,0 +1,257 @@
+"""FedBasis on two parameters, with one basis, and at the hand-over."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.bases import layers
+from strategies.core.basis_models import Bases, BasesState, BasesUpdate
+from strategies.core.method import NEWCOMER, NoSettings
+from strategies.core.records import ModelPayload
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.fedbasis import FedBasisSettings, fedbasis, local_round
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+TWO = FedBasisSettings(
+    num_bases=2,
+    major_basis=False,
+    blocks="whole",
+    temperature=0.5,
+    combination_learning_rate=10.0,
+    combination_epochs=1,
+    warm_start_fraction=0.0,
+    newcomer_epochs=1,
+    personal_classifier=False,
+)
+FAR = Bases((torch.tensor([1.0, -1.0]), torch.tensor([0.0, 0.0])))
+ONE = FedBasisSettings(num_bases=1, major_basis=False, personal_classifier=False)
+WITH_EVERYTHING = TrainingSettings(
+    num_rounds=4, batch_size=3, learning_rate=0.1, momentum=0.5, weight_decay=0.01
+)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def psi_after_a_step() -> float:
+    """Return ψ_1 = -ψ_2 after a step of rate 10 on (x, y) = (1, 0), by hand.
+
+    θ = ½ (1, -1) + ½ (0, 0) = (½, -½), so g = (-q, q) with q = 1 - σ(1), and the
+    products with the bases are -2q and 0. Softmax from (½, ½) gives the gradient
+    ½ (-2q - ½ (-2q)) = -½ q for ψ_1, and ½ q for ψ_2.
+    """
+    return 10 * (1 - sigmoid(1.0)) / 2
+
+
+def test_coordinate_descent_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    data = white([0]).train
+    alpha, update = local_round(task, TWO, FAR, data, learning_rate=1.0, rng=key)
+    difference = 2 * psi_after_a_step()
+    assert alpha.flatten().tolist() == pytest.approx(
+        [sigmoid(difference), sigmoid(-difference)], abs=1e-6
+    )
+    # With τ = ½, α† = σ(±2 · difference): θ = α†_1 (1, -1), q = 1 - σ(2 α†_1), and
+    # v_k ← v_k + α†_k q (1, -1).
+    first, second = sigmoid(2 * difference), sigmoid(-2 * difference)
+    wrong = 1 - sigmoid(2 * first)
+    found = torch.stack(update.models)[:, 0].tolist()
+    assert found == pytest.approx([1 + first * wrong, second * wrong], abs=1e-6)
+    assert update.train_loss == pytest.approx(-math.log(1 - wrong), abs=1e-6)
+
+
+def test_the_baseline_by_hand(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    settings = replace(TWO, coordinate_descent=False, temperature=1.0)
+    data = white([0]).train
+    alpha, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=key)
+    # Both from the gradient at θ = (½, -½): α as above, and both bases by ½ q.
+    assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi_after_a_step()))
+    wrong = 1 - sigmoid(1.0)
+    found = torch.stack(update.models)[:, 0].tolist()
+    assert found == pytest.approx([1 + wrong / 2, wrong / 2], abs=1e-6)
+
+
+def test_sharpening_stands_in_the_gradient_of_the_baseline(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings(local_steps=2))
+    settings = replace(TWO, coordinate_descent=False, temperature=1e-3)
+    data = white([0]).train
+    _, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=key)
+    # The second step, with α† = (1, 0), no longer moves the second basis.
+    assert float(update.models[1][0]) == pytest.approx((1 - sigmoid(1.0)) / 2)
+    assert float(update.models[0][0]) > 1 + (1 - sigmoid(1.0)) / 2
+
+
+def test_half_of_the_model_is_the_major_basis(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task = linear_task(TrainingSettings())
+    settings = replace(TWO, major_basis=True)
+    payload = Bases((torch.tensor([2.0, -2.0]), *FAR.models))
+    alpha, update = local_round(
+        task, settings, payload, white([0]).train, learning_rate=1.0, rng=key
+    )
+    # θ = ½ (2, -2) + ¼ (1, -1) = (1¼, -1¼), q = 1 - σ(2½); the products with the bases
+    # are half of -2q and 0, for ψ_1 then ¼ of them.
+    psi = 10 * (1 - sigmoid(2.5)) / 4
+    assert alpha.shape == (2, 1)
+    assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi), abs=1e-6)
+    sharp = sigmoid(4 * psi)
+    wrong = 1 - sigmoid(2 * (1 + sharp / 2))
+    expected = [2 + wrong / 2, 1 + sharp * wrong / 2, (1 - sharp) * wrong / 2]
+    found = torch.stack(update.models)[:, 0].tolist()
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_server_averages_each_basis(linear_task: MakeTask) -> None:
+    method = fedbasis(linear_task(TrainingSettings()), TWO)
+    state = BasesState(FAR.models, num_rounds=3, seed=1)
+    updates = [
+        (str(n), BasesUpdate((torch.full((2,), v), torch.full((2,), -v)), n, 0.5))
+        for n, v in [(1, 4.0), (3, 8.0)]
+    ]
+    # (1 · 4 + 3 · 8) / 4 = 7
+    new_state = method.aggregate(state, iter(updates))
+    assert [model.tolist() for model in new_state.models] == [[7, 7], [-7, -7]]
+    assert (new_state.num_rounds, new_state.seed) == (4, 1)
+
+
+@pytest.mark.parametrize("coordinate_descent", [True, False])
+@pytest.mark.parametrize("warm_start_fraction", [0.0, 0.3])
+def test_one_basis_is_fedavg(
+    normed_task: MakeTask,
+    noisy: MakeClient,
+    run_rounds: RunRounds,
+    key: RandomKey,
+    coordinate_descent: bool,
+    warm_start_fraction: float,
+) -> None:
+    task = normed_task(WITH_EVERYTHING)
+    settings = replace(
+        ONE,
+        coordinate_descent=coordinate_descent,
+        warm_start_fraction=warm_start_fraction,
+    )
+    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
+    plain, method = fedavg(task, NoSettings()), fedbasis(task, settings)
+    expected, _ = run_rounds(plain, clients, num_rounds=4)
+    found, _ = run_rounds(method, clients, num_rounds=4)
+    assert len(found.models) == 1
+    assert torch.equal(found.models[0], expected.weights)
+    images = clients["a"].train.images
+    served = method.personalize(Bases(found.models), None, clients["a"], key)
+    global_model = ModelPayload(expected.weights)
+    by_fedavg = plain.personalize(global_model, None, clients["a"], key)
+    assert torch.equal(served(images), by_fedavg(images))
+
+
+@pytest.fixture
+def trained(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> tuple[Task, BasesState]:
+    """Make a task, and the bases after a round of the default FedBasis."""
+    task = normed_task(replace(WITH_EVERYTHING, weight_decay=0.0))
+    clients = {name: noisy(8, 0, seed=i, labels=1 + i) for i, name in enumerate("abc")}
+    method = fedbasis(task, FedBasisSettings())
+    state, _ = run_rounds(method, clients, num_rounds=2)
+    return task, state
+
+
+def convex(task: Task, models: tuple[Tensor, ...], alpha: list[float]) -> Tensor:
+    """Return ½ v' + ½ Σ α_k v_k."""
+    major, *bases = models
+    mixed = sum(share * basis for share, basis in zip(alpha, bases, strict=True))
+    return major / 2 + mixed / 2
+
+
+def test_a_client_is_served_a_combination_and_its_own_head(
+    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
+) -> None:
+    task, state = trained
+    settings = FedBasisSettings(combination_learning_rate=5.0)
+    method, data = fedbasis(task, settings), noisy(9, 3, seed=7)
+    seen = method.broadcast(state, "a", key)
+    unseen = method.broadcast(state, NEWCOMER, key)
+    assert all(map(torch.equal, seen.models, unseen.models))
+    served: Any = method.personalize(unseen, None, data, key)
+    alpha = list(served.describe().values())
+    assert list(served.describe()) == [f"combination_{k}" for k in range(3)]
+    assert sum(alpha) == pytest.approx(1.0)
+    assert max(alpha) - min(alpha) > 0.01
+    # The convolution and its normalisation are one block.
+    expected = convex(task, state.models, alpha)
+    number = task.model.num_parameters
+    head = task.head_mask[:number]
+    found = served.weights[:number]
+    torch.testing.assert_close(found[~head], expected[:number][~head])
+    assert not torch.allclose(found[head], expected[:number][head], atol=1e-3)
+
+
+def test_without_a_personal_classifier_the_head_is_combined_too(
+    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
+) -> None:
+    task, state = trained
+    settings = FedBasisSettings(blocks="whole", personal_classifier=False)
+    served: Any = fedbasis(task, settings).personalize(
+        Bases(state.models), None, noisy(9, 3, seed=7), key
+    )
+    expected = convex(task, state.models, list(served.describe().values()))
+    number = task.model.num_parameters
+    torch.testing.assert_close(served.weights[:number], expected[:number])
+
+
+def test_a_client_without_data_is_served_the_uniform_combination(
+    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
+) -> None:
+    task, state = trained
+    served: Any = fedbasis(task, FedBasisSettings()).personalize(
+        Bases(state.models), None, noisy(0, 0, seed=1), key
+    )
+    torch.testing.assert_close(served.weights, convex(task, state.models, [1 / 3] * 3))
+    assert served.describe() == pytest.approx(dict.fromkeys(served.describe(), 1 / 3))
+
+
+def test_what_was_trained_without_validation(
+    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
+) -> None:
+    task, state = trained
+    method, data = fedbasis(task, FedBasisSettings()), noisy(9, 3, seed=7)
+    payload = Bases(state.models)
+    served: Any = method.personalize(payload, None, data, key)
+    alone = served.without_validation()
+    only_train = ClientData(data.train, data.validation.take(torch.arange(0)))
+    expected: Any = method.personalize(payload, None, only_train, key)
+    assert torch.equal(alone.weights, expected.weights)
+    assert not torch.equal(alone.weights, served.weights)
+
+
+def test_blocks_have_combinations_of_their_own(
+    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
+) -> None:
+    task, state = trained
+    data, payload = noisy(9, 0, seed=7).train, Bases(state.models)
+    alpha, _ = local_round(task, FedBasisSettings(), payload, data, 0.1, key)
+    assert alpha.shape == (3, layers(task.model).num_blocks) == (3, 2)
+    assert not torch.equal(alpha[:, 0], alpha[:, 1])
+    whole = FedBasisSettings(blocks="whole")
+    alpha, _ = local_round(task, whole, payload, data, 0.1, key)
+    assert alpha.shape == (3, 1)

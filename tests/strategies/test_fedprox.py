@@ -1,0 +1,50 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from knnper.config.sections import TrainingSettings
+from knnper.data.examples import ClientData
+from strategies.core.method import NoSettings
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.fedprox import FedProxSettings, fedprox
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, Any]]
+
+TRAINING = TrainingSettings(local_epochs=2, batch_size=1, learning_rate=0.5)
+
+
+def test_without_a_pull_it_is_fedavg(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = normed_task(TRAINING)
+    clients = {"a": noisy(5, 2, seed=1), "b": noisy(3, 2, seed=2)}
+    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, 3)
+    found, _ = run_rounds(fedprox(task, FedProxSettings(prox_weight=0.0)), clients, 3)
+    assert torch.equal(found.weights, expected.weights)
+    pulled, _ = run_rounds(fedprox(task, FedProxSettings(prox_weight=0.1)), clients, 3)
+    assert not torch.equal(pulled.weights, expected.weights)
+
+
+def test_two_steps_by_hand(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    """Logits (y, -y), x = 1, label 0: the slope of the loss in y is -σ(-2 y)."""
+    method = fedprox(linear_task(TRAINING), FedProxSettings(prox_weight=0.4))
+    state, _ = run_rounds(method, {"a": white([0])}, 1)
+    # y ← (y + ½ σ(-2 y) + ½ · 0.4 · w) / (1 + ½ · 0.4), twice, from y = w = 0.
+    first = 0.5 * 0.5 / 1.2
+    second = (first + 0.5 * torch.sigmoid(torch.tensor(-2 * first))) / 1.2
+    torch.testing.assert_close(state.weights, torch.stack([second, -second]))
+
+
+def test_an_infinite_pull_leaves_the_parameters(
+    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = linear_task(TRAINING)
+    method = fedprox(task, FedProxSettings(prox_weight=1e30))
+    state, _ = run_rounds(method, {"a": white([0])}, 1)
+    torch.testing.assert_close(state.weights, task.initial_weights)

@@ -1,0 +1,45 @@
+from collections.abc import Callable
+
+import pytest
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from strategies.core.task import Task
+from strategies.fedyogi import SPEC, FedYogiSettings, fedyogi
+from tests.strategies.small_updates import assert_refused, updates
+
+MakeTask = Callable[..., Task]
+
+
+def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
+    settings = FedYogiSettings(
+        server_learning_rate=2.0,
+        first_moment_decay=0.5,
+        second_moment_decay=0.5,
+        adaptivity=1.0,
+    )
+    method = fedyogi(linear_task(TrainingSettings()), settings)
+    state = method.init(("a",), key)
+    assert state.second_moment.tolist() == [1, 1]
+    # Δ = (4, ½): m = (2, ¼). Δ² = 16 is above v = 1, which grows: 1 + ½ · 16 = 9.
+    # Δ² = ¼ is below: 1 - ½ · ¼ = 0.875. x = 2 (2, ¼) / ((3, √0.875) + 1).
+    state = method.aggregate(state, iter(updates([4.0, 0.5])))
+    assert state.momentum.tolist() == [2, 0.25]
+    assert state.second_moment.tolist() == [9, 0.875]
+    assert state.weights.tolist() == pytest.approx([1, 0.5 / (0.875**0.5 + 1)])
+    # Δ = (1, 0): m = (1½, ⅛), v = (9 - ½, 0.875).
+    second = updates([2.0, float(state.weights[1])])
+    state = method.aggregate(state, iter(second))
+    assert state.momentum.tolist() == [1.5, 0.125]
+    assert state.second_moment.tolist() == [8.5, 0.875]
+    assert float(state.weights[0]) == pytest.approx(1 + 3 / (8.5**0.5 + 1))
+
+
+def test_settings_have_ranges() -> None:
+    assert_refused(
+        SPEC,
+        server_learning_rate=-0.1,
+        first_moment_decay=1.5,
+        second_moment_decay=-0.1,
+        adaptivity=0,
+    )

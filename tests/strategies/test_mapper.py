@@ -1,0 +1,283 @@
+"""Mapper, joint and in two stages: by hand, at both ends of λ, and the choice of λ."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, NoSettings
+from strategies.core.mixture_predictor import MixturePredictor
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelPayload
+from strategies.core.task import Task
+from strategies.fedavg import fedavg
+from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from strategies.mapper import (
+    MapperSettings,
+    Pair,
+    best_pair,
+    interpolated,
+    mapper,
+    mixture_loss,
+)
+from strategies.mapper_two_stage import TwoStageSettings, with_local_model
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
+
+EVERYTHING = TrainingSettings(
+    batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2
+)
+
+
+def labelled(white: MakeClient, train: list[int], validation: list[int]) -> ClientData:
+    return ClientData(white(train).train, white(validation).train)
+
+
+def served(method: Method, weights: torch.Tensor, data: ClientData) -> MixturePredictor:
+    payload = ModelPayload(weights)
+    predictor = method.personalize(payload, None, data, RandomKey(6))
+    assert isinstance(predictor, MixturePredictor)
+    return predictor
+
+
+class TestJoint:
+    def test_a_round_by_hand(
+        self, linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=1.0))
+        method = mapper(
+            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
+        )
+        state, _ = run_rounds(method, {"a": white([0])}, num_rounds=1)
+        # At h_l = h_c = 0 the mixture m = ½ p_l + ½ p_c is ½, and of the loss -log m
+        # the slope in p_l is -½ / m = -1, that of p_l in its logits ±¼: h_l = (¼, -¼).
+        # Then p_l = σ(½), m = ½ σ(½) + ¼, and h_c steps by ½ / m · ¼.
+        step = 0.5 / (0.5 * SIGMA + 0.25) / 4
+        assert state.weights.tolist() == pytest.approx([step, -step], abs=1e-6)
+
+    def test_the_hand_over_by_hand(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=1.0))
+        method = mapper(
+            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
+        )
+        found = served(method, torch.zeros(2), white([0]))
+        central, own = found.components
+        assert central.tolist() == [0.0, 0.0]
+        assert own.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
+        rows = found(white([0]).train.images)
+        expected = [0.5 * SIGMA + 0.25, 0.75 - 0.5 * SIGMA]
+        assert rows[0].tolist() == pytest.approx(expected, abs=1e-6)
+        assert found.describe() == {"interpolation_weight": 0.5}
+
+    def test_the_central_model_alone_is_fedavg(
+        self, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+    ) -> None:
+        task = normed_task(EVERYTHING)
+        clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
+        expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=2)
+        method = mapper(
+            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.0,))
+        )
+        found, _ = run_rounds(method, clients, num_rounds=2)
+        assert torch.equal(found.weights, expected.weights)
+        queries = noisy(5, 0, seed=9).train.images
+        rows = served(method, found.weights, clients["a"])(queries)
+        assert torch.equal(rows, task.probabilities(expected.weights, queries))
+
+    def test_the_first_rounds_are_fedavgs(
+        self, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+    ) -> None:
+        task = normed_task(replace(EVERYTHING, num_rounds=4))
+        clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
+        settings = MapperSettings((0.5,), warm_start_fraction=0.5)
+        for num_rounds, same in ((2, True), (3, False)):
+            expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds)
+            found, _ = run_rounds(mapper(task, settings), clients, num_rounds)
+            assert torch.equal(found.weights, expected.weights) == same
+
+    def test_local_models_alone_leave_the_central_one(
+        self, linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=1.0))
+        start = torch.tensor([0.5, -0.25])
+        task = replace(task, initial_weights=start)
+        data = labelled(white, [0, 1, 1], [1])
+        method = mapper(
+            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(1.0,))
+        )
+        state, _ = run_rounds(method, {"a": data}, num_rounds=2)
+        assert torch.equal(state.weights, start)
+        found = served(method, start, data)
+        rng, both = RandomKey(6).child("local"), data.train_and_validation()
+        alone = local_sgd(task, start, both, 1.0, rng, num_epochs=1).weights
+        assert torch.equal(found.components[1], alone)
+        queries = data.train.images
+        assert torch.equal(found(queries), task.probabilities(alone, queries))
+
+    def test_the_local_models_have_a_rate_and_a_length_of_their_own(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=1.0))
+        settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
+        found = served(mapper(task, settings), torch.zeros(2), white([0]))
+        # ½ · ½, then ½ (1 - σ(½)).
+        expected = 0.25 + 0.5 * (1 - SIGMA)
+        assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
+
+    def test_the_fixed_model_gets_no_gradient(
+        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+    ) -> None:
+        task, examples = normed_task(EVERYTHING), noisy(9, 0, seed=1).train
+        fixed = task.fresh_weights(key)
+        before = fixed.clone()
+        objective = mixture_loss(task, 0.4, fixed)
+        first = local_sgd(
+            task, task.initial_weights, examples, 0.1, key, objective=objective
+        )
+        again = local_sgd(
+            task, task.initial_weights, examples, 0.1, key, objective=objective
+        )
+        assert torch.equal(fixed, before)
+        assert torch.equal(first.weights, again.weights)
+
+    def test_the_loss_is_that_of_the_mixture_of_probabilities(
+        self, linear_task: MakeTask
+    ) -> None:
+        task = linear_task(TrainingSettings())
+        objective = mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
+        task.model.load(torch.tensor([-0.5, 0.5]))
+        inputs, labels = torch.ones(2, 1, 1, 1), torch.tensor([0, 1])
+        own, other = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
+        mixture = 0.25 * own + 0.75 * other
+        expected = -torch.tensor([mixture, 1 - mixture]).log()
+        found = objective(task.model.module, inputs, labels)
+        torch.testing.assert_close(found.detach(), expected)
+
+
+class TestChoice:
+    PAIRS = (Pair(0.0, torch.zeros(2)), Pair(1.0, torch.tensor([1.0, -1.0])))
+
+    @pytest.mark.parametrize(
+        ("train", "validation", "expected"),
+        [([0], [0], 1.0), ([0], [1], 0.0), ([0], [], 1.0), ([1], [], 0.0)],
+    )
+    def test_on_validation_and_else_on_the_training_split(
+        self,
+        train: list[int],
+        validation: list[int],
+        expected: float,
+        linear_task: MakeTask,
+        white: MakeClient,
+    ) -> None:
+        task = linear_task(TrainingSettings())
+        data = labelled(white, train, validation)
+        found = best_pair(task, torch.zeros(2), self.PAIRS, data)
+        assert found.interpolation_weight == expected
+
+    def test_of_equals_the_first(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task, same = linear_task(TrainingSettings()), torch.zeros(2)
+        pairs = [Pair(0.0, same), Pair(0.5, same), Pair(1.0, same)]
+        assert best_pair(task, same, pairs, white([0])) is pairs[0]
+
+    def test_without_training_data_the_central_model(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task, central = linear_task(TrainingSettings()), torch.tensor([0.3, 0.1])
+        found = best_pair(task, central, self.PAIRS[1:], labelled(white, [], [0]))
+        assert found.interpolation_weight == 0.0
+        assert found.local is central
+
+    def test_the_mixture_may_be_best(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task = linear_task(TrainingSettings())
+        central, own = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
+        pairs = [Pair(share, own) for share in (0.0, 0.5, 1.0)]
+        found = best_pair(task, central, pairs, labelled(white, [0], [0, 1]))
+        assert found.interpolation_weight == 0.5
+
+
+class TestTwoStages:
+    def topped(self, task: Task, *cover: float) -> Method:
+        settings = TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
+        return with_local_model(task, fedavg(task, NoSettings()), settings)
+
+    def test_by_hand(self, linear_task: MakeTask, white: MakeClient) -> None:
+        task = linear_task(TrainingSettings(learning_rate=0.5))
+        found = served(self.topped(task, 0.3), torch.zeros(2), white([0]))
+        central, own = found.components
+        # The local model's own loss, whatever λ is: ½ · ½, then ½ (1 - σ(½)).
+        expected = 0.25 + 0.5 * (1 - SIGMA)
+        assert central.tolist() == [0.0, 0.0]
+        assert float(own[0]) == pytest.approx(expected, abs=1e-6)
+        assert found.mixture_weights.tolist() == pytest.approx([0.7, 0.3])
+
+    def test_no_weight_is_the_method(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+        found = served(self.topped(task, 0.0), task.initial_weights, data)
+        queries = noisy(5, 0, seed=9).train.images
+        expected = task.probabilities(task.initial_weights, queries)
+        assert torch.equal(found(queries), expected)
+
+    def test_all_weight_is_fine_tuning(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+        found = served(self.topped(task, 1.0), task.initial_weights, data)
+        tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(2))
+        payload = ModelPayload(task.initial_weights)
+        expected = tuned.personalize(payload, None, data, RandomKey(6))
+        queries = noisy(5, 0, seed=9).train.images
+        assert torch.equal(found(queries), expected(queries))
+
+    def test_the_choice_has_not_seen_validation(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=5.0, batch_size=1))
+        # Trained on both splits, the local model knows the validation label best.
+        data = labelled(white, [0], [1] * 9)
+        found = served(self.topped(task, 0.0, 1.0), torch.zeros(2), data)
+        assert found.describe() == {"interpolation_weight": 0.0}
+        before, after = found.without_validation(), found
+        assert float(before.components[1][0]) > 0 > float(after.components[1][0])
+        assert before.without_validation() is before
+
+    def test_on_top_of_what_was_trained_on_validation(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+        tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(1))
+        method = with_local_model(task, tuned, TwoStageSettings((0.5,)))
+        payload = ModelPayload(task.initial_weights)
+        base = tuned.personalize(payload, None, data, RandomKey(6))
+        assert isinstance(base, ModelPredictor)
+        found = served(method, task.initial_weights, data)
+        assert torch.equal(found.components[0], base.weights)
+        alone = found.without_validation()
+        assert torch.equal(alone.components[0], base.without_validation().weights)
+
+
+def test_the_interpolation_is_of_probabilities(
+    linear_task: MakeTask, white: MakeClient
+) -> None:
+    task = linear_task(TrainingSettings())
+    pair = Pair(0.25, torch.tensor([1.0, -1.0]))
+    rows = interpolated(task, torch.zeros(2), pair)(white([0]).train.images)
+    expected = 0.75 * 0.5 + 0.25 * 0.8807971  # σ(2)
+    assert rows[0].tolist() == pytest.approx([expected, 1 - expected], abs=1e-6)

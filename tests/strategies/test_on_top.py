@@ -1,0 +1,237 @@
+"""Whatever can be put on top of a method works on top of every method."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from knnper.config.errors import ConfigError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Settings, TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from simulation.catalogue import experiment_catalogue
+from strategies.catalogue import METHODS
+from strategies.core.memory import KnnSettings
+from strategies.core.method import AS_IT_IS, NEWCOMER, EmbeddingPredictor, Method
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.task import Task
+from strategies.experiments import title_of
+from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from strategies.knn_per import memorize, with_memory
+from strategies.personalizers import PERSONALIZERS
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+
+TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
+CLIENTS = ("a", "b", "c")
+BARE = [name for name, spec in METHODS.items() if spec.personalization == AS_IT_IS]
+ON_TOP = [name for name in PERSONALIZERS if name != AS_IT_IS]
+MODEL_ONLY = [name for name in ON_TOP if PERSONALIZERS[name].needs_one_model]
+
+
+def trained(task: Task, name: str, noisy: MakeClient) -> tuple[Method, Any, Any]:
+    """Return a method, and its own and client a's state after one round."""
+    method = METHODS[name].build(task, METHODS[name].settings_type())
+    return method, *after_a_round(method, noisy)
+
+
+def after_a_round(method: Method, noisy: MakeClient) -> tuple[Any, Any]:
+    """Return the server's and client a's state after a round with three clients."""
+    state = method.init(CLIENTS, RandomKey(1))
+    if method.num_rounds == 0:
+        return state, None
+    memory, updates = {}, []
+    for seed, client in enumerate(CLIENTS, start=1):
+        rng = RandomKey(2).child(client)
+        payload, data = method.broadcast(state, client, rng), noisy(9, 3, seed=seed)
+        memory[client], update = method.client_update(payload, None, data, 1, rng)
+        updates.append((client, update))
+    return method.aggregate(state, iter(updates)), memory["a"]
+
+
+def allowed(name: str, on_top: str) -> bool:
+    return METHODS[name].serves_one_model or on_top not in MODEL_ONLY
+
+
+def served(
+    method: Method, state: Any, memory: Any, client: str, data: ClientData
+) -> Any:
+    payload = method.broadcast(state, client, RandomKey(3))
+    return method.personalize(payload, memory, data, RandomKey(4))
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_all_that_can_be_on_top_serves_probabilities(
+    name: str, normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = replace(normed_task(TRAINING), proxy=lambda: noisy(7, 0, seed=2).train)
+    method, bare_state, memory = trained(task, name, noisy)
+    queries = noisy(5, 0, seed=10).train.images
+    for on_top in ON_TOP:
+        if not allowed(name, on_top):
+            continue
+        entry = PERSONALIZERS[on_top]
+        topped = entry.apply(task, method, entry.settings_type())
+        state = bare_state
+        if topped.state_type is not method.state_type:
+            state, _ = after_a_round(topped, noisy)
+        for sizes in ((0, 0), (1, 0), (2, 1), (9, 3)):
+            data = noisy(*sizes, seed=1)
+            for client, its_state in (("a", memory), (NEWCOMER, None)):
+                predictor = served(topped, state, its_state, client, data)
+                rows = predictor(queries)
+                assert rows.shape == (5, 3), on_top
+                assert rows.dtype == torch.float32
+                torch.testing.assert_close(rows.sum(dim=1), torch.ones(5))
+                described = predictor.describe()
+                assert all(isinstance(value, float) for value in described.values())
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_memory_without_weight_is_the_method(
+    name: str, normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = normed_task(TRAINING)
+    method, state, memory = trained(task, name, noisy)
+    topped = with_memory(task, method, KnnSettings(knn_weights=(0.0,)))
+    queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
+    for client, its_state in (("a", memory), (NEWCOMER, None)):
+        expected = served(method, state, its_state, client, data)
+        found = served(topped, state, its_state, client, data)
+        assert torch.equal(found(queries), expected(queries))
+        assert found.describe().items() >= expected.describe().items()
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_memory_alone_is_the_vote_on_the_methods_representation(
+    name: str, normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = normed_task(TRAINING)
+    method, state, memory = trained(task, name, noisy)
+    settings = KnnSettings(num_neighbors=4, knn_weights=(1.0,))
+    topped = with_memory(task, method, settings)
+    queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
+    base = served(method, state, memory, "a", data)
+    assert isinstance(base, EmbeddingPredictor)
+    both = data.train_and_validation()
+    expected = _vote(base.embed(both.images), both.labels, base.embed(queries), 4)
+    found = served(topped, state, memory, "a", data)(queries)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def _vote(keys: Tensor, labels: Tensor, asked: Tensor, k: int) -> Tensor:
+    """p_kNN of knn-per.txt, Eq. 6, σ = 1, by brute force in float64."""
+    distances = torch.cdist(
+        asked.double(), keys.double(), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    order = torch.argsort(distances, dim=1, stable=True)[:, :k]
+    kernel = torch.exp(-distances.gather(1, order))
+    votes = torch.zeros(len(asked), 3, dtype=torch.float64)
+    votes.scatter_add_(1, labels[order], kernel)
+    return (votes / votes.sum(dim=1, keepdim=True)).float()
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("on_top", ON_TOP)
+def test_rounds_are_the_methods_own(
+    name: str, on_top: str, normed_task: MakeTask
+) -> None:
+    task, entry = normed_task(TRAINING), PERSONALIZERS[on_top]
+    method = METHODS[name].build(task, METHODS[name].settings_type())
+    topped = entry.apply(task, method, entry.settings_type())
+    if topped.state_type is method.state_type:
+        assert topped.client_update is method.client_update
+        assert topped.aggregate is method.aggregate
+    assert topped.num_rounds == method.num_rounds
+
+
+def document(method: str, personalization: dict[str, object]) -> dict[str, object]:
+    return {
+        "name": "topped",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": method},
+        "personalization": personalization,
+    }
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_what_a_method_cannot_bear_is_refused(name: str) -> None:
+    for on_top in MODEL_ONLY:
+        if METHODS[name].serves_one_model:
+            continue
+        with pytest.raises(ConfigError, match="not served one set of weights"):
+            load_experiment(document(name, {"name": on_top}), experiment_catalogue())
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BARE])
+def test_a_name_for_a_combination_takes_nothing_else(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"with {name}, which always has"):
+        load_experiment(document(name, {"name": AS_IT_IS}), experiment_catalogue())
+
+
+def test_a_section_without_a_name_is_of_the_methods_own_kind() -> None:
+    known = experiment_catalogue()
+    unnamed = load_experiment(document("knn_per", {"num_neighbors": 3}), known)
+    named = document("fedavg", {"name": "knn", "num_neighbors": 3})
+    assert unnamed.personalization == load_experiment(named, known).personalization
+
+
+@pytest.mark.parametrize(
+    ("method", "on_top", "title"),
+    [
+        ("fedavg", "none", "FedAvg"),
+        ("knn_per", "knn", "kNN-Per"),
+        ("fedem", "knn", "FedEM + kNN"),
+        ("scaffold", "fine_tuning", "SCAFFOLD + FT"),
+        ("lost", "found", "lost + found"),
+    ],
+)
+def test_titles(method: str, on_top: str, title: str) -> None:
+    assert title_of(method, on_top) == title
+
+
+class TestWhatSawTheValidationSplit:
+    """A memory on a model that was trained on both splits."""
+
+    def topped(self, task: Task, settings: KnnSettings) -> Method:
+        tuning = FineTuningSettings(num_epochs=30, learning_rate=0.5)
+        base = METHODS["fedavg"].build(task, METHODS["fedavg"].settings_type())
+        return with_memory(task, fine_tuned(task, base, tuning), settings)
+
+    def test_lambda_is_chosen_without_it(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
+        settings: Settings = KnnSettings()
+        assert isinstance(settings, KnnSettings)
+        method = self.topped(task, settings)
+        state = method.init(("a",), RandomKey(1))
+        found = served(method, state, None, "a", data)
+        base = found.embed.__self__
+        assert isinstance(base, ModelPredictor)
+        alone = base.without_validation()
+        assert not torch.equal(alone.weights, base.weights)
+        expected = memorize(alone, 3, data, settings, RandomKey(4))
+        assert found.knn_weight == expected.knn_weight
+        assert alone.without_validation() is alone
+
+    def test_what_is_served_has_seen_both(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
+        method = self.topped(task, KnnSettings(knn_weights=(1.0,)))
+        state = method.init(("a",), RandomKey(1))
+        found = served(method, state, None, "a", data)
+        assert found.describe()["num_stored"] == 17
+        queries = noisy(5, 0, seed=10).train.images
+        both = data.train_and_validation()
+        embed = found.embed
+        expected = _vote(embed(both.images), both.labels, embed(queries), 10)
+        torch.testing.assert_close(found(queries), expected, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,74 @@
+"""Models with one weight in the head, small enough to train by hand."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData, InputSpec
+from knnper.data.preprocess import Normalizer
+from knnper.models.base import EmbeddingModel
+from knnper.models.flat import FlatModel
+from strategies.core.method import Method
+from strategies.core.model_predictor import ModelPredictor
+from strategies.core.records import ModelPayload
+from strategies.core.task import Task
+
+SPEC = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
+
+
+class OppositeLogits(nn.Module):
+    """From z, shape (n, 1), to logits (b z, -b z)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        logit = self.weight * z
+        return torch.cat([logit, -logit], dim=1)
+
+
+class OnOneFeature(EmbeddingModel):
+    """A body from one pixel to one feature z, and `OppositeLogits`."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.embedding_dim, self.num_classes = 1, 2
+        self.body = body
+        self.classifier = OppositeLogits()
+
+    def embed(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x.flatten(start_dim=1))
+        return features
+
+
+def task_on_one_feature(
+    body: nn.Module, training: TrainingSettings, *weights: float
+) -> Task:
+    """Return the task of `OnOneFeature` that starts from these weights."""
+    initial = torch.tensor(weights, dtype=torch.float32)
+    return Task(
+        model=FlatModel(OnOneFeature(body)),
+        initial_weights=initial,
+        fresh_weights=lambda rng: initial,
+        normalize=Normalizer(SPEC),
+        spec=SPEC,
+        training=training,
+    )
+
+
+def two_weights_task(training: TrainingSettings, a: float, b: float) -> Task:
+    """Return the task with z = a x, whose weights are (a, b) at first."""
+    return task_on_one_feature(nn.Linear(1, 1, bias=False), training, a, b)
+
+
+def one_model_of(
+    method: Method, payload: ModelPayload, part: Any, data: ClientData, rng: RandomKey
+) -> ModelPredictor:
+    """Return what a client is served, which is one model."""
+    predictor = method.personalize(payload, part, data, rng)
+    assert isinstance(predictor, ModelPredictor)
+    return predictor
