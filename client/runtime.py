@@ -78,7 +78,7 @@ class Personalized:
     """
 
     data: ClientData
-    reference: object
+    reference: Any
     predictor: Predictor
     seen: bool
 

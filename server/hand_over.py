@@ -78,7 +78,7 @@ class HandOver:
 
         Raises
         ------
-        RunError
+        HandOverError
             If a client cannot personalise, where none may be away.
         """
         replies = self.federation.exchange(
@@ -138,7 +138,7 @@ class HandOver:
 
         Raises
         ------
-        RunError
+        HandOverError
             If they report nothing that can be, where none may be away.
         """
         names = ", ".join(reply.clients)
@@ -156,8 +156,12 @@ class HandOver:
     def _failed(self, client: str, reason: str | None) -> None:
         message = f"client {client} could not personalise: {reason}"
         if not self.federation.may_be_away:
-            raise RunError(message)
+            raise HandOverError(message)
         log.warning("%s", message)
+
+
+class HandOverError(RunError):
+    """A client could not be served, where none may be away."""
 
 
 def _possible(told: ClientResults, seen: Collection[str]) -> ClientResults:

@@ -112,7 +112,9 @@ class RoundLoop:
     def _one_round(
         self, state: Any, server_round: int, participants: Sequence[str]
     ) -> tuple[Any, Tally]:
-        tally = Tally(self.clients, self.run.max_update_norm_ratio)
+        tally = Tally(
+            self.clients, self.run.max_update_norm_ratio, self.method.update_problem
+        )
         replies = self.federation.exchange(
             Purpose.TRAIN,
             server_round,
@@ -125,10 +127,11 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally)
         try:
             new_state = self.method.aggregate(state, itertools.chain([first], updates))
-        except RunError:
-            # A method that compares clients cannot do without some of them either.
-            self._require_enough(server_round, participants, tally)
-            raise
+        except RunError as error:
+            if not tally.failures:
+                raise
+            # A method that compares clients cannot do without those that failed.
+            raise _too_many_failures(server_round, tally) from error
         self._require_enough(server_round, participants, tally)
         return canonical(new_state), tally
 

@@ -11,6 +11,7 @@ import torch
 from knnper.transport.codec import is_finite, take_apart
 from knnper.transport.foreign_text import printable
 from server.federation import Reply
+from strategies.core.method import UpdateProblem
 from strategies.core.records import Update
 
 LARGEST_LOSS = 1e100
@@ -27,21 +28,25 @@ class Tally:
     ----------
     num_train
         Training examples of each client, by name.
+    max_norm_ratio
+        Most that an update's norm may be, in multiples of that of what the client was
+        sent, plus 1.
+    update_problem
+        The method's; see `Method`.
     losses
         (n_m, train loss) of each update that was used.
     failures
         Why, by client, for those that were not.
     shapes
-        Shape of each tensor of the first update that was used, by its path.
+        Shape of each tensor of the first update that was used, by its path; what the
+        others must have too, where the method does not say.
     bytes_down, bytes_up
         Size of the tensors of all payloads and of all used updates.
-    max_norm_ratio
-        Most that an update's norm may be, in multiples of that of what the client was
-        sent, plus 1.
     """
 
     num_train: Mapping[str, int]
     max_norm_ratio: float = math.inf
+    update_problem: UpdateProblem | None = None
 
     losses: list[tuple[int, float]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -50,6 +55,7 @@ class Tally:
     bytes_up: int = 0
     _sent_norms: dict[str, float] = field(default_factory=dict)
     _sent_shapes: Shapes = field(default_factory=dict)
+    _sent: dict[str, object] = field(default_factory=dict)
     _latest: tuple[object, float] = (None, 0.0)
 
     def sends(self, client: str, payload: object) -> None:
@@ -61,17 +67,29 @@ class Tally:
             norm = _norm(payload)
         self._latest = payload, norm
         self._sent_norms[client] = norm
+        if self.update_problem is not None:
+            self._sent[client] = payload
 
     def most_norm(self, client: str) -> float:
         """Return the largest norm of an update that is taken from a client."""
         return self.max_norm_ratio * (self._sent_norms.get(client, 0.0) + 1)
 
-    def as_sent(self, shapes: Shapes) -> Shapes:
-        """Return an update's shapes, but for what was sent under the same name.
+    def expected(self, shapes: Shapes) -> Shapes:
+        """Return the shapes that an update must have which has these.
 
-        That has the shape in which it was sent.
+        What was sent under the same name has the shape in which it was sent. Of what
+        was not, the method says it, or else the first update decides for all.
         """
+        if self.shapes and self.update_problem is None:
+            return self.shapes
         return {name: self._sent_shapes.get(name, shapes[name]) for name in shapes}
+
+    def take_sent(self, client: str) -> object:
+        """Return what a client was sent, where the method wants to see it, and forget.
+
+        There is one answer to it, and it may be large.
+        """
+        return self._sent.pop(client, None)
 
     @property
     def num_used(self) -> int:
@@ -91,11 +109,12 @@ def usable_updates(
 ) -> Iterator[tuple[str, Update]]:
     """Yield ``(client, update)`` of the replies that can be aggregated.
 
-    A client that failed, or whose update is not finite, is counted in ``tally`` and
-    passed over.
+    A client that failed, or whose update is not finite or not an answer to what it was
+    sent, is counted in ``tally`` and passed over.
     """
     for reply in replies:
-        problem = reply.failure or _problem(reply, update_type, tally)
+        sent = tally.take_sent(reply.client)
+        problem = reply.failure or _problem(reply, sent, update_type, tally)
         if problem:
             tally.failures[reply.client] = printable(problem)
             continue
@@ -122,14 +141,16 @@ def _norm(record: object) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(one)) for one in tensors))
 
 
-def _problem(reply: Reply, update_type: type, tally: Tally) -> str | None:
+def _problem(reply: Reply, sent: object, update_type: type, tally: Tally) -> str | None:
     """Return what is wrong with an update, or None and its shapes in ``tally``."""
     update = reply.record
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
-    return _weight_problem(reply.client, update, tally) or _tensor_problem(
-        reply.client, update, tally
+    return (
+        _weight_problem(reply.client, update, tally)
+        or (tally.update_problem and tally.update_problem(sent, update))
+        or _tensor_problem(reply.client, update, tally)
     )
 
 
@@ -157,12 +178,11 @@ def _weighed(update: Any, most: int) -> Any:
 
 def _tensor_problem(client: str, update: Update, tally: Tally) -> str | None:
     """Return why tensors cannot be aggregated, or None and their shapes in a tally."""
-    shapes = tally.shapes
     for name, tensor in take_apart(update).tensors.items():
         if not is_finite(tensor):
             return f"{name} is not finite: training diverged, lower the learning rate"
     arrived = _shapes(update)
-    known = shapes or tally.as_sent(arrived)
+    known = tally.expected(arrived)
     if arrived != known:
         return f"expected tensors of shapes {known}, found {arrived}"
     norm, most = _norm(update), tally.most_norm(client)
@@ -172,5 +192,5 @@ def _tensor_problem(client: str, update: Update, tally: Tally) -> str | None:
             "run.max_update_norm_ratio times that of what was sent: training diverged, "
             "or the client sends nonsense"
         )
-    shapes.update(arrived)
+    tally.shapes.update(arrived)
     return None

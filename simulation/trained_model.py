@@ -78,7 +78,7 @@ def trained_model(run: Path) -> TrainedModel:
     ----------
     run
         The folder of a run of a method that ends with one trained model for all
-        clients: FedAvg, FedAvg+, kNN-Per, SCAFFOLD.
+        clients, such as FedAvg or kNN-Per.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def trained_model(run: Path) -> TrainedModel:
     experiment = folder.experiment(experiment_catalogue())
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(experiment))
-    require_global_model(bench.experiment, bench.method, f"the run in {run}")
+    require_global_model(bench.experiment, f"the run in {run}")
     _require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
     checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])

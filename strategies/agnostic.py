@@ -39,6 +39,7 @@ from knnper.config.sections import Experiment, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.averaging import RunningMean
+from strategies.core.denominators import denominator
 from strategies.core.domains import example_weights_of, groups_of, shares_and_losses
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, Predictor
@@ -46,8 +47,7 @@ from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelUpdate, NoState, Record
 from strategies.core.simplex import project_to_simplex
 from strategies.core.task import Task
-
-_TINY = 1e-30  # instead of 0 in a denominator
+from strategies.core.update_shapes import of_shapes
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class AgnosticSettings(Settings):
     Attributes
     ----------
     domain
-        ``client``: each client is a domain, or each of ``groups``. ``label``: the
-        examples of each label are.
+        ``client``: each client is one, or each of ``groups``. ``label``: each label is.
     groups
         Names of seen clients that are one domain together, by the domain's name; a
         client in none of them is a domain of its own.
@@ -126,8 +125,7 @@ class AgnosticUpdate(ModelUpdate):
     shares
         The part of its examples that is of each kind, shape (num_kinds,).
     losses
-        Mean loss of w, as received, on those, shape (num_kinds,); 0 where there are
-        none.
+        Mean loss of w, as received, on those, shape (num_kinds,); 0 without any.
     """
 
     shares: Tensor
@@ -173,10 +171,8 @@ def agnostic(task: Task, settings: AgnosticSettings) -> Method:
         trained = local_sgd(
             task, payload.weights, data.train, rate, rng, example_weights=factors
         )
-        num_examples, loss = len(data.train), trained.train_loss
-        return NoState(), AgnosticUpdate(
-            trained.weights, num_examples, loss, shares, losses
-        )
+        reported = (len(data.train), trained.train_loss, shares, losses)
+        return NoState(), AgnosticUpdate(trained.weights, *reported)
 
     def personalize(
         payload: AgnosticPayload,
@@ -200,6 +196,7 @@ def agnostic(task: Task, settings: AgnosticSettings) -> Method:
         num_rounds=task.training.num_rounds,
         serves_global_model=True,
         personalizes_by_inference=True,
+        update_problem=of_shapes(shares=(num_kinds,), losses=(num_kinds,)),
     )
 
 
@@ -231,7 +228,7 @@ def _aggregate(
 def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
     """Return how many examples of each kind a client has, float64 (num_kinds,)."""
     shares = update.shares.double().clamp_min(0)
-    return update.num_examples * shares / shares.sum().clamp_min(_TINY)
+    return update.num_examples * shares / denominator(shares.sum())
 
 
 def _ascended(
@@ -258,7 +255,7 @@ def _ascended(
     share = totals[known] / totals.sum()
     before = state.factors[known] * share
     # Over the domains known by now, of which there may be more than in the last round.
-    before = before / before.sum().clamp_min(_TINY)
+    before = before / denominator(before.sum())
     scale = known.sum() / present.sum()
     factors = torch.ones_like(state.factors)
     after = project_to_simplex(before + rate * scale * excess)
@@ -295,5 +292,7 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="Agnostic FL",
     settings_type=AgnosticSettings,
+    ends_with_global_model=True,
+    needs_metrics=True,
     check=lambda experiment: tuple(_check(experiment)),
 )

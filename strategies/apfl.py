@@ -12,12 +12,14 @@ The server averages the w, as in FedAvg; v stays with the client, which is serve
 With an adaptive α each step also makes α ← α - η ⟨v - w, ∇f(v̄; ξ)⟩, clipped to [0, 1].
 
 With α = 0 clients are served FedAvg's model; with α = 1 what Local trains on the same
-mini-batches. w is FedAvg's whatever α is, in every bit.
+mini-batches. w is FedAvg's whatever α is, in every bit. A seen client serves the v of
+its last round, which never trained on its validation split; a newcomer trains one on
+both splits.
 
 Departures: v starts from the global model that the client is sent on its first visit,
 not from the initial one. Buffers such as BatchNorm's running statistics have no
-gradient: v's follow the passes at v̄, and v̄ is served with the mixture of both models'
-buffers. The authors' code adapts α once a round; here, as in their formula, each step
+gradient: v's follow the passes at v̄, and v̄ is served with them, but with w's where α
+is 0. The authors' code adapts α once a round; here, as in their formula, each step
 does.
 """
 
@@ -30,6 +32,7 @@ from knnper.config.ranges import PositiveInt, UnitInterval
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
+from strategies.core.hand_over_training import newcomer_rate, on_both_splits
 from strategies.core.local_model import Batch, LocalModel, sgd
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
@@ -51,8 +54,8 @@ class ApflSettings(Settings):
     adaptive
         Whether each client learns an α of its own.
     newcomer_epochs
-        Passes over its training data in which a client that took no part in training
-        trains v and, where it adapts, α; w is fixed.
+        Passes over its data in which a client that took no part in training trains v
+        and, where it adapts, α; w is fixed.
     """
 
     mixing_weight: UnitInterval = 0.5
@@ -164,9 +167,14 @@ def apfl(task: Task, settings: ApflSettings) -> Method:
     ) -> Predictor:
         if len(data.train_and_validation()) == 0:
             return ModelPredictor(task, payload.weights)
-        state = client_state or _newcomer(task, settings, payload, data.train, rng)
-        weights = mixed(payload.weights, state.personal, state.mixing_weight)
-        return ModelPredictor(task, weights, {"mixing_weight": state.mixing_weight})
+
+        def beside(examples: Examples) -> ModelPredictor:
+            state = _newcomer(task, settings, payload, examples, rng)
+            return _served(task, payload.weights, state)
+
+        if client_state is None:
+            return on_both_splits(data, beside)
+        return _served(task, payload.weights, client_state)
 
     return replace(
         fedavg(task, NoSettings()),
@@ -191,6 +199,15 @@ def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
     return torch.lerp(shared, own, mixing_weight)
 
 
+def _served(task: Task, shared: Tensor, state: ApflClientState) -> ModelPredictor:
+    """Return what serves v̄ with the buffers that passes at v̄ left, w's where v̄ is w."""
+    share, num_parameters = state.mixing_weight, task.model.num_parameters
+    weights = mixed(shared, state.personal, share)
+    if share > 0:
+        weights[num_parameters:] = state.personal[num_parameters:]
+    return ModelPredictor(task, weights, {"mixing_weight": share})
+
+
 def _first_state(payload: ModelPayload, settings: ApflSettings) -> ApflClientState:
     return ApflClientState(payload.weights, float(settings.mixing_weight))
 
@@ -203,8 +220,7 @@ def _newcomer(
     rng: RandomKey,
 ) -> ApflClientState:
     """Return the state of a client that trains v beside a fixed w."""
-    # As in a first round: the last rate may be a hundredth of it.
-    rate = task.training.learning_rate_at(1)
+    rate = newcomer_rate(task)
     start = _first_state(payload, settings)
     personal = PersonalModel(task, start, rate, settings.adaptive)
     local_sgd(
@@ -231,4 +247,5 @@ SPEC = MethodSpec(
     unseen="a model of its own, trained beside the fixed global one and mixed with it",
     reference_title="APFL (global model)",
     settings_type=ApflSettings,
+    ends_with_global_model=True,
 )

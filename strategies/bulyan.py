@@ -110,4 +110,5 @@ SPEC = MethodSpec(
     reference_title="Bulyan",
     settings_type=BulyanSettings,
     holds_all_updates=True,
+    ends_with_global_model=True,
 )

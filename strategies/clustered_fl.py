@@ -34,10 +34,11 @@ from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from strategies.core.averaging import average_weights
-from strategies.core.bipartition import Bipartition, bipartition
+from strategies.core.bipartition import Bipartition, bipartition, cosines
 from strategies.core.cluster_models import (
     ClusterModels,
     ClusterUpdate,
+    cluster_problem,
     serve_best,
     train_best,
 )
@@ -60,9 +61,11 @@ class ClusteredFLSettings(Settings):
         the official implementation. Null is infinite: never parts, which is FedAvg.
     separation_gap
         γ_max, [0, 1): what √((1 - α_cross) / 2) must exceed. 0 parts all but updates
-        of one direction, as the official implementation does.
+        of one direction, as the official implementation does: those with an α_cross of
+        1, up to 10⁻⁶.
     min_cluster_size
-        Fewest clients of either part.
+        Fewest clients of either part. So there are at most as many clusters as this
+        goes into the number of clients.
     """
 
     mean_norm_tolerance: NonNegativeFloat = 0.4
@@ -89,7 +92,7 @@ class ClustersState(Record):
 
 Replies = Sequence[tuple[str, ClusterUpdate]]
 
-_TINY = 1e-30  # of two updates one of which is 0, the cosine is 0
+_SAME_DIRECTION = 1 - 1e-6  # weights are float32: so near, the rest is rounding
 
 
 def clustered_fl(task: Task, settings: ClusteredFLSettings) -> Method:
@@ -129,6 +132,7 @@ def clustered_fl(task: Task, settings: ClusteredFLSettings) -> Method:
         payload_type=ClusterModels,
         update_type=ClusterUpdate,
         num_rounds=task.training.num_rounds,
+        update_problem=cluster_problem,
     )
 
 
@@ -186,8 +190,7 @@ def _leaving(
     norms = torch.linalg.vector_norm(moves, dim=1)
     if not _stands_still(float(torch.linalg.vector_norm(mean)), norms, settings):
         return frozenset()
-    cosines = moves @ moves.T / torch.outer(norms, norms).clamp_min(_TINY)
-    found = bipartition(cosines)
+    found = bipartition(cosines(moves))
     if not _is_clear(found, settings):
         return frozenset()
     return frozenset(by_name[position][0] for position in found.second)
@@ -207,6 +210,8 @@ def _stands_still(
 
 def _is_clear(found: Bipartition, settings: ClusteredFLSettings) -> bool:
     """Return whether two parts are far enough apart, and large enough."""
+    if found.cross_similarity >= _SAME_DIRECTION:
+        return False
     separation = math.sqrt(max(0.0, (1 - found.cross_similarity) / 2))
     smaller = min(len(found.first), len(found.second))
     return separation > settings.separation_gap and smaller >= settings.min_cluster_size

@@ -39,6 +39,7 @@ from knnper.data.examples import ClientData, Examples
 from knnper.data.site.agreement import SitesSettings
 from strategies.core.evaluation import evaluate
 from strategies.core.extended_record import extended, with_field
+from strategies.core.grids import repetitions
 from strategies.core.local_model import Batch, LocalModel
 from strategies.core.local_sgd import LocalStep, local_sgd
 from strategies.core.method import Method
@@ -57,7 +58,7 @@ class DapperSettings(Settings):
     ----------
     client_shares
         The cover of [0, 1] that a client chooses its λ from: the part of its own data.
-        Every value costs one training.
+        Every value costs one training; they all differ.
     sample_factor
         r: a client takes r times as many of the server's examples as it has itself.
     most_sampled
@@ -244,6 +245,14 @@ def _mixing_step(
 
 
 def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.personalization.settings
+    if not isinstance(settings, DapperSettings):
+        raise TypeError(f"expected DapperSettings, found {type(settings).__name__}")
+    grid = repetitions("personalization.client_shares", settings.client_shares)
+    return (*grid, *_site_problems(experiment))
+
+
+def _site_problems(experiment: Experiment) -> Sequence[Problem]:
     if isinstance(experiment.data.settings, SitesSettings):
         message = (
             "found dapper with data that stays with the sites, where the server has no "

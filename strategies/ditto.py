@@ -9,7 +9,9 @@ Personalization", ICML 2021, Algorithm 1; knn-per.txt, section 5, from which the
 The client's λ is the one of a grid that does best on its validation split. So it trains
 one v for each value, and keeps them all. With λ = 0 a client that takes part in every
 round trains v exactly as `local` trains, but for the order of its examples, which is
-drawn with another key. With λ → ∞ v is the w that the client was sent last.
+drawn with another key. With λ → ∞, and without momentum, the parameters of v are those
+of the w that the client was sent last. A seen client serves what the rounds left, which
+never trained on its validation split; a newcomer trains on both splits in the end.
 
 Departures: v is trained for as long and as fast as w, where the paper allows lengths
 and rates of their own. λ is chosen once, at the hand-over. The pull is taken at the
@@ -17,6 +19,7 @@ end of a step, see `strategies.core.proximal`; buffers such as BatchNorm's runni
 statistics are not pulled.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -30,6 +33,8 @@ from knnper.config.sections import Experiment, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from strategies.core.evaluation import evaluate
+from strategies.core.grids import repetitions
+from strategies.core.hand_over_training import newcomer_rate, on_both_splits
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.model_predictor import ModelPredictor
@@ -84,6 +89,7 @@ def ditto(task: Task, settings: DittoSettings) -> Method:
     ) -> tuple[DittoClientState, ModelUpdate]:
         _, update = averaging.client_update(payload, None, data, server_round, rng)
         rate = task.training.learning_rate_at(server_round)
+        decay = task.training.weight_decay
         personal = tuple(
             local_sgd(
                 task,
@@ -91,7 +97,7 @@ def ditto(task: Task, settings: DittoSettings) -> Method:
                 data.train,
                 rate,
                 rng.child("personal"),
-                gradient_hook=pull(payload.weights, prox_weight, rate),
+                gradient_hook=pull(payload.weights, prox_weight, rate, decay),
             ).weights
             for prox_weight, weights in _models(settings, payload, client_state).items()
         )
@@ -151,44 +157,33 @@ def _newcomer(
 ) -> ModelPredictor:
     """Return the model of a client that trains now, with the global model as centre.
 
-    Once its λ is chosen, it trains on the validation split too.
+    It chooses λ with models of the training split, and without validation data takes
+    the largest.
     """
-    # As in a first round: the last rate may be a hundredth of it.
-    rate = task.training.learning_rate_at(1)
+    rate = newcomer_rate(task)
 
-    def trained(prox_weight: float, examples: Examples) -> Tensor:
-        return local_sgd(
-            task,
-            weights,
-            examples,
-            rate,
-            rng,
-            num_epochs=settings.newcomer_epochs,
-            gradient_hook=pull(weights, prox_weight, rate),
-        ).weights
+    def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
+        hook = pull(weights, prox_weight, rate, task.training.weight_decay)
+        epochs = settings.newcomer_epochs
+        result = local_sgd(
+            task, weights, examples, rate, rng, num_epochs=epochs, gradient_hook=hook
+        )
+        return ModelPredictor(task, result.weights, {"prox_weight": prox_weight})
 
-    if not len(data.validation):
-        largest = max(settings.prox_weights)
-        alone = trained(largest, data.train)
-        return ModelPredictor(task, alone, {"prox_weight": largest})
-    models = {each: trained(each, data.train) for each in settings.prox_weights}
-    best = _best(task, models, data.validation)
-    on_both = trained(best.chosen["prox_weight"], data.train_and_validation())
-    return replace(best, weights=on_both, trained_alone=lambda: best)
+    chosen = max(settings.prox_weights)
+    if len(data.validation):
+        models = {
+            each: trained(each, data.train).weights for each in settings.prox_weights
+        }
+        chosen = _best(task, models, data.validation).chosen["prox_weight"]
+    return on_both_splits(data, functools.partial(trained, chosen))
 
 
 def _check(experiment: Experiment) -> Sequence[Problem]:
     settings = experiment.method.settings
     if not isinstance(settings, DittoSettings):
         raise TypeError(f"expected DittoSettings, found {type(settings).__name__}")
-    values = settings.prox_weights
-    if len(set(values)) == len(values):
-        return ()
-    message = (
-        f"found {list(values)}, expected values that all differ, since each costs "
-        "a model; name each one once"
-    )
-    return (Problem("method.prox_weights", message),)
+    return repetitions("method.prox_weights", settings.prox_weights)
 
 
 SPEC = MethodSpec(
@@ -203,5 +198,6 @@ SPEC = MethodSpec(
     unseen="the global model, trained on the client's data and pulled back to it",
     reference_title="FedAvg",
     settings_type=DittoSettings,
+    ends_with_global_model=True,
     check=_check,
 )

@@ -97,9 +97,10 @@ def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
         )
         yield Problem("personalization.name", message)
     elif on_top.needs_one_model and not spec.serves_one_model:
+        others = [key for key, one in PERSONALIZERS.items() if not one.needs_one_model]
         message = (
             f"found {name} with {method}, whose clients are not served one set of "
-            f"weights; expected one of {AS_IT_IS}, knn, protonn"
+            f"weights; expected one of {', '.join(others)}"
         )
         yield Problem("personalization.name", message)
 

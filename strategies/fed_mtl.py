@@ -10,7 +10,9 @@ fedbasis-pflbed.txt, Eq. 3 and Table 6. With the models w_m of the clients m,
 In a round a client goes on with its own w_m, from w̄ on its first visit, pulled towards
 the w̄ that it was sent. With λ = 0 and full participation that is local training: each
 w_m starts from the common initial weights and nothing of the others reaches it, so it
-is exactly `local`'s, given the same random keys.
+is exactly `local`'s, given the same random keys. A seen client serves its w_m of the
+last round, which never trained on its validation split; a newcomer trains one from w̄
+on both splits.
 
 Departures: MOCHA solves convex problems in their dual and learns how clients are
 related; here the relation is fixed, and any model is trained with SGD. w̄ is of the
@@ -21,10 +23,14 @@ averaged into w̄, but no client's are pulled.
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from knnper.config.ranges import NonNegativeFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
+from strategies.core.hand_over_training import newcomer_rate, trained_on_both_splits
+from strategies.core.local_model import GradientHook
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.model_predictor import ModelPredictor
@@ -43,7 +49,7 @@ class FedMTLSettings(Settings):
     prox_weight
         λ; 0 is local training.
     newcomer_epochs
-        Passes over its training split with which an unseen client trains its model.
+        Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
@@ -52,6 +58,9 @@ class FedMTLSettings(Settings):
 
 def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
     """Return mean-regularised multi-task learning on ``task``."""
+
+    def pulled_to(mean: Tensor, rate: float) -> GradientHook:
+        return pull(mean, settings.prox_weight, rate, task.training.weight_decay)
 
     def client_update(
         payload: ModelPayload,
@@ -62,7 +71,7 @@ def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
     ) -> tuple[ModelState, ModelUpdate]:
         own = payload.weights if client_state is None else client_state.weights
         rate = task.training.learning_rate_at(server_round)
-        towards = pull(payload.weights, settings.prox_weight, rate)
+        towards = pulled_to(payload.weights, rate)
         trained = local_sgd(task, own, data.train, rate, rng, gradient_hook=towards)
         update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
         return ModelState(trained.weights), update
@@ -75,18 +84,16 @@ def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
     ) -> ModelPredictor:
         if client_state is not None and len(data.train_and_validation()):
             return ModelPredictor(task, client_state.weights)
-        # As in a first round: the last rate may be a hundredth of it.
-        rate = task.training.learning_rate_at(1)
-        trained = local_sgd(
+        rate = newcomer_rate(task)
+        return trained_on_both_splits(
             task,
             payload.weights,
-            data.train,
-            rate,
+            data,
             rng,
             num_epochs=settings.newcomer_epochs,
-            gradient_hook=pull(payload.weights, settings.prox_weight, rate),
+            learning_rate=rate,
+            gradient_hook=pulled_to(payload.weights, rate),
         )
-        return ModelPredictor(task, trained.weights)
 
     return replace(
         fedavg(task, NoSettings()),

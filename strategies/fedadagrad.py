@@ -101,4 +101,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedAdagrad",
     settings_type=FedAdagradSettings,
+    ends_with_global_model=True,
 )

@@ -86,4 +86,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedAdam",
     settings_type=FedAdamSettings,
+    ends_with_global_model=True,
 )

@@ -11,19 +11,18 @@ and returns Z_i, the mean of its examples' embeddings, and M_i, its biases. The 
 the trained models is the next global model, and W_Q, W_K and W_V make a step of SGD
 along what is propagated back from M̃_i - M_i.
 
-The report finds that this is not stable, and names two remedies (section 5.3), both
-settings here: biases that are pulled to the global ones, and personal biases only once
-the global model has converged.
+The report finds that this is not stable, and names two remedies (section 5.3): biases
+are pulled to the global ones, or personal only once the global model has converged.
 
 Where the report is silent: the client is among its own neighbours. Until its first
 visit it is sent the global model. M̃_i - M_i, the local steps times their rate, is taken
 for the gradient, and its mean over the participants steps. The global biases are the
-mean of the personal ones. Departure: W_V is diagonal, since a square one has the number
-of biases squared, 3·10⁸ for MobileNetV2, to be learnt from one such vector a client.
+mean of the personal ones. Departure: W_V is diagonal; a square one would have as many
+numbers as there are biases, squared, to be learnt from one such vector a client.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,6 +49,7 @@ from strategies.core.model_predictor import ModelPredictor
 from strategies.core.proximal import pull
 from strategies.core.records import NoState, Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import of_shapes
 
 
 @dataclass(frozen=True)
@@ -169,17 +169,14 @@ def fedattn(task: Task, settings: FedAttnSettings) -> Method:
     ) -> tuple[NoState, FedAttnUpdate]:
         rate = task.training.learning_rate_at(server_round)
         is_personal = server_round > num_warm_up and len(data.train) > 0
-        center = payload.weights.masked_scatter(where, payload.biases)
+        start, examples = payload.weights, data.train
+        center = start.masked_scatter(where, payload.biases)
         weight = settings.bias_prox_weight if is_personal else 0.0
-        hook = pull(center, weight, rate, where)
-        trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, gradient_hook=hook
-        )
-        update = FedAttnUpdate(trained.weights, len(data.train), trained.train_loss)
-        if is_personal:
-            mean = _representation(task, trained.weights, data.train)
-            update = replace(update, representation=mean)
-        return NoState(), update
+        hook = pull(center, weight, rate, task.training.weight_decay, where)
+        trained = local_sgd(task, start, examples, rate, rng, gradient_hook=hook)
+        weights, loss = trained.weights, trained.train_loss
+        mean = _representation(task, weights, examples) if is_personal else None
+        return NoState(), FedAttnUpdate(weights, len(examples), loss, mean)
 
     def personalize(
         payload: FedAttnPayload,
@@ -199,6 +196,7 @@ def fedattn(task: Task, settings: FedAttnSettings) -> Method:
         payload_type=FedAttnPayload,
         update_type=FedAttnUpdate,
         num_rounds=task.training.num_rounds,
+        update_problem=of_shapes(representation=(embedding_dim,)),
     )
 
 
@@ -296,4 +294,5 @@ SPEC = MethodSpec(
     unseen="the model with biases of the seen clients nearest to its own data",
     reference_title="FedAttn (global)",
     settings_type=FedAttnSettings,
+    ends_with_global_model=True,
 )

@@ -72,4 +72,5 @@ SPEC = MethodSpec(
     server_state="1",
     unseen="the global model",
     reference_title="FedAvg",
+    ends_with_global_model=True,
 )

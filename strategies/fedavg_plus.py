@@ -20,4 +20,5 @@ SPEC = MethodSpec(
     unseen="the global model, fine-tuned on the client's data",
     reference_title="FedAvg",
     personalization="fine_tuning",
+    ends_with_global_model=True,
 )

@@ -98,4 +98,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedAvgM",
     settings_type=FedAvgMSettings,
+    ends_with_global_model=True,
 )

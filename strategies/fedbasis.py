@@ -59,6 +59,7 @@ from strategies.core.method import Method, MethodSpec
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import NoState
 from strategies.core.task import Task
+from strategies.core.update_shapes import as_sent
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class FedBasisSettings(Settings):
     blocks
         ``layers``: a combination for each layer and one for the head; ``whole``: one.
     coordinate_descent
-        Whether a client trains first its combination, then the bases; else both
-        together.
+        Whether a client trains its combination, then the bases; else both together.
     temperature
         τ of the combination that the bases are trained with; 1 does not sharpen it.
     combination_learning_rate
@@ -165,6 +165,7 @@ def fedbasis(task: Task, settings: FedBasisSettings) -> Method:
         payload_type=Bases,
         update_type=BasesUpdate,
         num_rounds=task.training.num_rounds,
+        update_problem=as_sent("models"),
     )
 
 
@@ -191,10 +192,8 @@ def local_round(
         What is learned, and how.
     payload, examples
         The server's models, and what to train on.
-    learning_rate
-        Of the bases.
-    rng
-        That of the client in this round.
+    learning_rate, rng
+        Of the bases; that of the client in this round.
     """
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
@@ -264,7 +263,8 @@ def _aggregate(
     if has_bases or num_rounds < num_warm_rounds(task, settings):
         models = mean_models(update for _, update in updates)
         return BasesState(models, num_rounds, state.seed)
-    replies = [update for _, update in updates]
+    # The clusters' first centre is drawn by position.
+    replies = [update for _, update in sorted(updates, key=lambda pair: pair[0])]
     models = mean_models(replies)
     if len(replies) >= num_bases:  # with fewer, the warm start goes on for a round
         center = models[0][: task.model.num_parameters]

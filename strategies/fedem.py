@@ -17,7 +17,7 @@ see the same ones, so that FedEM with one component is FedAvg.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from strategies.core.method import Method, MethodSpec, Predictor
 from strategies.core.mixture_predictor import MixturePredictor
 from strategies.core.records import Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import as_sent
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,22 @@ def fedem(task: Task, settings: FedEMSettings) -> Method:
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
+        """Return the mixture whose π is of both splits."""
         num_steps = settings.newcomer_steps if client_state is None else 1
-        losses = torch.cat(
-            [
-                example_losses(task, payload.components, examples)
-                for examples in (data.train, data.validation)
-            ]
+        start = _mixture_weights(client_state, num_components)
+        components = payload.components
+        of_train, of_validation = (
+            example_losses(task, components, examples)
+            for examples in (data.train, data.validation)
         )
-        uniform = _mixture_weights(None, num_components)
-        mixture_weights = _mixture_weights(client_state, num_components)
-        for _ in range(num_steps):
-            mixture_weights = _mean_or(shares_of(losses, mixture_weights), uniform)
-        return mixture(task, payload.components, mixture_weights)
+
+        def served(losses: Tensor) -> MixturePredictor:
+            mixture_weights = _fitted(losses, start, num_steps)
+            return mixture(task, components, mixture_weights)
+
+        alone = (lambda: served(of_train)) if len(data.validation) else None
+        both = served(torch.cat([of_train, of_validation]))
+        return replace(both, trained_alone=alone)
 
     return Method(
         init=init,
@@ -163,6 +168,7 @@ def fedem(task: Task, settings: FedEMSettings) -> Method:
         num_rounds=task.training.num_rounds,
         client_state_type=MixtureState,
         personalizes_by_inference=True,
+        update_problem=as_sent("components"),
     )
 
 
@@ -225,6 +231,15 @@ def _mixture_weights(client_state: MixtureState | None, num_components: int) -> 
     if client_state is None:
         return torch.full((num_components,), 1 / num_components)
     return client_state.mixture_weights
+
+
+def _fitted(losses: Tensor, start: Tensor, num_steps: int) -> Tensor:
+    """Return π, shape (M,), after E-steps and M-steps on it from ``start``."""
+    mixture_weights = start
+    for _ in range(num_steps):
+        uniform = torch.full_like(start, 1 / len(start))
+        mixture_weights = _mean_or(shares_of(losses, mixture_weights), uniform)
+    return mixture_weights
 
 
 def _mean_or(shares: Tensor, default: Tensor) -> Tensor:

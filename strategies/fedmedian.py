@@ -47,4 +47,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedMedian",
     holds_all_updates=True,
+    ends_with_global_model=True,
 )

@@ -6,6 +6,8 @@ model w of the round, a client minimises f(y) + μ/2 ||y - w||² by steps
 
     y ← (y - η g(y) + η μ w) / (1 + η μ)
 
+where g is the gradient of f on a mini-batch, with that of weight decay.
+
 Departures: the pull is taken at the end of a step, see `strategies.core.proximal`; the
 number of local steps is fixed, where the paper allows any inexact solution; clients are
 drawn uniformly and weighted by their number of examples, as in FedAvg.
@@ -49,7 +51,8 @@ def fedprox(task: Task, settings: FedProxSettings) -> Method:
         rng: RandomKey,
     ) -> tuple[NoState, ModelUpdate]:
         rate = task.training.learning_rate_at(server_round)
-        towards = pull(payload.weights, settings.prox_weight, rate)
+        decay = task.training.weight_decay
+        towards = pull(payload.weights, settings.prox_weight, rate, decay)
         trained = local_sgd(
             task, payload.weights, data.train, rate, rng, gradient_hook=towards
         )
@@ -71,4 +74,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedProx",
     settings_type=FedProxSettings,
+    ends_with_global_model=True,
 )

@@ -22,6 +22,7 @@ from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
+from strategies.core.hand_over_training import trained_on_both_splits
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, Predictor
 from strategies.core.records import ModelPayload
@@ -31,7 +32,6 @@ from strategies.core.sharing import (
     Sharing,
     part_in_use,
     partly_shared,
-    served,
 )
 from strategies.core.task import Task
 
@@ -104,14 +104,14 @@ def fedrep(task: Task, settings: FedRepSettings) -> Method:
     ) -> Predictor:
         part = part_in_use(client_state, data)
         is_new = part is None
-        return served(
+        return trained_on_both_splits(
             task,
             sharing.join(payload.weights, part),
-            head,
             data,
             rng,
             num_epochs=settings.newcomer_epochs if is_new else settings.head_epochs,
             learning_rate=head_rate(1 if is_new else task.training.num_rounds),
+            trainable=head,
         )
 
     method = partly_shared(task, sharing, settings.newcomer_epochs)

@@ -82,4 +82,5 @@ SPEC = MethodSpec(
     reference_title="FedTrimmedAvg",
     settings_type=FedTrimmedAvgSettings,
     holds_all_updates=True,
+    ends_with_global_model=True,
 )

@@ -85,4 +85,5 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="FedYogi",
     settings_type=FedYogiSettings,
+    ends_with_global_model=True,
 )

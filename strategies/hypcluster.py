@@ -29,6 +29,7 @@ from strategies.core.averaging import RunningMean
 from strategies.core.cluster_models import (
     ClusterModels,
     ClusterUpdate,
+    cluster_problem,
     serve_best,
     train_best,
 )
@@ -115,6 +116,7 @@ def hypcluster(task: Task, settings: HypClusterSettings) -> Method:
         update_type=ClusterUpdate,
         num_rounds=task.training.num_rounds,
         personalizes_by_inference=True,
+        update_problem=cluster_problem,
     )
 
 
@@ -132,10 +134,11 @@ def _aggregate(
     sizes: dict[int, int] = {}
     for client, update in updates:
         cluster = state.deal.get(client, update.cluster)
+        if cluster not in range(num_clusters):
+            continue  # a client may say anything, and a sum is as large as a model
         sums.setdefault(cluster, RunningMean()).add(update.weights, update.num_examples)
         sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
-    # Only those that exist: a client may have said anything.
-    means = {k: sums[k].result() for k in range(num_clusters) if k in sums}
+    means = {k: sums[k].result() for k in sorted(sums)}
     kept = (_mean(means, sizes),) * num_clusters if state.deal else state.centers
     centers = tuple(means.get(k, center) for k, center in enumerate(kept))
     largest = max(means, key=lambda k: sizes[k], default=state.largest)

@@ -4,6 +4,7 @@ Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
 Memorization", ICML 2022, Algorithm 1 (knn-per.txt).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from datastore.store import Store
 from knnper.config.errors import RunError
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.memory import KnnSettings, Tuned, remember, store_settings_of
+from strategies.core.memory import KnnSettings, remember, store_settings_of
 from strategies.core.method import EmbeddingPredictor, Method, MethodSpec, Predictor
 from strategies.core.personalizer import PersonalizerSpec
 from strategies.core.task import Task
@@ -94,34 +95,44 @@ def memorize(
     rng
         Root of what a store's policy leaves to chance, with the policy's own seed.
     """
-    fixed = settings.candidates().is_fixed
-    chooser = base if fixed else base.without_validation()
-    tuned, store = _remembering(chooser, num_classes, data, settings, rng)
-    if chooser is not base:
-        _, store = _remembering(base, num_classes, data, settings, rng)
+    embedded = _embedded(base, data)
+    store = _empty_store(embedded, num_classes, settings, rng)
+    chooser = base if settings.candidates().is_fixed else base.without_validation()
+    if chooser is base:
+        tuned = remember(store, *embedded, base.head, settings)
+    else:
+        before = _embedded(chooser, data)
+        other = _empty_store(before, num_classes, settings, rng)
+        tuned = remember(other, *before, chooser.head, settings)
+        for examples in embedded:
+            store.add(examples)
     predictor = tuned.predictor(base.embed, base.head, store, settings)
     return replace(predictor, tuning={**base.describe(), **predictor.tuning})
 
 
-def _remembering(
-    base: EmbeddingPredictor,
+def _empty_store(
+    embedded: Sequence[NewExamples],
     num_classes: int,
-    data: ClientData,
     settings: KnnSettings,
     rng: RandomKey,
-) -> tuple[Tuned, Store]:
-    """Return a choice of λ, k and σ, and a store of both splits."""
+) -> Store:
+    return empty_memory_store(
+        StoreSpec(num_classes),
+        int(embedded[0].embeddings.shape[1]),
+        UNNAMED,
+        store_settings_of(settings, rng),
+    )
+
+
+def _embedded(
+    base: EmbeddingPredictor, data: ClientData
+) -> tuple[NewExamples, NewExamples]:
+    """Return the training and the validation split as a store takes them."""
     train, validation = (
         NewExamples(base.embed(split.images), split.labels)
         for split in (data.train, data.validation)
     )
-    store = empty_memory_store(
-        StoreSpec(num_classes),
-        int(train.embeddings.shape[1]),
-        UNNAMED,
-        store_settings_of(settings, rng),
-    )
-    return remember(store, train, validation, base.head, settings), store
+    return train, validation
 
 
 SPEC = MethodSpec(
@@ -136,6 +147,7 @@ SPEC = MethodSpec(
     unseen="the global model and the client's own store",
     reference_title="FedAvg",
     personalization="knn",
+    ends_with_global_model=True,
 )
 
 ON_TOP = PersonalizerSpec(

@@ -99,9 +99,9 @@ def compress(
     embedded = _embedded(base, data)
     knn_weight = weights_to_choose_from(settings.knn_weights)[0]
     if len(data.train) > 0 and len(data.validation) > 0:
-        chooser = base.without_validation()
-        parts = embedded if chooser is base else _embedded(chooser, data)
-        train, held_out = parts
+        fixed = len(settings.knn_weights) == 1
+        chooser = base if fixed else base.without_validation()
+        train, held_out = embedded if chooser is base else _embedded(chooser, data)
         knn_weight = choose_knn_weight(
             fit(train, data.train.labels)(held_out),
             chooser.head(held_out),
@@ -136,6 +136,7 @@ SPEC = MethodSpec(
     unseen="the global model and prototypes of the client's own examples",
     reference_title="FedAvg",
     personalization="protonn",
+    ends_with_global_model=True,
 )
 
 ON_TOP = PersonalizerSpec(

@@ -80,4 +80,5 @@ SPEC = MethodSpec(
     reference_title="Krum",
     settings_type=KrumSettings,
     holds_all_updates=True,
+    ends_with_global_model=True,
 )

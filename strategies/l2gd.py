@@ -17,13 +17,14 @@ these, as x̄ is needed only at heads after tails.
 With p = 0 every coin is tails, the rate is η, and nobody steps towards x̄: what the
 server sends is where a client starts on its first visit, and no more. With full
 participation that is the common initial weights, so a client's model is exactly
-`local`'s, given the same random keys.
+`local`'s, given the same random keys. In the end clients are served as by `fed_mtl`.
 
 Departures: within a round x̄ is the mean at its start, over the clients that replied in
 the last one, weighted by their examples. Heads are a proximal step, which equals the
 paper's x_m - s (x_m - x̄) to first order in s and does not diverge where s > 2. ∇f_m is
-of a mini-batch. At heads a mini-batch is passed through the model too, for its loss
-alone. Buffers such as BatchNorm's running statistics are the client's own.
+of a mini-batch, and weight decay a part of f_m. At heads a mini-batch is passed through
+the model too, for its loss alone. Buffers such as BatchNorm's running statistics are
+the client's own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ class L2GDSettings(Settings):
         p, of a step towards the mean; 0 is local training. The paper's best p grows
         with λ: λ / (L + λ), where L is the smoothness of the loss.
     newcomer_epochs
-        Passes over its training split with which an unseen client trains its model.
+        Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
@@ -154,11 +155,21 @@ def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> Lo
             size = model.learning_rate * settings.prox_weight / probability
             model.parameters.lerp_(mean, size / (1 + size))
         else:
-            model.gradient.div_(1 - probability)
+            _enlarge(model, probability)
             model.step()
         return loss
 
     return step
+
+
+def _enlarge(model: LocalModel, probability: float) -> None:
+    """Make the next step one along (∇f_m + d x_m) / (1 - p), d the weight decay.
+
+    The optimizer adds d x_m itself: (∇f_m + p d x_m) / (1 - p) is the rest.
+    """
+    decay = model.task.training.weight_decay
+    model.gradient.add_(model.parameters, alpha=probability * decay)
+    model.gradient.div_(1 - probability)
 
 
 SPEC = MethodSpec(

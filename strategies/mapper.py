@@ -13,18 +13,21 @@ with h_c the central model that it is sent:
 Here h are probabilities and L is the log-loss of the mixture of them. Each h_λ starts
 from h_c (appendix F.2). After the last round every client does 1. and 2. once more.
 
-With a cover of 0 alone it is FedAvg; with one of 1 alone the central model gets no
-gradient and clients are served what they train from it on their own.
+With a cover of 0 alone it is FedAvg. Where λ* is 1 the central model has no part in the
+loss of 3. and the client returns it as it is, without weight decay or new statistics of
+BatchNorm; with a cover of 1 alone it is never trained, and clients are served what they
+train from it on their own.
 
 The text has lost the formulas; they are as in the original paper. Departures: the
 client compares the pairs of 2. on its validation split where it has one, since on the
 data that h_λ was trained on the larger λ nearly always wins; else on its training
 split, as the paper does. What is served is h_l trained anew on both splits with λ*.
 Step 3 is the local training of FedAvg, and several clients take part in a round. The
-first rounds are FedAvg's: while h_c is random λ* is 1, with which it gets no gradient.
+first rounds are FedAvg's: while h_c is random λ* is 1, with which it is not trained.
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -33,17 +36,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from knnper.config.errors import Problem
 from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
-from knnper.config.sections import Settings
+from knnper.config.sections import Experiment, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
-from strategies.core.evaluation import evaluate
+from strategies.core.evaluation import evaluate, score
+from strategies.core.grids import repetitions
 from strategies.core.local_model import Objective, cross_entropy
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
 from strategies.core.mixture_predictor import MixturePredictor
+from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload, ModelUpdate, NoState
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
@@ -58,8 +64,9 @@ class MapperSettings(Settings):
     Attributes
     ----------
     interpolation_weights
-        The cover of [0, 1] that a client chooses its λ from. 0 is the central model
-        alone, 1 the local model alone; every other value costs one local training.
+        The cover of [0, 1] that a client chooses its λ from, values that all differ. 0
+        is the central model alone, 1 the local model alone; every value but 0 costs one
+        local training.
     local_epochs
         Passes over a client's data in which a local model is trained; 1 in the paper.
     local_learning_rate
@@ -129,10 +136,7 @@ def mapper(task: Task, settings: MapperSettings) -> Method:
         found = Pair(0.0, central)
         if server_round > settings.warm_start_fraction * training.num_rounds:
             found = best(central, data, rate, rng)
-        objective = mixture_loss(task, 1 - found.interpolation_weight, found.local)
-        trained = local_sgd(task, central, data.train, rate, rng, objective=objective)
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return NoState(), update
+        return NoState(), _central_update(task, central, found, data.train, rate, rng)
 
     def personalize(
         payload: ModelPayload,
@@ -142,11 +146,12 @@ def mapper(task: Task, settings: MapperSettings) -> Method:
     ) -> Predictor:
         rate, central = training.learning_rate_at(training.num_rounds), payload.weights
         alone = best(central, data, rate, rng)
+        if len(data.validation) == 0:
+            return interpolated(task, central, alone)
         share, everything = alone.interpolation_weight, data.train_and_validation()
+        both = local_model(central, share, everything, rate, rng)
         return replace(
-            interpolated(
-                task, central, local_model(central, share, everything, rate, rng)
-            ),
+            interpolated(task, central, both),
             trained_alone=lambda: interpolated(task, central, alone),
         )
 
@@ -192,12 +197,38 @@ def best_pair(
     if len(pairs) == 1:
         return pairs[0]
     split = data.validation if len(data.validation) else data.train
-    return min(
-        pairs,
-        key=lambda pair: (
-            evaluate(interpolated(task, central, pair), split).log_loss_sum
-        ),
-    )
+
+    @functools.cache  # Tensors are compared as objects: pairs may share a model.
+    def probabilities(weights: Tensor) -> Tensor:
+        return task.probabilities(weights, split.images).double()
+
+    def log_loss(pair: Pair) -> float:
+        ends = probabilities(central), probabilities(pair.local)
+        mixture = torch.lerp(*ends, pair.interpolation_weight)
+        return score(mixture, split.labels).log_loss_sum
+
+    return min(pairs, key=log_loss)
+
+
+def _central_update(
+    task: Task,
+    central: Tensor,
+    found: Pair,
+    examples: Examples,
+    rate: float,
+    rng: RandomKey,
+) -> ModelUpdate:
+    """Return h_c trained for its part of the mixture, Eq. 12; as it is if it has none.
+
+    A step along no gradient would still make weights decay and move buffers.
+    """
+    share = found.interpolation_weight
+    if share == 1.0:
+        loss = evaluate(ModelPredictor(task, found.local), examples).log_loss_sum
+        return ModelUpdate(central, len(examples), loss / len(examples))
+    objective = mixture_loss(task, 1 - share, found.local)
+    trained = local_sgd(task, central, examples, rate, rng, objective=objective)
+    return ModelUpdate(trained.weights, len(examples), trained.train_loss)
 
 
 def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
@@ -208,7 +239,7 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     task
         Gives the architecture.
     share
-        s, the part of the model that is trained.
+        s, the part of the model that is trained, above 0.
     fixed
         Weights of h', shape (num_weights,); it is in evaluation mode.
     """
@@ -235,6 +266,13 @@ def _second_model(task: Task, weights: Tensor) -> EmbeddingModel:
     return copied.module
 
 
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.method.settings
+    if not isinstance(settings, MapperSettings):
+        raise TypeError(f"expected MapperSettings, found {type(settings).__name__}")
+    return repetitions("method.interpolation_weights", settings.interpolation_weights)
+
+
 SPEC = MethodSpec(
     title="Mapper",
     summary="A central and a local model at each client, trained for their mixture.",
@@ -248,4 +286,6 @@ SPEC = MethodSpec(
     reference_title="Mapper (central model)",
     settings_type=MapperSettings,
     serves_one_model=False,
+    ends_with_global_model=True,
+    check=_check,
 )

@@ -12,15 +12,18 @@ by the log-loss on the validation split where there is one (else, as in the pape
 the training split), and h_l is then trained anew on both splits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from knnper.config.errors import Problem
 from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
+from knnper.config.sections import Experiment, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
+from strategies.core.grids import repetitions
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method
 from strategies.core.mixture_predictor import MixturePredictor
@@ -38,8 +41,8 @@ class TwoStageSettings(Settings):
     Attributes
     ----------
     interpolation_weights
-        The values of λ that a client chooses from. 0 is the served model alone, 1 the
-        local model alone.
+        The values of λ that a client chooses from, all different. 0 is the served model
+        alone, 1 the local model alone.
     local_epochs
         Passes over the client's data in which the local model is trained; 1 in the
         paper.
@@ -86,10 +89,13 @@ def with_local_model(task: Task, method: Method, settings: TwoStageSettings) -> 
         payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> MixturePredictor:
         base = one_model(method.personalize(payload, client_state, data, rng))
-        before = base.without_validation()
+        nothing_held_out = len(data.validation) == 0
+        before = base if nothing_held_out else base.without_validation()
         local = trained(before.weights, data.train, rng)
         pairs = [Pair(share, local) for share in cover]
         alone = best_pair(task, before.weights, pairs, data)
+        if nothing_held_out:
+            return mixed(base, alone)
         both = trained(base.weights, data.train_and_validation(), rng)
         return replace(
             mixed(base, replace(alone, local=both)),
@@ -97,6 +103,14 @@ def with_local_model(task: Task, method: Method, settings: TwoStageSettings) -> 
         )
 
     return replace(method, personalize=personalize, personalizes_by_inference=False)
+
+
+def _check(experiment: Experiment) -> Sequence[Problem]:
+    settings = experiment.personalization.settings
+    if not isinstance(settings, TwoStageSettings):
+        raise TypeError(f"expected TwoStageSettings, found {type(settings).__name__}")
+    grid = settings.interpolation_weights
+    return repetitions("personalization.interpolation_weights", grid)
 
 
 ON_TOP = PersonalizerSpec(
@@ -107,4 +121,5 @@ ON_TOP = PersonalizerSpec(
     apply=with_local_model,
     unseen="trains and mixes a local model like any other client",
     needs_one_model=True,
+    check=_check,
 )

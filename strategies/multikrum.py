@@ -86,4 +86,5 @@ SPEC = MethodSpec(
     reference_title="Multi-Krum",
     settings_type=MultiKrumSettings,
     holds_all_updates=True,
+    ends_with_global_model=True,
 )

@@ -217,5 +217,6 @@ SPEC = MethodSpec(
     unseen="the global model, after steps on the client's data",
     reference_title="Per-FedAvg (before its step)",
     settings_type=PerFedAvgSettings,
+    ends_with_global_model=True,
     check=_check,
 )

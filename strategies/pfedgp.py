@@ -39,6 +39,7 @@ from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec
 from strategies.core.records import ModelUpdate, NoState, Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import of_shapes
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ def pfedgp(task: Task, settings: PFedGPSettings) -> Method:
         update_type=ModelUpdate,
         num_rounds=task.training.num_rounds,
         personalizes_by_inference=True,
+        update_problem=of_shapes(weights=(task.model.num_weights,)),
     )
 
 

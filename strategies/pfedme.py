@@ -11,15 +11,15 @@ on it, and steps along the envelope's gradient: w_m ← w_m - η λ (w_m - θ). 
 takes w ← (1 - β) w + β mean_m w_m.
 
 With K = 1 and α = 1/λ, λ (w_m - θ) is g(w_m): w is exactly FedAvg's. So it is for every
-K with α = 1/λ → 0, but for buffers, which see each mini-batch K times. With λ = 0 the
-parameters of w never move, and θ is K steps of SGD away from them.
+K with α = 1/λ → 0, but for buffers, which see each mini-batch K times. With λ = 0 no
+gradient reaches w, which moves by weight decay alone, and its buffers by the passes.
 
 Departures: the θ that a client serves is found at the hand-over, from the last w and in
-passes over its training split, as the paper defines it; the paper's algorithm ends with
-the θ of a client's last mini-batch, which fits that mini-batch. The pull is then taken
-at the end of a step, see `strategies.core.proximal`. Clients are weighted by their
-number of examples, by the paper equally. K is fixed; the paper goes on up to an
-accuracy.
+passes over both splits of its data, as the paper defines it; the paper's algorithm ends
+with the θ of a client's last mini-batch, which fits that mini-batch. The pull is then
+taken at the end of a step, see `strategies.core.proximal`. Weight decay is w's in the
+rounds and θ's at the hand-over. Clients are weighted by their number of examples, by
+the paper equally. K is fixed; the paper goes on up to an accuracy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,6 +33,7 @@ from knnper.config.sections import Experiment, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.averaging import RunningMean
+from strategies.core.hand_over_training import trained_on_both_splits
 from strategies.core.local_model import LocalModel
 from strategies.core.local_sgd import LocalStep, local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings
@@ -61,7 +62,7 @@ class PFedMeSettings(Settings):
         β, the step from the old model towards the clients' mean: 1 takes the mean
         itself, and more goes beyond it.
     personal_epochs
-        Passes over its training split in which a client finds the θ that it serves.
+        Passes over its data in which a client finds the θ that it serves.
     """
 
     prox_weight: NonNegativeFloat = 15.0
@@ -102,17 +103,16 @@ def pfedme(task: Task, settings: PFedMeSettings) -> Method:
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        rate = settings.inner_learning_rate
-        trained = local_sgd(
+        rate, decay = settings.inner_learning_rate, task.training.weight_decay
+        return trained_on_both_splits(
             task,
             payload.weights,
-            data.train,
-            rate,
+            data,
             rng,
             num_epochs=settings.personal_epochs,
-            gradient_hook=pull(payload.weights, settings.prox_weight, rate),
+            learning_rate=rate,
+            gradient_hook=pull(payload.weights, settings.prox_weight, rate, decay),
         )
-        return ModelPredictor(task, trained.weights)
 
     return replace(
         fedavg(task, NoSettings()),
@@ -189,5 +189,6 @@ SPEC = MethodSpec(
     unseen="finds a model near the global one, like any other client",
     reference_title="pFedMe (global model)",
     settings_type=PFedMeSettings,
+    ends_with_global_model=True,
     check=_check,
 )

@@ -37,6 +37,7 @@ from strategies.core.flower_aggregation import fair_terms
 from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.records import ModelPayload, NoState, Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import of_shapes
 from strategies.fedavg import fedavg
 
 
@@ -135,6 +136,7 @@ def qfedavg(task: Task, settings: QFedAvgSettings) -> Method:
         aggregate=aggregate,
         state_type=QFedAvgState,
         update_type=QFedAvgUpdate,
+        update_problem=of_shapes(received_loss=()),
     )
 
 
@@ -206,4 +208,6 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="q-FedAvg",
     settings_type=QFedAvgSettings,
+    ends_with_global_model=True,
+    needs_metrics=True,
 )

@@ -35,6 +35,7 @@ from strategies.core.method import Method, MethodSpec, Predictor
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import of_shapes
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,7 @@ def scaffold(task: Task, settings: ScaffoldSettings) -> Method:
         client_state_type=ScaffoldClientState,
         serves_global_model=True,
         personalizes_by_inference=True,
+        update_problem=of_shapes(control_change=(num_parameters,)),
     )
 
 
@@ -234,5 +236,6 @@ SPEC = MethodSpec(
     unseen="the global model",
     reference_title="SCAFFOLD",
     settings_type=ScaffoldSettings,
+    ends_with_global_model=True,
     check=_check,
 )

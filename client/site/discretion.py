@@ -11,6 +11,7 @@ from typing import Any
 from client.node.error_text import without_folders
 from knnper.config.errors import KnnPerError, RunError
 from strategies.core.evaluation import ClientResults, Evaluation
+from strategies.core.method import MethodSpec
 
 OWN_LOG = "its own log says why"
 
@@ -57,6 +58,19 @@ class Discretion:
         Without folders: how a site calls them is its own affair.
         """
         return without_folders(text) if self.share_metrics else OWN_LOG
+
+    def objection(self, spec: MethodSpec) -> str:
+        """Return why the client does not train by a method; empty if it does.
+
+        The server is told too: it says nothing of the client's data.
+        """
+        if self.share_metrics or not spec.needs_metrics:
+            return ""
+        return (
+            f"the updates of {spec.title} tell the server losses of a client's data "
+            "or how it is made up; found share_metrics: false, expected true, or "
+            "train: false to get the model alone. Or leave this run to others"
+        )
 
     def update(self, update: Any) -> Any:
         """Return a method's update, without its loss if that is not shared.

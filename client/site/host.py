@@ -26,6 +26,7 @@ from knnper.private_folders import make_private
 from knnper.transport.introduction import Introduction, introduction_content
 from knnper.transport.messages import Job
 from strategies.assembly import assemble
+from strategies.catalogue import METHODS
 from strategies.experiments import site_catalogue
 
 CONFIG = "config"
@@ -45,8 +46,10 @@ class SiteHost:
         what = "reading the data"
         # The owner's code may be what reads it, and may hang.
         with discretion.around(what), deadline.ends(what):
-            runtime = _runtime(settings, job)
-        return SitePlayer(settings.name, runtime, deadline, discretion)
+            experiment = site_experiment(job.experiment)
+            runtime = _runtime(settings, job, experiment)
+        objection = discretion.objection(METHODS[experiment.method.name])
+        return SitePlayer(settings.name, runtime, deadline, discretion, objection)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
         """See `client.app.Host`: the server is on another machine."""
@@ -103,8 +106,9 @@ def site_data(
     return open_site(settings.data, settings.base, task, settings.cache), task
 
 
-def _runtime(settings: ClientSettings, job: Job) -> ClientRuntime:
-    experiment = site_experiment(job.experiment)
+def _runtime(
+    settings: ClientSettings, job: Job, experiment: Experiment
+) -> ClientRuntime:
     data, task = site_data(settings, experiment)
     device = compute_device(experiment.run)
     assembly = assemble(experiment, task.spec, device)
@@ -123,11 +127,16 @@ def _runtime(settings: ClientSettings, job: Job) -> ClientRuntime:
 def _introduction(settings: ClientSettings, job: Job | None) -> Introduction:
     if job is None:
         return Introduction(settings.name, settings.train)
+    discretion = Discretion(settings.share_metrics)
     try:
-        with Discretion(settings.share_metrics).around("reading the data"):
-            data, _ = site_data(settings, site_experiment(job.experiment))
+        with discretion.around("reading the data"):
+            experiment = site_experiment(job.experiment)
+            data, _ = site_data(settings, experiment)
     except RunError as error:
         return Introduction(settings.name, settings.train, problem=str(error))
+    objection = discretion.objection(METHODS[experiment.method.name])
+    if objection and settings.train:
+        return Introduction(settings.name, settings.train, problem=objection)
     is_told = settings.share_metrics
     return Introduction(
         name=settings.name,

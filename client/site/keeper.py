@@ -11,12 +11,13 @@ from knnper.data.site.site_data import SiteData
 from knnper.transport.credentials.node_keys import fingerprint, read_node_key
 from knnper.transport.model_folder.errors import ModelError
 from knnper.transport.model_folder.global_model import (
+    ends_with_global_model,
     global_model,
     require_fingerprint,
 )
 from strategies.assembly import Assembly
 from strategies.core.memory import KnnSettings
-from strategies.core.records import ModelPayload
+from strategies.experiments import title_of
 
 log = logging.getLogger("flwr")
 
@@ -60,18 +61,20 @@ def keeper_of(
         Fingerprint of the global model that the server hands over; empty where the
         method ends with none, and nothing can be served.
     """
+    # As the server decides it, so that who waits for a model gets it.
+    has_model = bool(expected) and ends_with_global_model(assembly.experiment)
+    experiment = assembly.experiment
+    title = title_of(experiment.method.name, experiment.personalization.name)
 
     def keep(personalized: Personalized) -> Served | None:
-        reference = personalized.reference
-        if not expected or not isinstance(reference, ModelPayload):
+        if not has_model:
             log.warning(
                 "the method ends with no model that all clients share: its result is "
                 "reported, and nothing is served"
             )
             return None
-        model = global_model(
-            assembly.experiment, assembly.task, data.task, reference.weights
-        )
+        weights = personalized.reference.weights
+        model = global_model(assembly.experiment, assembly.task, data.task, weights)
         try:
             require_fingerprint(model, expected, _SOURCE)
         except ModelError as error:
@@ -89,6 +92,11 @@ def keeper_of(
         if not (
             assembly.method.serves_global_model and isinstance(chosen, KnnSettings)
         ):
+            log.warning(
+                "what is reported is what %s makes; what is served is the global model "
+                "with a memory",
+                title,
+            )
             return None
         tested = decided.tested
         return Served(tested.mixed, tested.global_model, decided.chosen)

@@ -30,12 +30,15 @@ class SitePlayer:
         When the server stops waiting.
     discretion
         What the server learns.
+    objection
+        Why the client does not train; empty if it does.
     """
 
     name: str
     runtime: ClientRuntime
     deadline: Deadline
     discretion: Discretion
+    objection: str = ""
 
     @property
     def method(self) -> Method:
@@ -45,8 +48,17 @@ class SitePlayer:
     def train(
         self, client: str, payload: object, server_round: int, keep_round: int
     ) -> Any:
-        """See `ClientRuntime.train`."""
+        """See `ClientRuntime.train`.
+
+        Raises
+        ------
+        RunError
+            If the site objects, whoever asks.
+        """
         self._require_this([client])
+        if self.objection:
+            log.error("the client does not train: %s", self.objection)
+            raise RunError(self.objection)
         with self._doing(f"training in round {server_round}"):
             update = self.runtime.train(client, payload, server_round, keep_round)
         return self.discretion.update(update)

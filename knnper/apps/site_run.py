@@ -131,7 +131,7 @@ def _leave_model(
 
     Nothing, and an empty text, where the method ends with no model for all.
     """
-    if not ends_with_global_model(assembly.experiment, assembly.method):
+    if not ends_with_global_model(assembly.experiment):
         return ""
     model = global_model(
         assembly.experiment, assembly.task, task, trained.state.weights

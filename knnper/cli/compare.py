@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -38,16 +40,25 @@ def compare(
     from pydantic_core import to_jsonable_python
 
     from knnper.durable_files import write_atomically
+    from simulation.comparison.code import num_made_otherwise
     from simulation.comparison.comparing import compare as run_comparison
-    from simulation.comparison.comparing import num_runs
-    from simulation.comparison.settings import read_comparison
+    from simulation.comparison.comparing import folders_of, num_runs
+    from simulation.comparison.plan import read_comparison
     from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
 
     plan = read_comparison(comparison, overrides or ())
     folder = output or Path("runs") / plan.name
-    with _counting(num_runs(plan), comparison, folder) as advance:
-        num_workers = workers or len(os.sched_getaffinity(0))
+    num_workers = workers or len(os.sched_getaffinity(0))
+    with _counting(num_runs(plan), folder) as advance:
         outcomes = run_comparison(plan, folder, num_workers, advance)
+    for outcome in outcomes:
+        for seed, reason in outcome.failures.items():
+            say(f"{outcome.row.title} failed with seed {seed}: {reason}")
+    if older := num_made_otherwise(folders_of(outcomes, folder)):
+        say(
+            f"{older} of the runs in {folder} were made by another version of this "
+            "code; to have all from this one, delete the folder and start again"
+        )
     rows = table_of(outcomes, plan.reference)
     write_atomically(folder / "table.md", as_markdown(rows))
     write_atomically(folder / "table.csv", as_csv(rows))
@@ -60,7 +71,7 @@ def compare(
 
 
 @contextlib.contextmanager
-def _counting(total: int, file: Path, folder: Path) -> Iterator[Callable[[int], None]]:
+def _counting(total: int, folder: Path) -> Iterator[Callable[[int, bool], None]]:
     """Yield a function that is told how many more runs are done."""
     from knnper.cli.progress import run_counter
 
@@ -68,5 +79,6 @@ def _counting(total: int, file: Path, folder: Path) -> Iterator[Callable[[int], 
         with run_counter(total) as advance:
             yield advance
     except KeyboardInterrupt as error:
-        say(f"Interrupted. To go on: knnper compare {file} --output {folder}")
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        say(f"Interrupted; what is done is in {folder}. To go on: {command}")
         raise typer.Exit(INTERRUPTED) from error

@@ -192,9 +192,9 @@ def three_approaches(
     samples: Annotated[
         list[int] | None,
         typer.Option(
-            min=1,
+            min=3,
             help="Of each user; may be repeated.",
-            show_default="5 10 30 100 200",
+            show_default="3 5 10 30 100 200",
         ),
     ] = None,
     clusters: Annotated[

@@ -39,39 +39,79 @@ def progress_observer() -> Iterator[Observer]:
 
 
 @contextlib.contextmanager
-def run_counter(total: int) -> Iterator[Callable[[int], None]]:
+def run_counter(total: int) -> Iterator[Callable[[int, bool], None]]:
     """Yield a function that is told how many more of ``total`` runs are done.
 
-    It draws a bar with the time that is left on a terminal, and writes lines elsewhere.
+    Beside the number it takes whether they were made just now; the time that is left is
+    reckoned from these alone. There is a bar on a terminal, and lines elsewhere.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _line_counter(total)
+        yield line_counter(total, say)
         return
     columns = (
         TextColumn("runs"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("runs", total=total)
-        yield lambda number: progress.advance(task, number)
+        task = progress.add_task("runs", total=total, left="")
+        left = TimeLeft(total)
+
+        def advance(number: int, made: bool) -> None:
+            left.note(number, made=made)
+            progress.update(task, advance=number, left=left.phrase())
+
+        yield advance
 
 
-def _line_counter(
-    total: int, clock: Callable[[], float] = time.monotonic
-) -> Callable[[int], None]:
-    done, last_line, began = 0, clock() - SECONDS_BETWEEN_LINES, clock()
+class TimeLeft:
+    """Reckons how long the rest of some runs takes.
 
-    def advance(number: int) -> None:
-        nonlocal done, last_line
-        done += number
-        now = clock()
-        if now - last_line >= SECONDS_BETWEEN_LINES or done == total:
-            last_line = now
-            left = (now - began) * (total - done) / done if done else 0.0
-            say(f"{done}/{total} runs, some {left:.0f} s left")
+    Parameters
+    ----------
+    total
+        Runs in all.
+    clock
+        Returns seconds.
+    """
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._total = total
+        self._made = 0
+        self.done = 0
+
+    def note(self, number: int, *, made: bool) -> None:
+        """Take so many more runs for done; made now, or found."""
+        self.done += number
+        self._made += number if made else 0
+
+    def phrase(self) -> str:
+        """Return the time that is left in words; empty while nothing is known."""
+        if not self._made:
+            return ""
+        seconds = (self._clock() - self._began) / self._made
+        minutes, rest = divmod(round(seconds * (self._total - self.done)), 60)
+        return f"some {minutes} min {rest:02d} s left"
+
+
+def line_counter(
+    total: int,
+    write: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int, bool], None]:
+    """Return a counter that writes a line now and then; see `run_counter`."""
+    left, last_line = TimeLeft(total, clock), clock() - SECONDS_BETWEEN_LINES
+
+    def advance(number: int, made: bool) -> None:
+        nonlocal last_line
+        left.note(number, made=made)
+        if clock() - last_line >= SECONDS_BETWEEN_LINES or left.done == total:
+            last_line = clock()
+            write(f"{left.done}/{total} runs {left.phrase()}".rstrip())
 
     return advance
 

@@ -197,9 +197,9 @@ class _Sections:
 
     def _hint(self, section: str) -> str:
         """Return how to get rid of keys that belong to what an override replaced."""
-        chooser = "method" if section == "personalization" else section
-        changes = {(chooser,), (chooser, "name")}
-        names = [one.value for one in self._overrides if one.path in changes]
+        chooser, names = section, self._names_chosen(section)
+        if section == "personalization" and not names:
+            chooser, names = "method", self._names_chosen("method")
         if not names:
             return ""
         whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
@@ -207,6 +207,11 @@ class _Sections:
             f"; an override changed {chooser}: if this key belongs to the former one, "
             f"replace the section, --set '{section}={whole}'"
         )
+
+    def _names_chosen(self, section: str) -> list[object]:
+        """Return the names that overrides gave to a section."""
+        changes = {(section,), (section, "name")}
+        return [one.value for one in self._overrides if one.path in changes]
 
     def _add(self, place: str, message: str) -> None:
         self._problems.append(Problem(place, message))

@@ -174,7 +174,8 @@ class FlatModel:
         ----------
         trainable
             bool, shape (num_weights,). A tensor of which nothing is chosen gets no
-            gradient, and a module that owns only such tensors is in evaluation mode.
+            gradient. A module is in evaluation mode if it, and what lies below it, has
+            such tensors and no others; then all below it is too, dropout as well.
         """
         chosen = [
             bool(trainable[entry.start : entry.stop].any()) for entry in self.entries
@@ -184,18 +185,20 @@ class FlatModel:
         owners = dict(self.module.named_modules())
         tensors = [_tensor_of(owners, entry.name) for entry in frozen]
         parameters = [tensor for tensor in tensors if tensor.requires_grad]
-        modules = {entry.module for entry in frozen if entry.module.training} - kept
+        fixed = {entry.module for entry in frozen}
+        still = _fixed_subtrees(self.module, fixed, kept)
+        modules = [module for module in still if module.training]
         try:
             for tensor in parameters:
                 tensor.requires_grad_(False)
             for module in modules:
-                module.eval()
+                module.training = False
             yield
         finally:
             for tensor in parameters:
                 tensor.requires_grad_(True)
             for module in modules:
-                module.train()
+                module.training = True
 
     def _tie(self) -> None:
         """Make every tensor of the module a view into the flat vectors."""
@@ -215,6 +218,17 @@ def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:
     owner_name, _, attribute = name.rpartition(".")
     tensor: Tensor = getattr(owners[owner_name], attribute)
     return tensor
+
+
+def _fixed_subtrees(
+    module: nn.Module, fixed: set[nn.Module], trained: set[nn.Module]
+) -> set[nn.Module]:
+    """Return the modules of all subtrees that have fixed weights and no others."""
+    below = set(module.modules())
+    if below & fixed and not below & trained:
+        return below
+    parts = (_fixed_subtrees(part, fixed, trained) for part in module.children())
+    return set[nn.Module]().union(*parts)
 
 
 def _layout(module: nn.Module) -> tuple[Entry, ...]:

@@ -1,25 +1,22 @@
-"""A comparison from its file to its table, in as many steps as it is given."""
+"""A comparison from its plan to its tuned and tested rows.
 
-import concurrent.futures
-import itertools
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Every run has a folder named by what it is. A comparison that was interrupted, or whose
+file grew, makes only what is missing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from server.run_folder import RunFolder
-from simulation.comparison.playing import (
-    FAILED,
-    Order,
-    is_done,
-    play,
-    training_identity,
-)
-from simulation.comparison.settings import Candidate, Comparison, Row, key_of
+from simulation.comparison.plan import Candidate, Comparison, Row, key_of
+from simulation.comparison.playing import Order, is_done, training_identity, why_failed
+from simulation.comparison.workers import play_side_by_side
 
-Advance = Callable[[int], None]
+Advance = Callable[[int, bool], None]
+"""``(number, made) -> None``: so many more runs are done; made now, or before."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,14 @@ class Scored:
         What was tried.
     score
         Accuracy of the personalised models of the seen clients, weighted by their
-        validation data; None where the run failed.
+        validation data; None where the run failed, or was not needed.
+    failure
+        Why it failed.
     """
 
     candidate: Candidate
-    score: float | None
+    score: float | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,15 @@ class Outcome:
         The best; of equal ones the first.
     runs
         The folders of the tested runs by seed.
+    failures
+        Why, by seed, of those that failed.
     """
 
     row: Row
     tried: Sequence[Scored]
     chosen: Candidate
     runs: Mapping[int, Path]
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 def num_runs(comparison: Comparison) -> int:
@@ -77,34 +80,39 @@ def compare(
     comparison
         What to run.
     folder
-        Each run has a folder of its own in it, named by what it is: a comparison
-        that was interrupted, or whose file grew, makes only what is missing.
+        Holds a folder for each run.
     num_workers
         Processes side by side; what they compute does not depend on it.
     advance
-        Told of the number of runs that are done.
+        Told of the runs that are done.
 
     Raises
     ------
     RunError
-        If all candidates of a row fail, or a chosen one does when it is tested.
+        If another process is at work in the folder, all candidates of a row fail, or
+        the reference row fails when it is tested.
     """
-    tuning = [
-        candidate.tuning
-        for row in comparison.rows
-        if _is_tuned(row)
-        for candidate in row.candidates
-    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunFolder(folder).locked():
+        return _compare(comparison, folder, num_workers, advance)
+
+
+def _compare(
+    comparison: Comparison, folder: Path, num_workers: int, advance: Advance
+) -> list[Outcome]:
+    tuned = [row for row in comparison.rows if _is_tuned(row)]
+    tuning = [one.tuning for row in tuned for one in row.candidates]
     _make(tuning, folder, num_workers, advance)
-    outcomes = [_choose(row, comparison.seeds, folder) for row in comparison.rows]
-    final = [
-        outcome.chosen.tested(seed) for outcome in outcomes for seed in comparison.seeds
+    chosen = {row.name: _choose(row, folder) for row in comparison.rows}
+    tested = [
+        candidate.tested(seed)
+        for _, candidate in chosen.values()
+        for seed in comparison.seeds
     ]
-    _make(final, folder, num_workers, advance)
-    for outcome in outcomes:
-        for path in outcome.runs.values():
-            _require_results(outcome.row, path)
-    return outcomes
+    _make(tested, folder, num_workers, advance)
+    return [
+        _outcome(row, *chosen[row.name], comparison, folder) for row in comparison.rows
+    ]
 
 
 def _is_tuned(row: Row) -> bool:
@@ -126,80 +134,76 @@ def _make(
     for experiment in experiments:
         order = Order.of(experiment, _folder_of(experiment, folder))
         family = families.setdefault(training_identity(experiment), [])
-        if order in family:
-            advance(1)
+        if order in family:  # another row has the same run
+            advance(1, False)
         else:
             family.append(order)
     missing = []
     for family in families.values():
         if all(is_done(order.folder) for order in family):
-            advance(len(family))
+            advance(len(family), False)
         else:
             missing.append(family)
-    for size in _in_processes(missing, num_workers):
-        advance(size)
+    for size in play_side_by_side(missing, num_workers):
+        advance(size, True)
 
 
-def _in_processes(
-    families: Sequence[Sequence[Order]], num_workers: int
-) -> Iterator[int]:
-    """Play the families; yield the number of runs of each that is done."""
-    if not families:
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(num_workers, mp_context=context)
-    try:
-        sizes = {pool.submit(play, family): len(family) for family in families}
-        for future in concurrent.futures.as_completed(sizes):
-            future.result()
-            yield sizes[future]
-    except BaseException:
-        # What runs now would go on for minutes, and can be taken up again.
-        for process in list(pool._processes.values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _choose(row: Row, seeds: Sequence[int], folder: Path) -> Outcome:
-    tried = [Scored(candidate, None) for candidate in row.candidates]
-    chosen = row.candidates[0]
-    if _is_tuned(row):
-        tried = [
-            Scored(one, _score(_folder_of(one.tuning, folder)))
-            for one in row.candidates
-        ]
-        chosen = _best(row, tried)
-    runs = {seed: _folder_of(chosen.tested(seed), folder) for seed in seeds}
-    return Outcome(row, tried, chosen, runs)
-
-
-def _best(row: Row, tried: Sequence[Scored]) -> Candidate:
-    scored = [(one.score, one.candidate) for one in tried if one.score is not None]
+def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:
+    if not _is_tuned(row):
+        (only,) = row.candidates
+        return [Scored(only)], only
+    tried = [_scored(candidate, folder) for candidate in row.candidates]
+    scored = [one for one in tried if one.score is not None]
     if not scored:
+        reason = next((one.failure for one in tried if one.failure), "no score")
         raise RunError(
-            f"every candidate of the row {row.name} failed on validation data; "
-            "expected one at least that trains. Widen its grid, towards smaller "
-            "learning rates for one"
+            f"no candidate of the row {row.name} has a score on validation data; the "
+            f"first reason: {reason}. Change its grid, with smaller learning rates "
+            "where training diverged"
         )
-    best, chosen = scored[0]
-    for score, candidate in itertools.islice(scored, 1, None):
-        if score > best:
-            best, chosen = score, candidate
-    return chosen
+    # The first of equal ones: max keeps it.
+    return tried, max(scored, key=lambda one: one.score or 0.0).candidate
 
 
-def _score(path: Path) -> float | None:
-    if (path / FAILED).is_file():
-        return None
-    score: float | None = RunFolder(path).results()["seen"]["accuracy_weighted"]
-    return score
+def _scored(candidate: Candidate, folder: Path) -> Scored:
+    path = _folder_of(candidate.tuning, folder)
+    failure = why_failed(path)
+    if failure is not None:
+        return Scored(candidate, failure=failure)
+    seen = RunFolder(path).results()["seen"]
+    return Scored(candidate, seen["accuracy_weighted"])
 
 
-def _require_results(row: Row, path: Path) -> None:
-    if (path / FAILED).is_file():
+def _outcome(
+    row: Row,
+    tried: Sequence[Scored],
+    chosen: Candidate,
+    comparison: Comparison,
+    folder: Path,
+) -> Outcome:
+    runs, failures = {}, {}
+    for seed in comparison.seeds:
+        path = _folder_of(chosen.tested(seed), folder)
+        failure = why_failed(path)
+        if failure is None:
+            runs[seed] = path
+        else:
+            failures[seed] = failure
+    if failures and row.name == comparison.reference:
+        seed, reason = next(iter(failures.items()))
         raise RunError(
-            f"the row {row.name} failed when it was tested: "
-            f"{(path / FAILED).read_text().strip()}. Its folder is {path}"
+            f"the reference row {row.name} failed with seed {seed}: {reason}. Without "
+            "it nobody can be compared; change its grid or choose another reference"
         )
+    return Outcome(row, tried, chosen, runs, failures)
+
+
+def folders_of(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+    """Return the folders of all runs that tuned or tested these rows."""
+    tuned = [
+        _folder_of(one.candidate.tuning, folder)
+        for outcome in outcomes
+        if len(outcome.tried) > 1
+        for one in outcome.tried
+    ]
+    return [*tuned, *(path for one in outcomes for path in one.runs.values())]

@@ -1,22 +1,26 @@
 """Runs of a comparison, those that share their training one after the other."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knnper.config.document import from_json, results_identity, to_json
-from knnper.config.errors import KnnPerError
+from knnper.config.errors import CheckpointError
 from knnper.config.sections import Choice, Experiment
 from knnper.durable_files import write_atomically
 from server.checkpoint import CheckpointFolder
+from server.hand_over import HandOverError
 from server.observer import SilentObserver
+from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
+from simulation.comparison.code import sign
 from simulation.runner import simulate
 from simulation.workbench import Workbench, open_workbench
 from strategies.catalogue import METHODS
 from strategies.core.method import AS_IT_IS, NoSettings
+from strategies.core.records import Record
 
 _Trained = tuple[Workbench, RunFolder]
 
@@ -63,8 +67,14 @@ def training_identity(experiment: Experiment) -> str:
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether a run ended, with results or without."""
+    """Return whether a run ended, with results or by diverging."""
     return (folder / FAILED).is_file() or RunFolder(folder).is_finished()
+
+
+def why_failed(folder: Path) -> str | None:
+    """Return why a run that ended has no results; None where it has."""
+    path = folder / FAILED
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def play(orders: Sequence[Order]) -> None:
@@ -75,37 +85,46 @@ def play(orders: Sequence[Order]) -> None:
     orders
         Runs of one `training_identity`.
 
-    A run that fails leaves the reason in its folder, and does not end the others: a
-    rate that is too large for a method is a finding.
+    Raises
+    ------
+    KnnPerError
+        If a run cannot be made. One whose clients fail, as they do where a rate is too
+        large, is a finding: the reason stays in its folder, and the others go on.
     """
-    trained: _Trained | None = None
+    trained: dict[type[Record], _Trained] = {}
     for order in orders:
         if is_done(order.folder):
-            trained = trained or _trained_before(order)
+            _note(trained, _trained_before(order))
             continue
         try:
-            trained = _play(order, trained)
-        except KnnPerError as error:
-            order.folder.mkdir(parents=True, exist_ok=True)
+            _note(trained, _play(order, trained))
+        except (TooManyFailuresError, HandOverError) as error:
             write_atomically(order.folder / FAILED, f"{error}\n")
     for order in orders:
         _tidy(order.folder)
 
 
+def _note(trained: dict[type[Record], _Trained], run: _Trained | None) -> None:
+    if run is not None:
+        trained.setdefault(run[0].method.state_type, run)
+
+
 def _trained_before(order: Order) -> _Trained | None:
     """Return a run that was made before and still has its last state."""
-    if not (order.folder / "checkpoints").is_dir() or (order.folder / FAILED).is_file():
+    if not (order.folder / "checkpoints").is_dir() or why_failed(order.folder):
         return None
     experiment = from_json(order.experiment, experiment_catalogue())
     return open_workbench(experiment), RunFolder.open(order.folder)
 
 
-def _play(order: Order, trained: _Trained | None) -> _Trained:
+def _play(order: Order, trained: Mapping[type[Record], _Trained]) -> _Trained:
     experiment = from_json(order.experiment, experiment_catalogue())
     bench = open_workbench(experiment)
     folder = _folder(order.folder, experiment)
-    if trained is not None:
-        _take_over(bench, folder, *trained)
+    sign(folder.path)
+    other = trained.get(bench.method.state_type)
+    if other is not None:
+        _take_over(bench, folder, *other)
     simulate(bench, folder, SilentObserver(), ["knnper", "compare"])
     return bench, folder
 
@@ -120,11 +139,15 @@ def _folder(path: Path, experiment: Experiment) -> RunFolder:
 def _take_over(
     bench: Workbench, folder: RunFolder, other: Workbench, others: RunFolder
 ) -> None:
-    """Put another run's last state where this one goes on from it."""
-    if bench.method.state_type is not other.method.state_type:
-        return
+    """Put another run's last state where this one goes on from it.
+
+    Where it cannot be read any more, the rounds are made anew.
+    """
     theirs = CheckpointFolder(others.checkpoints, results_identity(other.experiment))
-    last = theirs.load_latest(other.method.state_type)
+    try:
+        last = theirs.load_latest(other.method.state_type)
+    except CheckpointError:
+        return
     if last is None or last.server_round != bench.method.num_rounds:
         return
     if (others.path / "clients").is_dir():

@@ -65,7 +65,9 @@ class TableRow:
     validation
         The accuracy that it was chosen for.
     seconds
-        Of one tested run, mean over the seeds.
+        Of one tested run, mean over the seeds; None if all failed.
+    num_failed
+        Seeds with which the run failed: they are in no figure.
     """
 
     name: str
@@ -74,7 +76,8 @@ class TableRow:
     unseen: GroupFigures
     chosen: Mapping[str, Any]
     validation: float | None
-    seconds: float
+    seconds: float | None
+    num_failed: int
 
 
 def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
@@ -114,7 +117,8 @@ def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float | None]]) -> Ta
         unseen=group("unseen"),
         chosen=outcome.chosen.values,
         validation=scores.get(id(outcome.chosen)),
-        seconds=statistics.fmean(map(_seconds, results.values())),
+        seconds=_mean_of(map(_seconds, results.values())),
+        num_failed=len(outcome.failures),
     )
 
 
@@ -182,7 +186,9 @@ def _cells(row: TableRow) -> list[str]:
         for group in (row.seen, row.unseen)
         for figure in (group.average, group.bottom_decile, group.fraction_hurt)
     ]
-    return [row.title, *map(_percent, figures), f"{row.seconds:.1f}"]
+    seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
+    failed = f" ({row.num_failed} failed)" if row.num_failed else ""
+    return [row.title + failed, *map(_percent, figures), seconds]
 
 
 def _percent(figure: Figure) -> str:
@@ -218,4 +224,5 @@ def _flat(row: TableRow) -> dict[str, Any]:
     flat["validation"] = row.validation
     flat["chosen"] = json.dumps(dict(row.chosen))
     flat["seconds"] = row.seconds
+    flat["num_failed"] = row.num_failed
     return flat

@@ -1,1 +1,1 @@
-"""Figures of knn-per.txt, made with the global model of a finished run."""
+"""Figures of the papers: from a finished run, or from an experiment of their own."""

@@ -4,20 +4,34 @@ fedbasis-pflbed.txt, section 4.2, Figure 2.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from server.sampling import sample_participants
+from knnper.config.document import results_identity
+from knnper.config.errors import RunError
+from knnper.config.sections import Experiment
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from server.checkpoint import Checkpoint, CheckpointFolder
+from server.conduct import round_loop, untrained
+from server.hand_over import HandOver
+from server.results import summarise_groups
+from simulation.client_runtime import runtime_of
 from simulation.figures.folder import PartRecord
+from simulation.serial_engine import SerialFederation
 from simulation.workbench import Workbench
 from strategies.core.basis_models import Bases, BasesState, BasesUpdate
-from strategies.core.evaluation import evaluate
+from strategies.core.evaluation import ClientResult
 from strategies.core.method import Method
-from strategies.fedbasis import FedBasisSettings, fedbasis, local_round
+from strategies.core.records import NoState
+from strategies.fedbasis import FedBasisSettings, local_round
 
 Treat = Callable[[FedBasisSettings], FedBasisSettings]
 
@@ -58,61 +72,142 @@ VARIANTS: Mapping[str, Treat] = MappingProxyType(
 """By what is treated. The first three begin with random bases, all alike."""
 
 
-def follow_bases(bench: Workbench, settings: FedBasisSettings) -> PartRecord:
-    """Train as a run of these settings does; return what becomes of the bases.
+@dataclass(frozen=True)
+class BasesFollowed:
+    """A run of FedBasis on the CPU, and what became of its bases.
+
+    Attributes
+    ----------
+    trained
+        The state after all rounds.
+    results
+        Of every client, seen or not.
+    similarity
+        Of the bases before the first round and after each, None where there are none.
+    entropy
+        Of the combinations before the first round, 1, and as the clients of each round
+        learned them.
+    """
+
+    trained: Checkpoint
+    results: Sequence[ClientResult]
+    similarity: Sequence[float | None]
+    entropy: Sequence[float]
+
+    def as_record(self) -> PartRecord:
+        """Return both curves, and ``accuracy`` and ``unseen_accuracy`` at the end."""
+        groups = summarise_groups(self.results)
+        return {
+            "similarity": list(self.similarity),
+            "entropy": list(self.entropy),
+            "accuracy": groups["seen"]["accuracy_weighted"],
+            "unseen_accuracy": groups["unseen"]["accuracy_weighted"],
+        }
+
+
+def settings_of(experiment: Experiment) -> FedBasisSettings:
+    """Return the settings of the experiment's method.
+
+    Raises
+    ------
+    RunError
+        If it is not FedBasis.
+    """
+    settings = experiment.method.settings
+    if not isinstance(settings, FedBasisSettings):
+        raise RunError(
+            f"found the method {experiment.method.name}, expected fedbasis; give "
+            "another experiment"
+        )
+    return settings
+
+
+def follow_bases(bench: Workbench) -> BasesFollowed:
+    """Make the rounds and the hand-over of a run; follow its bases.
 
     Parameters
     ----------
     bench
-        The experiment, whatever its method.
-    settings
-        Of FedBasis.
-
-    Returns
-    -------
-    Mapping
-        ``similarity`` of the bases before the first round and after each, None where
-        there are none; ``entropy`` of the combinations before the first round, 1, and
-        as the clients of each round learned them; ``accuracy`` and
-        ``unseen_accuracy`` of the personalised clients at the end.
+        An experiment of FedBasis.
     """
-    method = fedbasis(bench.task, settings)
-    names = sorted(bench.roster.trainable())
-    state = method.init(names, bench.key.child("init"))
-    similarity, entropy = [_similarity_of(state, bench, settings)], [1.0]
-    for server_round in range(1, method.num_rounds + 1):
-        entropies: list[float] = []
-        updates = _round(bench, settings, state, server_round, entropies)
-        state = method.aggregate(state, updates)
-        similarity.append(_similarity_of(state, bench, settings))
-        known = similarity[-2] is not None
-        entropy.append(sum(entropies) / len(entropies) if known else 1.0)
-    return {
-        "similarity": similarity,
-        "entropy": entropy,
-        "accuracy": _accuracy(bench, method, state, seen=True),
-        "unseen_accuracy": _accuracy(bench, method, state, seen=False),
-    }
+    diary = _Diary(bench)
+    watched = replace(bench, method=diary.watched(bench.method))
+    roster = bench.roster
+    with tempfile.TemporaryDirectory() as name:
+        federation = SerialFederation(runtime_of(watched, Path(name)))
+        checkpoints = CheckpointFolder(
+            Path(name, "checkpoints"), results_identity(bench.experiment)
+        )
+        loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
+        start = untrained(watched, roster)
+        trained = loop.train(start)
+        handed = HandOver(bench.method, federation, bench.key).personalize(
+            trained, roster.sizes(), roster.seen()
+        )
+        results = [one.result for one in handed if one.result is not None]
+    return BasesFollowed(trained, results, *diary.curves(start.state))
 
 
-def _round(
-    bench: Workbench,
-    settings: FedBasisSettings,
-    state: BasesState,
-    server_round: int,
-    entropies: list[float],
-) -> Iterator[tuple[str, BasesUpdate]]:
-    """Yield the updates of a round; add the entropy of each client's combination."""
-    training, key = bench.task.training, bench.key
-    names = sorted(bench.roster.trainable())
-    rate = training.learning_rate_at(server_round)
-    for name in sample_participants(names, training.participation, server_round, key):
-        rng = key.child("client_update", server_round, name)
-        data = bench.clients.data(name).train
-        payload = Bases(state.models)
-        alpha, update = local_round(bench.task, settings, payload, data, rate, rng)
-        entropies.append(mean_entropy(alpha))
-        yield name, update
+@dataclass
+class _Diary:
+    """What is written down while a method is trained, filled round by round.
+
+    Attributes
+    ----------
+    bench
+        What is trained.
+    similarity
+        Of the bases after a round, by the rounds that are done.
+    entropies
+        Of the combinations that the clients of a round learned, by the round.
+    """
+
+    bench: Workbench
+    similarity: dict[int, float | None] = field(default_factory=dict)
+    entropies: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def watched(self, method: Method) -> Method:
+        """Return ``method``, every round of which is written down."""
+        task, settings = self.bench.task, settings_of(self.bench.experiment)
+
+        def client_update(
+            payload: Bases,
+            client_state: NoState | None,  # noqa: ARG001 (nothing is kept)
+            data: ClientData,
+            server_round: int,
+            rng: RandomKey,
+        ) -> tuple[NoState, BasesUpdate]:
+            rate = task.training.learning_rate_at(server_round)
+            alpha, update = local_round(task, settings, payload, data.train, rate, rng)
+            self.entropies[server_round].append(mean_entropy(alpha))
+            return NoState(), update
+
+        def aggregate(
+            state: BasesState, updates: Iterable[tuple[str, BasesUpdate]]
+        ) -> BasesState:
+            after: BasesState = method.aggregate(state, updates)
+            self.similarity[after.num_rounds] = self._similarity_of(after)
+            return after
+
+        return replace(method, client_update=client_update, aggregate=aggregate)
+
+    def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
+        """Return similarity and entropy, from before the first round on."""
+        similarity, entropy = [self._similarity_of(start)], [1.0]
+        for server_round, found in sorted(self.similarity.items()):
+            entropies = self.entropies[server_round]
+            known = similarity[-1] is not None
+            entropy.append(sum(entropies) / len(entropies) if known else 1.0)
+            similarity.append(found)
+        return similarity, entropy
+
+    def _similarity_of(self, state: BasesState) -> float | None:
+        settings = settings_of(self.bench.experiment)
+        if len(state.models) < settings.num_models:
+            return None
+        bases = state.models[settings.num_models - settings.num_bases :]
+        parameters = slice(0, self.bench.task.model.num_parameters)
+        return mean_similarity([basis[parameters] for basis in bases])
 
 
 def mean_entropy(alpha: Tensor) -> float:
@@ -136,29 +231,3 @@ def mean_similarity(models: Sequence[Tensor]) -> float:
     number = len(unit)
     every = float((unit @ unit.T).sum()) - number
     return every / (number * (number - 1))
-
-
-def _similarity_of(
-    state: BasesState, bench: Workbench, settings: FedBasisSettings
-) -> float | None:
-    if len(state.models) < settings.num_models:
-        return None
-    bases = state.models[settings.num_models - settings.num_bases :]
-    parameters = slice(0, bench.task.model.num_parameters)
-    return mean_similarity([basis[parameters] for basis in bases])
-
-
-def _accuracy(
-    bench: Workbench, method: Method, state: BasesState, *, seen: bool
-) -> float | None:
-    """Return the accuracy over all test images of seen or of unseen clients."""
-    correct = total = 0
-    for member in bench.clients.members():
-        if member.seen != seen or member.num_test == 0:
-            continue
-        rng = bench.key.child("personalize", member.name)
-        data = bench.clients.data(member.name)
-        predictor = method.personalize(Bases(state.models), None, data, rng)
-        found = evaluate(predictor, bench.clients.test(member.name))
-        correct, total = correct + found.num_correct, total + found.num_examples
-    return correct / total if total else None

@@ -1,6 +1,7 @@
 """The figure of FedBasis' collapse: from an experiment to numbers and a picture."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -8,8 +9,8 @@ from matplotlib.figure import Figure
 
 from knnper.config.document import to_document
 from knnper.config.errors import RunError
-from knnper.config.sections import Experiment
-from simulation.figures.collapse import VARIANTS, follow_bases
+from knnper.config.sections import Choice, Experiment
+from simulation.figures.collapse import VARIANTS, follow_bases, settings_of
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
 from simulation.workbench import open_workbench
 from strategies.fedbasis import FedBasisSettings
@@ -37,7 +38,7 @@ def draw_collapse(
     Returns
     -------
     Mapping
-        What `simulation.figures.collapse.follow_bases` gives of each variant.
+        `simulation.figures.collapse.BasesFollowed.as_record` of each variant.
 
     Raises
     ------
@@ -48,12 +49,14 @@ def draw_collapse(
         If its data set cannot be loaded.
     """
     settings = _settings(experiment)
+    name = experiment.method.name
     identity = {"figure": NAME, "experiment": to_document(experiment)}
     folder = FigureFolder.open(output, identity)
-    bench = open_workbench(experiment)
 
     def follow(variant: str) -> PartRecord:
-        return follow_bases(bench, VARIANTS[variant](settings))
+        method = Choice(name, VARIANTS[variant](settings))
+        bench = open_workbench(replace(experiment, method=method))
+        return follow_bases(bench).as_record()
 
     records = folder.finish(list(VARIANTS), follow, on_part)
     found = dict(zip(VARIANTS, records, strict=True))
@@ -68,12 +71,7 @@ def draw_collapse(
 
 
 def _settings(experiment: Experiment) -> FedBasisSettings:
-    settings = experiment.method.settings
-    if not isinstance(settings, FedBasisSettings):
-        raise RunError(
-            f"found the method {experiment.method.name}, expected fedbasis; give "
-            "another experiment"
-        )
+    settings = settings_of(experiment)
     if settings.num_bases == 1:
         raise RunError("found method.num_bases 1, expected 2 or more to compare")
     return settings

@@ -142,7 +142,7 @@ def without_validation(data: ClientData) -> ClientData:
     """Return the training split divided as all data is; one example is left alone."""
     examples = data.train
     total = len(examples) + len(data.validation)
-    count = round(len(examples) * len(data.validation) / total) if total else 0
+    count = round(len(examples) * len(data.validation) / max(total, 1))
     count = max(count, int(len(examples) > 1))
     order = torch.arange(len(examples))
     kept, held_out = order[: len(order) - count], order[len(order) - count :]
@@ -171,7 +171,7 @@ def _personalized(
 
 
 def _mean_loss(evaluations: Iterator[Evaluation]) -> float:
-    """Return Σ -log p(y) / n over all examples; 0 without any."""
+    """Return Σ -log p(y) / n over all examples."""
     pairs = [(one.log_loss_sum, one.num_examples) for one in evaluations]
     total, count = map(sum, zip(*pairs, strict=True))
-    return total / count if count else 0.0
+    return float(total / count)

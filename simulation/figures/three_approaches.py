@@ -6,9 +6,10 @@ three-approaches-hypcluster-dapper-mapper.txt, section 7.1, Figure 2 and Table 1
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from knnper.config.ranges import PositiveInt
 from knnper.config.sections import Settings
@@ -23,8 +24,10 @@ PASSES = 5
 RATES = (0.3, 1.0, 3.0)
 """Of which a client's own training takes the best on validation data."""
 
-TOGETHER = (0.3, 1.0)
+TOGETHER = (0.1, 0.3, 1.0)
 """Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1."""
+
+SampleCount = Annotated[int, Field(ge=3)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class ThreeApproachesSettings(Settings):
     Attributes
     ----------
     samples
-        m, the examples of a user: the points of the first half.
+        m, the examples of a user: the points of the first half. 3 leave one for
+        validation, the fewest.
     clusters
         q of HypCluster: the points of the second half.
     num_users
@@ -48,10 +52,10 @@ class ThreeApproachesSettings(Settings):
         Of everything that is trained in rounds.
     """
 
-    samples: tuple[PositiveInt, ...] = (5, 10, 30, 100, 200)
+    samples: tuple[SampleCount, ...] = (3, 5, 10, 30, 100, 200)
     clusters: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 8)
     num_users: PositiveInt = 100
-    samples_for_clusters: PositiveInt = 100
+    samples_for_clusters: SampleCount = 100
     num_starts: PositiveInt = 3
     num_rounds: PositiveInt = 10
 
@@ -77,10 +81,12 @@ class Candidate:
 
 
 def _of_rates(
-    trained: Sections, section: str, **settings: Any
+    trained: Sections,
+    section: str,
+    settings: Mapping[str, Any],
+    key: str = "learning_rate",
 ) -> tuple[Candidate, ...]:
-    """Return a candidate for each rate, the key of which is ``learning_rate``."""
-    key = settings.pop("key", "learning_rate")
+    """Return a candidate for each rate, which is ``key`` of a section's settings."""
     return tuple(
         Candidate(trained, {section: {**settings, key: rate}}, {"learning_rate": rate})
         for rate in RATES
@@ -94,7 +100,6 @@ _WITH_PROXY: Sections = {
     "personalization": {"name": "dapper"},
     "partition": {"proxy_fraction": 0.1},
 }
-
 
 HYPCLUSTER = "HypCluster (4)"
 
@@ -138,26 +143,24 @@ APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
         "Local": _of_rates(
             {"method": {"name": "local", "num_rounds": 1}},
             "training",
-            local_steps=None,
-            local_epochs=PASSES,
+            {"local_steps": None, "local_epochs": PASSES},
         ),
         "Fine-tuning": _of_rates(
-            _FEDAVG, "personalization", name="fine_tuning", num_epochs=PASSES
+            _FEDAVG, "personalization", {"name": "fine_tuning", "num_epochs": PASSES}
         ),
         "Dapper": _of_rates(
-            _WITH_PROXY, "personalization", name="dapper", num_epochs=PASSES
+            _WITH_PROXY, "personalization", {"name": "dapper", "num_epochs": PASSES}
         ),
         "Mapper": _of_rates(
             {"method": {**_MAPPER, "local_learning_rate": 1.0}},
             "method",
-            **_MAPPER,
+            _MAPPER,
             key="local_learning_rate",
         ),
         "Mapper in two stages": _of_rates(
             _FEDAVG,
             "personalization",
-            name="mapper_two_stage",
-            local_epochs=PASSES,
+            {"name": "mapper_two_stage", "local_epochs": PASSES},
             key="local_learning_rate",
         ),
     }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from knnper.config.ranges import PositiveInt, ProperFraction
+from knnper.config.ranges import PositiveFraction, PositiveInt, ProperFraction
 from knnper.config.sections import Settings
 
 
@@ -19,6 +19,9 @@ class PartitionSettings(Settings):
     validation_fraction
         Fraction of each client's training data held out for its own choices, [0, 1);
         0.2 in the paper (section 5).
+    used_fraction
+        Part of both splits of the data set that is used at all, (0, 1], drawn by the
+        seed; the rest is nobody's. For small trials with large data.
     evaluate_on
         What takes the place of each client's test split: ``test`` is that split.
         ``validation`` is what it holds out for its own choices; the same part of the
@@ -31,6 +34,7 @@ class PartitionSettings(Settings):
 
     unseen_fraction: ProperFraction = 0.0
     validation_fraction: ProperFraction = 0.2
+    used_fraction: PositiveFraction = 1.0
     evaluate_on: Literal["test", "validation"] = "test"
     proxy_fraction: ProperFraction = 0.0
 

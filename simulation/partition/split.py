@@ -11,7 +11,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset
 from simulation.partition.assignment import Assignment, Integers
 from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.proxy import deal_part, keep_back
+from simulation.partition.proxy import deal_part, keep_back, used
 from simulation.partition.settings import PartitionSettings
 
 _MIN_NAME_WIDTH = 4
@@ -81,10 +81,12 @@ def make_partition(
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
-    split, fraction = PARTITIONS[choice.name].split, settings.proxy_fraction
-    kept, dealt = keep_back(len(dataset.train), fraction, key.child("proxy"))
+    split, part = PARTITIONS[choice.name].split, settings.used_fraction
+    train = used(len(dataset.train), part, key.child("used", "train"))
+    test = used(len(dataset.test), part, key.child("used", "test"))
+    kept, dealt = keep_back(train, settings.proxy_fraction, key.child("proxy"))
     assignment = deal_part(
-        dataset, dealt, lambda part: split(part, settings, key.child("assignment"))
+        dataset, dealt, test, lambda one: split(one, settings, key.child("assignment"))
     )
     partition = replace(partition_of(assignment, settings, key), proxy=kept)
     if settings.evaluate_on == "validation":

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strategies.core.denominators import denominator
+
+# What is held in float64 at once, of each vector.
+_SLICE = 2**13
+
 
 @dataclass(frozen=True)
 class Bipartition:
@@ -26,6 +31,25 @@ class Bipartition:
     first: tuple[int, ...]
     second: tuple[int, ...]
     cross_similarity: float
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """Return the cosines of all pairs of vectors, float64 of shape (n, n).
+
+    Those of parallel vectors are 1 but for the rounding of float64. With a vector of 0
+    they are 0.
+
+    Parameters
+    ----------
+    vectors
+        float32, shape (n, d).
+    """
+    products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for part in torch.split(vectors, _SLICE, dim=1):
+        exact = part.double()
+        products.addmm_(exact, exact.T)
+    norms = products.diagonal().sqrt()
+    return products / denominator(torch.outer(norms, norms))
 
 
 def bipartition(similarities: Tensor) -> Bipartition:

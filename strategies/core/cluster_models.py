@@ -93,6 +93,17 @@ def train_best(
     )
 
 
+def cluster_problem(payload: ClusterModels, update: ClusterUpdate) -> str | None:
+    """Return why an update is of none of the models that were sent; None if it is."""
+    if update.cluster not in payload.numbers:
+        known = ", ".join(map(str, payload.numbers))
+        return f"cluster: expected one of {known}, found {update.cluster}"
+    expected, found = tuple(payload.models[0].shape), tuple(update.weights.shape)
+    if found != expected:
+        return f"weights: expected shape {expected}, found {found}"
+    return None
+
+
 def serve_best(
     task: Task, payload: ClusterModels, parts: Sequence[Examples]
 ) -> ModelPredictor:

@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from knnper.config.errors import ConfigError, Problem
 from knnper.data.examples import Examples
+from strategies.core.denominators import denominator
 from strategies.core.task import Task
-
-_TINY = 1e-30  # instead of 0 in a denominator
 
 
 def groups_of(
@@ -84,4 +83,4 @@ def example_weights_of(
     if label_factors is None:
         return None
     factors = label_factors[examples.labels]
-    return factors / factors.mean().clamp_min(_TINY)
+    return factors / denominator(factors.mean())

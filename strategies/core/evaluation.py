@@ -97,16 +97,21 @@ def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
     if len(examples) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
+    return score(predictor(examples.images), examples.labels)
+
+
+def score(probabilities: Tensor, labels: Tensor) -> Evaluation:
+    """Return how probabilities (n, c) fit int64 labels (n,), of 1 example at least."""
     # What is not finite predicts nothing: it counts as wrong, with no confidence.
-    probabilities = predictor(examples.images).double()
+    probabilities = probabilities.double()
     defined = torch.isfinite(probabilities).all(dim=1)
     probabilities = probabilities.where(defined[:, None], 0.0)
     confidence, predicted = probabilities.max(dim=1)
-    correct = (predicted == examples.labels) & defined
-    of_label = probabilities.gather(1, examples.labels[:, None]).squeeze(1)
+    correct = (predicted == labels) & defined
+    of_label = probabilities.gather(1, labels[:, None]).squeeze(1)
     bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
     return Evaluation(
-        num_examples=len(examples),
+        num_examples=len(labels),
         num_correct=int(correct.sum()),
         log_loss_sum=float(-of_label.clamp_min(1e-12).log().sum()),
         bin_counts=_integers(torch.ones_like(confidence), bins),

@@ -3,6 +3,7 @@
 What works with the method's own records works with these too: they have its fields.
 """
 
+import functools
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
@@ -26,6 +27,13 @@ def extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Reco
     ValueError
         If ``base`` has a field of that name.
     """
+    # mypy takes the hash of a class for that of its instances.
+    return _extended(base, name, new, of_type)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
+    """Make the type; one for the same arguments, so that equal types are the same."""
     if new in {one.name for one in fields(base)}:
         raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
     # By keyword alone, since fields of the base may have defaults.

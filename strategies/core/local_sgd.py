@@ -91,8 +91,9 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         sum of the weighted losses divided by the number of its examples.
     trainable
         Which weights may change, bool of shape (num_weights,), as `FlatModel.mask`
-        makes it; None is all. The others, buffers too, end as they were. A module with
-        nothing to train is in evaluation mode and costs no backward pass.
+        makes it; None is all. The others, buffers too, end as they were. A layer, or
+        a container with all its layers and dropout, of which nothing is trained is in
+        evaluation mode and costs no backward pass.
     objective
         What is minimised; by default the cross-entropy of the model's logits.
     local_step

@@ -46,6 +46,10 @@ class EmbeddingPredictor(Predictor, Protocol):
         """
 
 
+UpdateProblem = Callable[[Any, Any], str | None]
+"""``(payload, update) -> what is wrong``, or None if the update can be aggregated."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A method, bound to a task and its settings.
@@ -78,11 +82,16 @@ class Method:
         Rounds of training that the method asks for.
     serves_global_model
         Whether what a client is served rests on ``weights`` of the payload as they
-        are: they can be exported, and served with a memory, apart from the method.
+        are: to serve them with a memory, apart from the method, is to serve the method.
     personalizes_by_inference
         Whether `personalize` and what it returns only run the models of the payload
         forward and train none. Clients that are sent the same payload are then served
         several at a time, their images embedded in large batches.
+    update_problem
+        ``(payload, update) -> str | None``: why an update, of the right type and all
+        finite, cannot be the answer to the payload. A client whose update has a problem
+        fails, and nobody else. None where every tensor of an update has one of the same
+        name in the payload: it must have that one's shape.
     """
 
     init: Callable[[Sequence[str], RandomKey], Any]
@@ -97,6 +106,7 @@ class Method:
     client_state_type: type[Record] = NoState
     serves_global_model: bool = False
     personalizes_by_inference: bool = False
+    update_problem: UpdateProblem | None = None
 
 
 AS_IT_IS = "none"
@@ -150,6 +160,16 @@ class MethodSpec:
         Whether a client's predictor is one set of weights, which can be trained on.
     holds_all_updates
         Whether the server holds all updates of a round at once, to compare them.
+    ends_with_global_model
+        Whether ``weights`` of the last state are one trained model that is of use to
+        any client by itself: it is exported, and sites keep it and serve it with a
+        memory. Not so where they are only what the clients' own models start from or
+        are pulled to, or where a part of them is never trained. With it, ``weights`` of
+        what is broadcast to a `NEWCOMER` are these.
+    needs_metrics
+        Whether an update says how the received model does on the client's data, or how
+        that data is made up, beside its number of examples: a client that shares no
+        metrics takes no part.
     check
         Finds what in an experiment does not go together with the method.
     """
@@ -168,4 +188,6 @@ class MethodSpec:
     personalization: str = AS_IT_IS
     serves_one_model: bool = True
     holds_all_updates: bool = False
+    ends_with_global_model: bool = False
+    needs_metrics: bool = False
     check: Callable[[Experiment], Sequence[Problem]] = no_problems

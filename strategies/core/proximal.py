@@ -11,7 +11,13 @@ the pull at its end point instead of its start (Parikh, Boyd, "Proximal Algorith
     p ← argmin_q ⟨g, q⟩ + ||q - p||² / (2 η) + λ/2 ||q - c||²
       = (p - η g + η λ c) / (1 + η λ)
 
-The two agree to first order in η λ, λ = 0 is plain SGD, and λ → ∞ is the centre.
+The two agree to first order in η λ, λ = 0 is plain SGD, and λ → ∞ is the centre, as
+long as there is no momentum, which goes on to where the steps before were going.
+
+With weight decay of strength d, f(p) + d/2 ||p||² is what is trained, and its gradient
+g(p) + d p is what g stands for above. SGD adds d p itself, so it is handed the rest:
+
+    (g + d p + λ (p - c)) / (1 + η λ) - d p = (g + λ ((1 - η d) p - c)) / (1 + η λ)
 """
 
 import functools
@@ -23,13 +29,17 @@ from strategies.core.local_model import GradientHook
 
 
 def pull(
-    center: Tensor, weight: float, learning_rate: float, where: Tensor | None = None
+    center: Tensor,
+    weight: float,
+    learning_rate: float,
+    weight_decay: float,
+    where: Tensor | None = None,
 ) -> GradientHook:
     """Return the hook that pulls a client's parameters towards ``center``.
 
-    It replaces the gradient g at the parameters p by (g + λ (p - c)) / (1 + η λ),
-    with which a step of SGD of rate η is the proximal one. Momentum and weight decay
-    come on top of it, as on top of any gradient.
+    It replaces the gradient g at the parameters p by (g + λ ((1 - η d) p - c)) /
+    (1 + η λ), with which a step of SGD of rate η and weight decay d is the proximal
+    one. Momentum comes on top of it, as on top of any gradient.
 
     Parameters
     ----------
@@ -37,14 +47,15 @@ def pull(
         c, shape (num_parameters,), or (num_weights,), whose buffers are left out.
     weight
         λ, 0 or more. With 0 the gradient stays exactly as it is.
-    learning_rate
-        η of the steps that are made.
+    learning_rate, weight_decay
+        η and d of the steps that are made.
     where
         Which parameters are pulled, bool of the shape of ``center``; None is all. The
         others' gradient stays as it is.
     """
     shrunk = 1 / (1 + learning_rate * weight)
     strength = weight * shrunk
+    kept = 1 - learning_rate * weight_decay
 
     @functools.cache
     def on_device(device: torch.device, length: int) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +64,8 @@ def pull(
 
     def hook(gradient: Tensor, parameters: Tensor) -> None:
         there, mask = on_device(gradient.device, len(gradient))
-        pulled = (shrunk * gradient).add_(parameters - there, alpha=strength)
+        away = kept * parameters - there
+        pulled = (shrunk * gradient).add_(away, alpha=strength)
         gradient.copy_(pulled if mask is None else torch.where(mask, pulled, gradient))
 
     return hook

@@ -2,23 +2,26 @@
 
 Every weight is shared or personal, as the module that owns it is. The server's state
 holds a whole model: the mean of the clients' shared parts, and the personal part of
-the initial weights, from which a client starts its own.
+the initial weights, from which a client starts its own. The whole of it is sent, as the
+server does not know whether a client has a personal part.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples
+from knnper.data.examples import ClientData
 from strategies.core.averaging import RunningMean
+from strategies.core.hand_over_training import newcomer_rate, trained_on_both_splits
 from strategies.core.local_sgd import LocalResult, local_sgd
 from strategies.core.method import Method, Predictor
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload, ModelState, Record
 from strategies.core.task import Task
+from strategies.core.update_shapes import of_shapes
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
     sharing
         Which weights are shared. With all of them the method is FedAvg.
     newcomer_epochs
-        Passes in which a client without a personal part trains one at the hand-over.
+        Passes over both splits in which a client without a personal part trains one at
+        the hand-over. The others are served the part of their last round, which never
+        trained on their validation split.
     """
 
     def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
@@ -153,15 +158,14 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
         part = part_in_use(client_state, data)
         if part is not None:
             return ModelPredictor(task, sharing.join(payload.weights, part))
-        return served(
+        return trained_on_both_splits(
             task,
             payload.weights,
-            sharing.personal,
             data,
             rng,
             num_epochs=newcomer_epochs,
-            # The last round's is for trained weights: it would hardly move these.
-            learning_rate=task.training.learning_rate_at(1),
+            learning_rate=newcomer_rate(task),
+            trainable=sharing.personal,
         )
 
     return Method(
@@ -175,6 +179,7 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
         update_type=SharedUpdate,
         num_rounds=task.training.num_rounds,
         client_state_type=PersonalPart,
+        update_problem=of_shapes(shared=(int(sharing.shared.sum()),)),
     )
 
 
@@ -184,53 +189,6 @@ def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | N
     One without any data is served what everyone could be, whatever it remembers.
     """
     return part if len(data.train) + len(data.validation) > 0 else None
-
-
-def served(
-    task: Task,
-    weights: Tensor,
-    trainable: Tensor,
-    data: ClientData,
-    rng: RandomKey,
-    *,
-    num_epochs: int,
-    learning_rate: float,
-) -> ModelPredictor:
-    """Return what a client is served that trains a part of the weights in the end.
-
-    Nothing is chosen any more, so it trains on both splits; the predictor can also be
-    had without the validation split.
-
-    Parameters
-    ----------
-    task
-        Model and training section.
-    weights
-        Where to start, shape (num_weights,).
-    trainable
-        Which weights are trained, bool of shape (num_weights,).
-    data
-        The client's.
-    rng
-        See `local_sgd`.
-    num_epochs, learning_rate
-        Of this training.
-    """
-
-    def on(examples: Examples) -> ModelPredictor:
-        trained = local_sgd(
-            task,
-            weights,
-            examples,
-            learning_rate,
-            rng,
-            num_epochs=num_epochs,
-            trainable=trainable,
-        )
-        return ModelPredictor(task, trained.weights)
-
-    both = on(data.train_and_validation())
-    return replace(both, trained_alone=lambda: on(data.train))
 
 
 def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:

@@ -211,10 +211,37 @@ def test_a_site_whose_data_does_not_fit_is_left_out_and_told(
     assert "nowhere.npz" in refusals
 
 
-def test_a_method_without_one_model_is_run_and_not_served(
+def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
-    settings = experiment(method="{name: local}", personalization="{}")
+    quiet = files["0001"]
+    quiet.write_text(quiet.read_text() + "share_metrics: false\n")
+    grid = three(files)
+    settings = experiment(method="{name: qfedavg}", personalization="{}")
+    ran = lead(grid, settings, tmp_path / "run")
+    assert sorted(rows(ran)) == ["0000", "0003"]
+    assert (11, "train") not in grid.played
+    refusals = (tmp_path / "state-0001" / "refusals.jsonl").read_text()
+    assert "found share_metrics: false" in refusals
+
+
+@pytest.mark.parametrize("method", ["agnostic", "scaffold", "per_fedavg"])
+def test_every_model_that_the_server_announces_is_kept(
+    tmp_path: Path, files: dict[str, Path], method: str
+) -> None:
+    settings = experiment(method=f"{{name: {method}}}", personalization="{}")
+    ran = lead(three(files), settings, tmp_path / "run")
+    model = find_model(ran.path / "model")
+    assert [serving(files[name], name).model for name in SEEN] == [
+        model.fingerprint
+    ] * len(SEEN)
+
+
+@pytest.mark.parametrize("method", ["local", "l2gd"])
+def test_a_method_without_one_model_is_run_and_not_served(
+    tmp_path: Path, files: dict[str, Path], method: str
+) -> None:
+    settings = experiment(method=f"{{name: {method}}}", personalization="{}")
     ran = lead(three(files), settings, tmp_path / "run")
     assert not (ran.path / "model").exists()
     assert not (tmp_path / "state-0000" / "serving.json").exists()

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class _Source:
 class _Player(SitePlayer):
     """A site's player that does tricks in the course of what it does."""
 
-    tricks: Tricks
+    tricks: Tricks = field(kw_only=True)
 
     def train(
         self, client: str, payload: Any, server_round: int, keep_round: int

@@ -235,3 +235,46 @@ def test_what_is_shown_is_copied_when_it_or_the_model_changed(flat: FlatModel) -
     assert torch.equal(flat.read(), shown), "the shown weights were changed in place"
     flat.show(other)
     assert torch.equal(flat.read(), other)
+
+
+class TestFreezing:
+    """What is not trained is in evaluation mode, for as long as it is not."""
+
+    @pytest.fixture
+    def with_dropout(self, flat: FlatModel) -> FlatModel:
+        body, head = flat.module.get_submodule("features"), nn.Linear(3, 2)
+        assert isinstance(body, nn.Sequential)
+        body.append(nn.Dropout(0.5))
+        flat.module.classifier = nn.Sequential(nn.Dropout(0.5), head)
+        return FlatModel(flat.module)
+
+    @staticmethod
+    def training(flat: FlatModel, trained: str) -> dict[str, bool]:
+        """Return which layers are in training mode while one part is trained."""
+        part = set(flat.module.get_submodule(trained).modules())
+        with flat.freezing(flat.mask(lambda module: module in part)):
+            modules = flat.module.named_modules()
+            return {name: module.training for name, module in modules if name}
+
+    @pytest.mark.parametrize("trained", ["features", "classifier"])
+    def test_a_container_of_which_nothing_is_trained_with_its_dropout(
+        self, with_dropout: FlatModel, trained: str
+    ) -> None:
+        found = self.training(with_dropout, trained)
+        assert {"features.3", "classifier.0"} < found.keys()
+        for name, is_training in found.items():
+            assert is_training == name.startswith(trained), name
+
+    def test_a_layer_between_others_by_itself(self, with_dropout: FlatModel) -> None:
+        found = self.training(with_dropout, "features.1")
+        active = {name for name, is_training in found.items() if is_training}
+        # What has no weights goes with its container, of which a part is trained.
+        assert active == {"features", "features.1", "features.2", "features.3"}
+
+    def test_all_is_as_before_afterwards(self, with_dropout: FlatModel) -> None:
+        with_dropout.module.get_submodule("features.1").eval()
+        before = {name: m.training for name, m in with_dropout.module.named_modules()}
+        self.training(with_dropout, "classifier")
+        after = {name: m.training for name, m in with_dropout.module.named_modules()}
+        assert after == before
+        assert all(p.requires_grad for p in with_dropout.module.parameters())

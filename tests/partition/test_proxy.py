@@ -102,14 +102,73 @@ def test_the_fingerprint_sees_what_is_kept() -> None:
 def test_a_part_is_kept_and_the_rest_is_dealt(
     num_samples: int, fraction: float, seed: int
 ) -> None:
-    if 0 < num_samples == int(fraction * num_samples + 0.5):
+    count = int(fraction * num_samples + 0.5)
+    if 0 < num_samples == count or fraction > 0 == count:
         return
-    kept, dealt = keep_back(num_samples, fraction, RandomKey(seed))
+    kept, dealt = keep_back(np.arange(num_samples), fraction, RandomKey(seed))
     assert abs(len(kept) - fraction * num_samples) <= 0.5
     assert sorted([*kept, *dealt]) == list(range(num_samples))
     assert np.all(np.diff(dealt) > 0)
 
 
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_something_must_be_kept_where_it_is_asked_for(name: str) -> None:
+    message = (
+        r"proxy_fraction 0\.002 of 200 .* is none, expected .*; raise it to 0\.005"
+    )
+    with pytest.raises(DataError, match=message):
+        partition_of(name, proxy_fraction=0.002)
+    assert len(partition_of(name, proxy_fraction=0.005).proxy) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_samples=st.integers(2, 10**5))
+def test_the_fraction_that_is_advised_keeps_a_sample(num_samples: int) -> None:
+    with pytest.raises(DataError) as caught:
+        keep_back(np.arange(num_samples), 0.4 / num_samples, KEY)
+    advised = str(caught.value).partition("raise it to ")[2].partition(",")[0]
+    assert int(float(advised) * num_samples + 0.5) == 1
+
+
 def test_something_must_be_left() -> None:
     with pytest.raises(DataError, match=r"proxy_fraction 0\.9 of 3 training samples"):
-        keep_back(3, 0.9, KEY)
+        keep_back(np.arange(3), 0.9, KEY)
+
+
+class TestUsedPart:
+    """A part of both splits is used, the rest is nobody's."""
+
+    @pytest.mark.parametrize("name", PARTITIONS)
+    def test_owners_share_the_part(self, name: str) -> None:
+        partition = partition_of(name, used_fraction=0.5, proxy_fraction=0.1)
+        assert len(partition.proxy) == 10
+        train, test = [partition.proxy], []
+        for client in partition.clients:
+            train += [client.train, client.validation]
+            test.append(client.test)
+        for parts, number, of in ((train, 100, 200), (test, 20, 40)):
+            owned = np.concatenate(parts)
+            assert len(owned) == len(set(owned.tolist())) == number
+            assert owned.min() >= 0
+            assert number < owned.max() < of
+
+    def test_labels_go_where_the_partition_puts_them(self) -> None:
+        """Positions are those of the whole data set: the labels show it."""
+        partition = partition_of("natural", used_fraction=0.5)
+        for number, client in enumerate(partition.clients):
+            for split, positions in (
+                (DATASET.train, np.append(client.train, client.validation)),
+                (DATASET.test, client.test),
+            ):
+                assert split.client_ids is not None
+                assert set(split.client_ids[positions]) <= {number}
+
+    def test_the_whole_is_as_ever(self) -> None:
+        whole = fingerprint(partition_of("iid"))
+        assert fingerprint(partition_of("iid", used_fraction=1.0)) == whole
+        assert fingerprint(partition_of("iid", used_fraction=0.9)) != whole
+
+    def test_one_sample_is_used_at_least(self) -> None:
+        partition = partition_of("iid", used_fraction=1e-9)
+        sizes = [len(client.train) for client in partition.clients]
+        assert sorted(sizes) == [0, 0, 1]

@@ -17,7 +17,7 @@ from server.federation import Federation, Reply, Request
 from server.observer import RoundRecord
 from server.rounds import RoundLoop
 from strategies.core.averaging import average_weights
-from strategies.core.method import Method
+from strategies.core.method import Method, UpdateProblem
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from tests.server.made_evaluations import evaluation
 
@@ -67,7 +67,7 @@ def never(*_: Any) -> Any:
     raise AssertionError("the loop does not call the client's half")
 
 
-def method(num_rounds: int) -> Method:
+def method(num_rounds: int, update_problem: UpdateProblem | None = None) -> Method:
     return Method(
         init=lambda clients, rng: ModelState(torch.zeros(2)),
         broadcast=lambda state, client, rng: ModelPayload(state.weights),
@@ -78,6 +78,7 @@ def method(num_rounds: int) -> Method:
         payload_type=ModelPayload,
         update_type=ModelUpdate,
         num_rounds=num_rounds,
+        update_problem=update_problem,
     )
 
 
@@ -93,6 +94,7 @@ def train(
     num_rounds: int = 2,
     participation: float = 1.0,
     round_attempts: int = 1,
+    update_problem: UpdateProblem | None = None,
     **run: Any,
 ) -> tuple[Checkpoint, list[RoundRecord], Functions]:
     records: list[RoundRecord] = []
@@ -100,7 +102,7 @@ def train(
     federation.round_attempts = round_attempts
     checkpoints = CheckpointFolder(folder, "test")
     loop = RoundLoop(
-        method=method(num_rounds),
+        method=method(num_rounds, update_problem),
         federation=federation,
         clients=SIZES,
         num_validation=SIZES,
@@ -227,6 +229,19 @@ def test_an_update_of_another_shape_is_a_failure(
     _, records, _ = train(tmp_path, answer, num_rounds=1)
     assert records[0]["num_failed"] == 1
     assert "client c failed: expected tensors of shapes" in caplog.text
+
+
+def test_an_update_that_the_method_takes_offence_at_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def problem(payload: ModelPayload, update: ModelUpdate) -> str | None:
+        return "too far" if float((update.weights - payload.weights)[0]) > 3 else None
+
+    trained, records, _ = train(tmp_path, add_one, num_rounds=1, update_problem=problem)
+    # (1 + 4 + 9) / 6
+    assert trained.state.weights.tolist() == pytest.approx([14 / 6, 14 / 6])
+    assert records[0]["num_failed"] == 1
+    assert "client d failed: too far" in caplog.text
 
 
 def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:

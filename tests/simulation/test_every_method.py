@@ -21,6 +21,8 @@ from strategies.core.method import AS_IT_IS
 
 NUM_ROUNDS = 6
 LEFT_AFTER = 3
+# One of each kind: clients with a state, a server with one, updates side by side.
+FAST = ("ditto", "fedadam", "fedattn", "krum")
 WITH_ROUNDS = [name for name in METHODS if name != "local"]
 
 
@@ -77,7 +79,13 @@ def whole(chosen: Experiment, path: Path) -> Outcome:
     return outcome(folder)
 
 
-@pytest.mark.parametrize("method", WITH_ROUNDS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
+        for method in WITH_ROUNDS
+    ],
+)
 def test_a_run_that_was_left_ends_with_the_same_bits(
     tmp_path: Path, method: str
 ) -> None:

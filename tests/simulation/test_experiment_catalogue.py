@@ -38,7 +38,9 @@ def test_every_method_has_defaults_that_survive(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(EXPERIMENTS.glob("*.yaml")), ids=lambda p: p.stem
+    "path",
+    sorted(set(EXPERIMENTS.glob("*.yaml")) - set(EXPERIMENTS.glob("table2_*"))),
+    ids=lambda p: p.stem,
 )
 def test_shipped_experiments_are_valid(path: Path) -> None:
     experiment = read_experiment(path, experiment_catalogue())

@@ -65,14 +65,21 @@ def test_the_fingerprint_is_that_of_weights_model_and_input(
     assert trained_model(make_run(seed=4)).fingerprint != model.fingerprint
 
 
-@pytest.mark.parametrize("method", ["fedavg_plus", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg_plus", "scaffold", "agnostic", "apfl"])
 def test_methods_with_one_model_are_taken(make_run: Runs, method: str) -> None:
     model = trained_model(make_run(method))
     assert model.weights.shape == (model.bench.task.model.num_weights,)
 
 
 @pytest.mark.parametrize(
-    ("method", "title"), [("local", "Local"), ("fedem", "FedEM"), ("pfedhn", "pFedHN")]
+    ("method", "title"),
+    [
+        ("local", "Local"),
+        ("fedem", "FedEM"),
+        ("pfedhn", "pFedHN"),
+        ("fed_mtl", "Fed-MTL"),
+        ("l2gd", "L2GD"),
+    ],
 )
 def test_methods_without_one_are_refused(
     make_run: Runs, method: str, title: str

@@ -1,6 +1,7 @@
 """Tasks small enough to train by hand, and a serial loop that drives any method."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from knnper.models.flat import FlatModel
 from knnper.models.normalization import TolerantBatchNorm2d
 from strategies.core.method import Method
 from strategies.core.task import Task
+from tests.strategies.trained_methods import TRAINING, Trained, trained
 
 
 class LinearModel(EmbeddingModel):
@@ -145,5 +147,19 @@ def run_rounds(key: RandomKey) -> Callable[..., tuple[Any, dict[str, Any]]]:
                 updates.append((name, update))
             state = method.aggregate(state, iter(updates))
         return state, memory
+
+    return run
+
+
+@pytest.fixture
+def train(
+    normed_task: Callable[..., Task], noisy: Callable[..., ClientData]
+) -> Callable[..., Trained]:
+    """Make a round of any method of the catalogue; the server has data of its own."""
+
+    def run(name: str, on_top: str | None = None) -> Trained:
+        proxy = noisy(7, 0, seed=2).train
+        task = replace(normed_task(TRAINING), proxy=lambda: proxy)
+        return trained(name, task, noisy, on_top)
 
     return run

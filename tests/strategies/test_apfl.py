@@ -138,6 +138,45 @@ def test_a_personal_model_alone_is_local(
     assert torch.equal(predictor.weights, alone.weights)
 
 
+class TestBuffers:
+    """Those that are served were collected at the parameters that are."""
+
+    def after_a_round(
+        self, task: Task, noisy: MakeClient, run_rounds: RunRounds, mixing_weight: float
+    ) -> tuple[ModelPredictor, torch.Tensor, torch.Tensor]:
+        """Return what client a serves, the global model and its personal one."""
+        clients = {name: noisy(9, 0, seed=i) for i, name in enumerate("ab")}
+        method = apfl(task, ApflSettings(mixing_weight))
+        state, memory = run_rounds(method, clients, num_rounds=2)
+        found = served(method, state, memory["a"], clients["a"])
+        return found, state.weights, memory["a"].personal
+
+    @pytest.mark.parametrize("mixing_weight", [0.1, 0.9, 1.0])
+    def test_they_are_those_of_the_mixed_model(
+        self,
+        mixing_weight: float,
+        normed_task: MakeTask,
+        noisy: MakeClient,
+        run_rounds: RunRounds,
+    ) -> None:
+        task = normed_task(EVERYTHING)
+        ends = self.after_a_round(task, noisy, run_rounds, mixing_weight)
+        found, shared, own = ends
+        cut = task.model.num_parameters
+        assert not torch.equal(own[cut:], shared[cut:])
+        assert torch.equal(found.weights[cut:], own[cut:])
+        expected = mixed(shared[:cut], own[:cut], mixing_weight)
+        assert torch.equal(found.weights[:cut], expected)
+
+    def test_without_a_personal_part_they_are_the_global_models(
+        self, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+    ) -> None:
+        task = normed_task(EVERYTHING)
+        found, shared, own = self.after_a_round(task, noisy, run_rounds, 0.0)
+        assert torch.equal(found.weights, shared)
+        assert not torch.equal(own, shared)
+
+
 class TestNewcomers:
     def test_the_shared_model_is_fixed(
         self, linear_task: MakeTask, white: MakeClient
@@ -159,8 +198,21 @@ class TestNewcomers:
         method = apfl(task, settings)
         start = task.initial_weights
         found = served(method, method.init(("a",), RandomKey(1)), None, data).weights
-        tuned = local_sgd(task, start, data.train, 0.1, RandomKey(6), num_epochs=2)
+        both, rng = data.train_and_validation(), RandomKey(6)
+        tuned = local_sgd(task, start, both, 0.1, rng, num_epochs=2)
         assert torch.equal(found, tuned.weights if mixing_weight else start)
+
+    def test_without_the_validation_split(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
+        method = apfl(task, ApflSettings(0.5, adaptive=True, newcomer_epochs=2))
+        state = method.init(("a",), RandomKey(1))
+        found = served(method, state, None, data)
+        alone = found.without_validation()
+        expected = served(method, state, None, noisy(8, 0, seed=1))
+        assert torch.equal(alone.weights, expected.weights)
+        assert alone.describe() == expected.describe() != found.describe()
 
     def test_without_data_it_is_the_global_model_whatever_is_remembered(
         self, normed_task: MakeTask, noisy: MakeClient

@@ -1,74 +1,25 @@
 """What every method of the catalogue must keep to."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
 from knnper.transport.codec import fingerprint, put_together, take_apart
 from strategies.catalogue import METHODS
-from strategies.core.method import NEWCOMER, Method, MethodSpec
+from strategies.core.method import NEWCOMER
 from strategies.core.records import Record, Update
 from strategies.core.task import Task
-from strategies.personalizers import PERSONALIZERS
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-
-TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
-CLIENTS = ("a", "b", "c")
-WITH_ROUNDS = sorted(set(METHODS) - {"local"})
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A method, its clients' data, and what is known after one round."""
-
-    task: Task
-    method: Method
-    data: dict[str, ClientData]
-    before: Any
-    updates: Sequence[tuple[str, Any]]
-    memory: dict[str, Any]
-    state: Any
-
-
-def build(spec: MethodSpec, task: Task, on_top: str | None = None) -> Method:
-    top = PERSONALIZERS[on_top or spec.personalization]
-    method = spec.build(task, spec.settings_type())
-    return top.apply(task, method, top.settings_type())
-
-
-def client_update(
-    method: Method, state: Any, client: str, data: ClientData, memory: Any = None
-) -> tuple[Any, Any]:
-    rng = RandomKey(1).child(client)
-    payload = method.broadcast(state, client, rng)
-    return method.client_update(payload, memory, data, 1, rng)
-
-
-@pytest.fixture
-def train(normed_task: MakeTask, noisy: MakeClient) -> Callable[[str], Trained]:
-    def run(name: str) -> Trained:
-        task = normed_task(TRAINING)
-        method = build(METHODS[name], task)
-        data = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate(CLIENTS)}
-        before = method.init(CLIENTS, RandomKey(1))
-        if method.num_rounds == 0:
-            return Trained(task, method, data, before, (), {}, before)
-        results = {c: client_update(method, before, c, data[c]) for c in CLIENTS}
-        updates = [(client, results[client][1]) for client in CLIENTS]
-        memory = {client: results[client][0] for client in CLIENTS}
-        state = method.aggregate(before, iter(updates))
-        return Trained(task, method, data, before, updates, memory, state)
-
-    return run
+from tests.strategies.trained_methods import (
+    CLIENTS,
+    TRAINING,
+    WITH_ROUNDS,
+    MakeClient,
+    Train,
+    client_update,
+)
 
 
 def test_the_table_is_read_only() -> None:
@@ -124,7 +75,7 @@ def test_the_entry_is_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_moves_the_model(name: str, train: Callable[[str], Trained]) -> None:
+def test_a_round_moves_the_model(name: str, train: Train) -> None:
     run = train(name)
     assert run.method.num_rounds == TRAINING.num_rounds
     assert fingerprint(run.state) != fingerprint(run.before)
@@ -136,7 +87,7 @@ def test_a_round_moves_the_model(name: str, train: Callable[[str], Trained]) -> 
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_is_deterministic(name: str, train: Callable[[str], Trained]) -> None:
+def test_a_round_is_deterministic(name: str, train: Train) -> None:
     first, second = train(name), train(name)
     assert fingerprint(first.state) == fingerprint(second.state)
     for client in CLIENTS:
@@ -144,9 +95,12 @@ def test_a_round_is_deterministic(name: str, train: Callable[[str], Trained]) ->
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_records_survive_the_codec(name: str, train: Callable[[str], Trained]) -> None:
+def test_records_survive_the_codec(name: str, train: Train) -> None:
     run, method = train(name), train(name).method
-    pairs: list[tuple[type[Record], Any]] = [(method.state_type, run.state)]
+    pairs: list[tuple[type[Record], Any]] = [
+        (method.state_type, run.before),
+        (method.state_type, run.state),
+    ]
     for client in (*CLIENTS, NEWCOMER):
         payload = method.broadcast(run.state, client, RandomKey(2))
         pairs.append((method.payload_type, payload))
@@ -159,9 +113,7 @@ def test_records_survive_the_codec(name: str, train: Callable[[str], Trained]) -
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_no_argument_of_a_round_is_changed(
-    name: str, train: Callable[[str], Trained]
-) -> None:
+def test_no_argument_of_a_round_is_changed(name: str, train: Train) -> None:
     run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     arguments = [run.state, payload, run.memory["a"]]
@@ -186,7 +138,7 @@ def test_no_argument_of_a_round_is_changed(
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_result_is_independent_of_what_was_trained_before(
-    name: str, train: Callable[[str], Trained]
+    name: str, train: Train
 ) -> None:
     run = train(name)
     again = client_update(run.method, run.before, "a", run.data["a"])
@@ -195,9 +147,7 @@ def test_a_result_is_independent_of_what_was_trained_before(
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_the_order_of_the_clients_does_not_matter(
-    name: str, train: Callable[[str], Trained]
-) -> None:
+def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> None:
     run = train(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
     expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
@@ -218,7 +168,7 @@ def test_every_client_is_served_probabilities(
     num_validation: int,
     labels: int,
     known_as: str,
-    train: Callable[[str], Trained],
+    train: Train,
     noisy: MakeClient,
 ) -> None:
     run = train(name)
@@ -238,7 +188,7 @@ def test_every_client_is_served_probabilities(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_queries_give_no_rows(name: str, train: Callable[[str], Trained]) -> None:
+def test_no_queries_give_no_rows(name: str, train: Train) -> None:
     run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     predictor = run.method.personalize(
@@ -250,7 +200,7 @@ def test_no_queries_give_no_rows(name: str, train: Callable[[str], Trained]) -> 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_data_everyone_is_served_the_unpersonalised_model(
-    name: str, train: Callable[[str], Trained], noisy: MakeClient
+    name: str, train: Train, noisy: MakeClient
 ) -> None:
     run, queries = train(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
@@ -302,14 +252,14 @@ TOGETHER = (
 )
 
 
-def test_who_is_personalised_together(train: Callable[[str], Trained]) -> None:
+def test_who_is_personalised_together(train: Train) -> None:
     found = [name for name in METHODS if train(name).method.personalizes_by_inference]
     assert sorted(found) == sorted(TOGETHER)
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_clients_that_are_personalised_together_are_sent_the_same(
-    name: str, train: Callable[[str], Trained]
+    name: str, train: Train
 ) -> None:
     run = train(name)
     payloads = {
@@ -321,7 +271,7 @@ def test_clients_that_are_personalised_together_are_sent_the_same(
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_together_clients_are_served_what_they_would_be_alone(
-    name: str, train: Callable[[str], Trained], noisy: MakeClient
+    name: str, train: Train, noisy: MakeClient
 ) -> None:
     run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))

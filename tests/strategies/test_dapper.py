@@ -11,19 +11,23 @@ from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
+from knnper.data.augmentation import AUGMENTATIONS
 from knnper.data.examples import ClientData, Examples
 from knnper.transport.codec import fingerprint, put_together, take_apart
 from simulation.catalogue import experiment_catalogue
 from strategies.core.extended_record import extended
+from strategies.core.local_model import Batch, LocalModel
+from strategies.core.local_sgd import local_sgd
 from strategies.core.method import NEWCOMER, Method, NoSettings
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.proxy_sample import draw_sample, taken
 from strategies.core.records import ModelState
 from strategies.core.task import Task
-from strategies.dapper import DapperSettings, with_proxy_data
+from strategies.dapper import ON_TOP, DapperSettings, with_proxy_data
 from strategies.experiments import site_catalogue
 from strategies.fedavg import fedavg
 from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from tests.strategies.method_checks import labelled, problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -67,10 +71,6 @@ def served(
     predictor = method.personalize(payload, None, data, RandomKey(6))
     assert isinstance(predictor, ModelPredictor)
     return predictor
-
-
-def labelled(white: MakeClient, train: list[int], validation: list[int]) -> ClientData:
-    return ClientData(white(train).train, white(validation).train)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,39 @@ def test_none_of_its_own_depends_on_the_servers_data_alone(
     assert not torch.equal(
         one, served(dapper(elsewhere, 0.0), weights, noisy(10, 4, seed=1)).weights
     )
+
+
+def test_none_of_its_own_is_training_on_the_servers_sample(
+    normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+    data, rng, draws = noisy(10, 4, seed=1), RandomKey(6), []
+    sample = draw_sample(task, 1000, RandomKey(5).child("sample"))
+    proxy = taken(sample, task.spec, 14, rng.child("taken"))
+    generator = rng.child("proxy").numpy()
+    augment = AUGMENTATIONS[EVERYTHING.augmentation]
+
+    def from_the_sample(model: LocalModel) -> torch.Tensor:
+        draws.append(generator.random(3))  # compared with λ, which is 0
+        where = torch.from_numpy(generator.integers(0, len(proxy), 3))
+        images = augment(proxy.images[where], generator)
+        drawn = Batch(Examples(images, proxy.labels[where]), None)
+        loss = model.backward(drawn)
+        model.step()
+        return loss
+
+    for found, num_steps in (
+        (served(dapper(task, 0.0), task.initial_weights, data), 4),
+        (served(dapper(task, 0.0), task.initial_weights, data).without_validation(), 3),
+    ):
+        generator = rng.child("proxy").numpy()
+        draws.clear()
+        as_many = noisy(3 * num_steps, 0, seed=40).train
+        expected = local_sgd(
+            task, task.initial_weights, as_many, 0.1, rng, local_step=from_the_sample
+        )
+        assert len(draws) == num_steps
+        assert torch.equal(found.weights, expected.weights)
 
 
 class TestChoice:
@@ -207,42 +240,12 @@ class TestSample:
         found = method.personalize(payload, None, data, RandomKey(6))
         assert found.describe() == {"client_share": 1.0}
 
-    def test_clients_get_other_examples(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        proxy = noisy(40, 0, seed=2).train
-        task = with_proxy(normed_task(EVERYTHING), proxy)
-        drawn = [draw_sample(task, 10, RandomKey(1).child(c)) for c in "ab"]
-        assert not torch.equal(drawn[0].images, drawn[1].images)
-        every = draw_sample(task, 1000, RandomKey(1))
-        assert torch.equal(every.images.to(torch.uint8), proxy.images)
-        assert torch.equal(every.labels.long(), proxy.labels)
-
-    @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
-    def test_so_many_are_taken(
-        self, count: int, expected: int, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        proxy = noisy(9, 0, seed=2).train
-        task = with_proxy(normed_task(EVERYTHING), proxy)
-        sample = draw_sample(task, 1000, RandomKey(1))
-        found = taken(sample, task.spec, count, RandomKey(3))
-        assert len(found) == expected
-        assert found.images.dtype == torch.uint8
-        known = {(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(proxy)}
-        got = [(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(found)]
-        assert set(got) <= known
-        assert len(set(got)) == expected
-
     def test_a_server_without_examples_is_refused(
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task = normed_task(EVERYTHING)
         with pytest.raises(RunError, match="the server has none"):
             served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
-
-
-def pairs(examples: Examples) -> Any:
-    return zip(examples.images, examples.labels, strict=True)
 
 
 def test_a_field_is_not_given_twice() -> None:
@@ -267,6 +270,13 @@ def test_an_experiment_without_examples_of_the_servers_is_refused() -> None:
         load_experiment(document(), experiment_catalogue())
     (problem,) = caught.value.problems
     assert problem.place == "partition.proxy_fraction"
+
+
+def test_a_value_that_is_named_twice_is_refused() -> None:
+    (problem,) = problems_of(ON_TOP, DapperSettings((0.5, 1.0, 0.5)))
+    assert problem.place == "personalization.client_shares"
+    assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
+    assert problems_of(ON_TOP, DapperSettings()) == ()
 
 
 def test_data_that_stays_with_the_sites_is_refused() -> None:

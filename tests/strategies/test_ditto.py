@@ -7,13 +7,7 @@ import torch
 
 from knnper.config.errors import ConfigError
 from knnper.config.loading import load_experiment
-from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
-    TrainingSettings,
-)
+from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from simulation.catalogue import experiment_catalogue
@@ -26,6 +20,7 @@ from strategies.core.task import Task
 from strategies.ditto import SPEC, DittoClientState, DittoSettings, ditto
 from strategies.fedavg import fedavg
 from strategies.local import LocalSettings, local
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -108,7 +103,7 @@ def test_without_a_pull_a_round_is_plain_training(
 def test_an_infinite_pull_keeps_the_model_that_was_sent(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
-    task = linear_task(TrainingSettings(batch_size=1))
+    task = linear_task(TrainingSettings(batch_size=1, weight_decay=0.5))
     clients = {"a": white([0, 0, 1]), "b": white([1])}
     method = ditto(task, DittoSettings(prox_weights=(1e30,)))
     sent, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=2)
@@ -150,7 +145,7 @@ def test_an_unseen_client_chooses_and_then_trains_on_both_splits(
     data = dataclasses.replace(white([1, 1, 1]), validation=white([1, 1]).train)
 
     def pulled(prox_weight: float, examples: Any) -> torch.Tensor:
-        hook = pull(RIGHT, prox_weight, 0.5)
+        hook = pull(RIGHT, prox_weight, 0.5, 0.0)
         rng = RandomKey(5)
         return local_sgd(
             task, RIGHT, examples, 0.5, rng, num_epochs=4, gradient_hook=hook
@@ -168,32 +163,18 @@ def test_an_unseen_client_chooses_and_then_trains_on_both_splits(
 def test_an_unseen_client_without_validation_data_stays_near(
     linear_task: MakeTask, white: MakeClient
 ) -> None:
-    task = linear_task(TrainingSettings(batch_size=1, learning_rate=0.5))
+    training = TrainingSettings(batch_size=1, learning_rate=0.5, weight_decay=0.1)
+    task = linear_task(training)
     found = served(task, DittoSettings((0.01, 1e30)), None, white([1]), weights=RIGHT)
     assert found.describe() == {"prox_weight": 1e30}
     torch.testing.assert_close(found.weights, RIGHT)
 
 
-def problems_of(settings: Settings) -> Any:
-    choice = Choice("any", Settings())
-    experiment = Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(),
-        method=Choice("ditto", settings),
-        personalization=choice,
-        run=RunSettings(),
-    )
-    return SPEC.check(experiment)
-
-
 def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(DittoSettings((1.0, 0.1, 1.0)))
+    (problem,) = problems_of(SPEC, DittoSettings((1.0, 0.1, 1.0)))
     assert problem.place == "method.prox_weights"
     assert "found [1.0, 0.1, 1.0], expected values that all differ" in problem.message
-    assert problems_of(DittoSettings()) == ()
+    assert problems_of(SPEC, DittoSettings()) == ()
 
 
 @pytest.mark.parametrize(

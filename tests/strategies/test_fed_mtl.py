@@ -7,7 +7,7 @@ from torch import Tensor
 
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, Examples
 from strategies.core.local_sgd import local_sgd
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.proximal import pull
@@ -15,6 +15,7 @@ from strategies.core.records import ModelPayload, ModelState
 from strategies.core.task import Task
 from strategies.fed_mtl import FedMTLSettings, fed_mtl
 from strategies.local import LocalSettings, local
+from tests.strategies.method_checks import trained_with_the_keys_of_local
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -47,24 +48,15 @@ def test_two_rounds_by_hand(
 def test_without_a_pull_it_is_local(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
-    task = normed_task(TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1))
+    training = TrainingSettings(
+        num_rounds=3, batch_size=3, learning_rate=0.1, weight_decay=0.01
+    )
+    task = normed_task(training)
     clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
 
     def trained(prox_weight: float) -> dict[str, Tensor]:
-        """Train with the keys that `local` splits off."""
         method = fed_mtl(task, FedMTLSettings(prox_weight))
-        state, memory = method.init(("a", "b"), key), dict[str, ModelState]()
-        for server_round in (1, 2, 3):
-            updates = []
-            for name, data in clients.items():
-                rng = key.child("round", server_round)
-                payload = method.broadcast(state, name, rng)
-                memory[name], update = method.client_update(
-                    payload, memory.get(name), data, server_round, rng
-                )
-                updates.append((name, update))
-            state = method.aggregate(state, iter(updates))
-        return {name: kept.weights for name, kept in memory.items()}
+        return trained_with_the_keys_of_local(method, task, clients, key)
 
     alone, pulled = trained(0.0), trained(0.5)
     for name, data in clients.items():
@@ -78,7 +70,8 @@ def test_without_a_pull_it_is_local(
 def test_an_infinite_pull_ends_at_the_mean(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = fed_mtl(linear_task(TrainingSettings()), FedMTLSettings(1e30))
+    task = linear_task(TrainingSettings(weight_decay=0.5))
+    method = fed_mtl(task, FedMTLSettings(1e30))
     payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
     memory, update = method.client_update(payload, own, white([0, 1]), 1, key)
     torch.testing.assert_close(memory.weights, torch.ones(2))
@@ -97,23 +90,23 @@ def test_a_seen_client_is_served_its_own_model(
     assert not method.personalizes_by_inference
 
 
-def test_an_unseen_client_trains_on_its_training_split(
+def test_an_unseen_client_trains_on_both_splits(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
-    training = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
+    training = TrainingSettings(
+        num_rounds=2, batch_size=3, learning_rate=0.1, weight_decay=0.01
+    )
     task, data = normed_task(training), noisy(6, 4, seed=1)
     method = fed_mtl(task, FedMTLSettings(prox_weight=0.3, newcomer_epochs=3))
     mean = task.initial_weights
     served = method.personalize(ModelPayload(mean), None, data, key)
     assert isinstance(served, ModelPredictor)
-    expected = local_sgd(
-        task,
-        mean,
-        data.train,
-        0.1,
-        key,
-        num_epochs=3,
-        gradient_hook=pull(mean, 0.3, 0.1),
-    )
-    assert torch.equal(served.weights, expected.weights)
-    assert served.without_validation() is served
+
+    def trained(examples: Examples) -> Tensor:
+        hook = pull(mean, 0.3, 0.1, 0.01)
+        return local_sgd(
+            task, mean, examples, 0.1, key, num_epochs=3, gradient_hook=hook
+        ).weights
+
+    assert torch.equal(served.weights, trained(data.train_and_validation()))
+    assert torch.equal(served.without_validation().weights, trained(data.train))

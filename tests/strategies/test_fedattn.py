@@ -187,7 +187,8 @@ def test_biases_are_personal_after_the_warm_up(
 def test_a_strong_pull_keeps_the_biases_global(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
-    task = normed_task(TrainingSettings(num_rounds=2, learning_rate=0.1))
+    training = TrainingSettings(num_rounds=2, learning_rate=0.1, weight_decay=0.5)
+    task = normed_task(training)
     start, where = task.initial_weights, bias_mask(task)
     center = torch.full((11,), 0.5)
 

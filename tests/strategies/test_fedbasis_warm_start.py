@@ -11,6 +11,7 @@ from knnper.config.errors import RunError
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
+from knnper.transport.codec import fingerprint
 from strategies.core.basis_models import BasesUpdate
 from strategies.core.method import NoSettings
 from strategies.core.task import Task
@@ -72,6 +73,25 @@ def test_the_warm_start_goes_on_while_too_few_reply(linear_task: MakeTask) -> No
     both = [("a", update(1.0)), ("b", update(3.0))]
     state = method.aggregate(state, iter(both))
     assert sorted(model.tolist() for model in state.models) == [[1, 1], [3, 3]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_bases_do_not_depend_on_the_order_of_replies(
+    linear_task: MakeTask, seed: int
+) -> None:
+    task = linear_task(TrainingSettings(num_rounds=1))
+    method = fedbasis(task, FedBasisSettings(num_bases=3))
+    # Points at even distances, which k-means divides as its first centre has it.
+    models = [torch.tensor([float(at), 0.1 * at**2]) for at in range(9)]
+    updates = [
+        (f"client {at}", BasesUpdate((model,), 1 + at % 4, 0.5))
+        for at, model in enumerate(models)
+    ]
+    start = method.init([client for client, _ in updates], RandomKey(seed))
+    expected = fingerprint(method.aggregate(start, iter(updates)))
+    shuffled = updates[::2] + updates[1::2]
+    for others in (updates[::-1], shuffled):
+        assert fingerprint(method.aggregate(start, iter(others))) == expected
 
 
 @pytest.mark.parametrize(("num_clients", "fits"), [(4, False), (5, True)])

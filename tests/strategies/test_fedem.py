@@ -8,7 +8,9 @@ import torch
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
+from strategies import fedem as module
 from strategies.core.method import NEWCOMER, Method, NoSettings
+from strategies.core.mixture_predictor import MixturePredictor
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.fedem import (
@@ -92,6 +94,58 @@ def test_served_mixture_by_hand(
     served = predictor(data.train.images)
     expected = share / 2 + (1 - share) * 3 / 4
     assert served[0].tolist() == pytest.approx([expected, 1 - expected])
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "memory", "expected"),
+    [
+        (1, None, 0.4),
+        (2, None, 0.2 / 0.65),
+        (2, MixtureState(torch.tensor([0.4, 0.6])), 0.2 / 0.65),
+    ],
+)
+@pytest.mark.parametrize("held_out", [[1, 1], [0], []])
+def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
+    linear_task: MakeTask,
+    white: MakeClient,
+    key: RandomKey,
+    num_steps: int,
+    memory: MixtureState | None,
+    expected: float,
+    held_out: list[int],
+) -> None:
+    task = linear_task(TrainingSettings())
+    method = fedem(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    data = ClientData(white([0]).train, white(held_out).train)
+    served = method.personalize(Components((EVEN, SKEWED)), memory, data, key)
+    assert isinstance(served, MixturePredictor)
+    # From (½, ½) label 0 leads to (0.4, 0.6), and from there to (0.2, 0.45) / 0.65.
+    before = served.without_validation().describe()
+    assert before["mixture_weight_0"] == pytest.approx(expected)
+    moved = served.describe()["mixture_weight_0"] != pytest.approx(expected)
+    assert moved == (1 in held_out)
+
+
+def test_losses_are_computed_once(
+    linear_task: MakeTask,
+    white: MakeClient,
+    key: RandomKey,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    original = module.example_losses
+
+    def counted(task: Task, components: Any, examples: Any) -> torch.Tensor:
+        sizes.append(len(examples))
+        return original(task, components, examples)
+
+    monkeypatch.setattr(module, "example_losses", counted)
+    method = fedem(linear_task(TrainingSettings()), FedEMSettings(2, newcomer_steps=5))
+    data = ClientData(white([0, 1, 0]).train, white([1, 1]).train)
+    served = method.personalize(Components((EVEN, SKEWED)), None, data, key)
+    assert isinstance(served, MixturePredictor)
+    served.without_validation()
+    assert sizes == [3, 2]
 
 
 @pytest.mark.parametrize(

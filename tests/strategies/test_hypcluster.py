@@ -11,6 +11,7 @@ from knnper.config.parsing import parse_settings
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
+from strategies.core.averaging import RunningMean
 from strategies.core.cluster_models import ClusterUpdate
 from strategies.core.method import NEWCOMER, Method, NoSettings
 from strategies.core.task import Task
@@ -124,6 +125,25 @@ def test_a_cluster_that_there_is_not_is_left_out(
     state = method.aggregate(before, iter([("a", update([9.0, 9.0], 1, claimed))]))
     assert all(map(torch.equal, state.centers, before.centers))
     assert state.largest == 1
+
+
+def test_nothing_is_summed_for_a_cluster_that_there_is_not(
+    linear_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[list[float]] = []
+
+    class Watched(RunningMean):
+        def add(self, tensor: torch.Tensor, weight: float) -> None:
+            added.append(tensor.tolist())
+            super().add(tensor, weight)
+
+    monkeypatch.setattr("strategies.hypcluster.RunningMean", Watched)
+    method = hypcluster_of(linear_task(TrainingSettings()))
+    claimed = (7, 8, -1, 0, 2)
+    updates = [(f"client {k}", update([float(k), 0.0], 1, k)) for k in claimed]
+    state = method.aggregate(clustered(ZERO_SIDED, -ZERO_SIDED), iter(updates))
+    assert added == [[0.0, 0.0]]
+    assert [center.tolist() for center in state.centers] == [[0.0, 0.0], [-2.0, 2.0]]
 
 
 def test_a_client_trains_what_fits_its_training_split(

@@ -19,6 +19,7 @@ from strategies.core.task import Task
 from strategies.fed_mtl import FedMTLSettings, fed_mtl
 from strategies.l2gd import L2GDSettings, L2GDState, coin_step, coins, l2gd
 from strategies.local import LocalSettings, local
+from tests.strategies.method_checks import trained_with_the_keys_of_local
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -45,6 +46,20 @@ def test_tails_heads_tails_by_hand(linear_task: MakeTask, white: MakeClient) -> 
     assert result.weights.tolist() == pytest.approx([third, -third])
     losses = [-torch.tensor(1 - share(y)).log() for y in (0.0, first, second)]
     assert result.train_loss == pytest.approx(float(sum(losses)) / 3)
+
+
+def test_weight_decay_is_a_part_of_the_loss(
+    linear_task: MakeTask, white: MakeClient
+) -> None:
+    task = linear_task(TrainingSettings(local_steps=2, weight_decay=0.5))
+    settings = L2GDSettings(prox_weight=0.3, aggregation_probability=0.2)
+    step = coin_step(torch.tensor([1.0, -1.0]), iter([False, True]), settings)
+    start, examples = torch.tensor([2.0, -2.0]), white([0]).train
+    result = local_sgd(task, start, examples, 0.4, RandomKey(1), local_step=step)
+    # Tails: 0.4 / 0.8 = ½ along -σ(-4) + ½ · 2. Heads, s = 0.6, have no decay.
+    first = 2 + 0.5 * (share(2) - 1)
+    second = (first + 0.6) / 1.6
+    assert result.weights.tolist() == pytest.approx([second, -second])
 
 
 def test_one_step_a_round_is_the_algorithm(
@@ -107,34 +122,18 @@ def test_all_clients_throw_the_same_coins(
     assert moved == {True, False}
 
 
-def trained_with_the_keys_of_local(
-    task: Task, settings: L2GDSettings, clients: dict[str, ClientData], key: RandomKey
-) -> dict[str, Tensor]:
-    method = l2gd(task, settings)
-    state, memory = method.init(tuple(clients), key), dict[str, ModelState]()
-    for server_round in range(1, task.training.num_rounds + 1):
-        updates = []
-        for name, data in clients.items():
-            rng = key.child("round", server_round)
-            payload = method.broadcast(state, name, rng)
-            memory[name], update = method.client_update(
-                payload, memory.get(name), data, server_round, rng
-            )
-            updates.append((name, update))
-        state = method.aggregate(state, iter(updates))
-    return {name: kept.weights for name, kept in memory.items()}
-
-
 def test_without_heads_it_is_local(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
-    training = TrainingSettings(num_rounds=4, batch_size=3, momentum=0.5)
+    training = TrainingSettings(
+        num_rounds=4, batch_size=3, momentum=0.5, weight_decay=0.01
+    )
     task = normed_task(training)
     clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
     never = L2GDSettings(prox_weight=5.0, aggregation_probability=0.0)
     often = L2GDSettings(prox_weight=5.0, aggregation_probability=0.6)
-    alone = trained_with_the_keys_of_local(task, never, clients, key)
-    mixed = trained_with_the_keys_of_local(task, often, clients, key)
+    alone = trained_with_the_keys_of_local(l2gd(task, never), task, clients, key)
+    mixed = trained_with_the_keys_of_local(l2gd(task, often), task, clients, key)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
         served = local(task, LocalSettings()).personalize(payload, None, data, key)
@@ -195,6 +194,8 @@ def test_clients_are_served_as_by_fed_mtl(
         assert isinstance(expected, ModelPredictor)
         assert torch.equal(found.weights, expected.weights)
         assert torch.equal(found.weights, own.weights) == (memory is own)
+        alone = expected.without_validation().weights
+        assert torch.equal(found.without_validation().weights, alone)
 
 
 def test_a_coin_that_is_always_heads_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Mapper, joint and in two stages: by hand, at both ends of λ, and the choice of λ."""
+"""Mapper: by hand, at both ends of λ, the choice of λ, and what it costs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+import strategies.mapper as mapper_module
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, NoSettings
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.model_predictor import ModelPredictor
+from strategies.core.method import NoSettings
 from strategies.core.records import ModelPayload
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
 from strategies.mapper import (
+    SPEC,
     MapperSettings,
     Pair,
     best_pair,
@@ -26,7 +25,12 @@ from strategies.mapper import (
     mapper,
     mixture_loss,
 )
-from strategies.mapper_two_stage import TwoStageSettings, with_local_model
+from tests.strategies.method_checks import (
+    count_trainings,
+    labelled,
+    mixture_served,
+    problems_of,
+)
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -37,17 +41,6 @@ SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 EVERYTHING = TrainingSettings(
     batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2
 )
-
-
-def labelled(white: MakeClient, train: list[int], validation: list[int]) -> ClientData:
-    return ClientData(white(train).train, white(validation).train)
-
-
-def served(method: Method, weights: torch.Tensor, data: ClientData) -> MixturePredictor:
-    payload = ModelPayload(weights)
-    predictor = method.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(predictor, MixturePredictor)
-    return predictor
 
 
 class TestJoint:
@@ -72,7 +65,7 @@ class TestJoint:
         method = mapper(
             task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
         )
-        found = served(method, torch.zeros(2), white([0]))
+        found = mixture_served(method, torch.zeros(2), white([0]))
         central, own = found.components
         assert central.tolist() == [0.0, 0.0]
         assert own.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
@@ -93,7 +86,7 @@ class TestJoint:
         found, _ = run_rounds(method, clients, num_rounds=2)
         assert torch.equal(found.weights, expected.weights)
         queries = noisy(5, 0, seed=9).train.images
-        rows = served(method, found.weights, clients["a"])(queries)
+        rows = mixture_served(method, found.weights, clients["a"])(queries)
         assert torch.equal(rows, task.probabilities(expected.weights, queries))
 
     def test_the_first_rounds_are_fedavgs(
@@ -119,19 +112,35 @@ class TestJoint:
         )
         state, _ = run_rounds(method, {"a": data}, num_rounds=2)
         assert torch.equal(state.weights, start)
-        found = served(method, start, data)
+        found = mixture_served(method, start, data)
         rng, both = RandomKey(6).child("local"), data.train_and_validation()
         alone = local_sgd(task, start, both, 1.0, rng, num_epochs=1).weights
         assert torch.equal(found.components[1], alone)
         queries = data.train.images
         assert torch.equal(found(queries), task.probabilities(alone, queries))
 
+    def test_a_central_model_without_a_part_is_returned_as_it_was_sent(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+        method = mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
+        payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
+        _, update = method.client_update(payload, None, data, 1, rng)
+        # Neither weight decay nor the statistics of BatchNorm have changed it.
+        assert torch.equal(update.weights, task.initial_weights)
+        local = local_sgd(
+            task, payload.weights, data.train, 0.1, rng.child("local"), num_epochs=1
+        )
+        rows = task.probabilities(local.weights, data.train.images)
+        losses = -rows.gather(1, data.train.labels[:, None]).log()
+        assert update.train_loss == pytest.approx(float(losses.mean()))
+
     def test_the_local_models_have_a_rate_and_a_length_of_their_own(
         self, linear_task: MakeTask, white: MakeClient
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
         settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
-        found = served(mapper(task, settings), torch.zeros(2), white([0]))
+        found = mixture_served(mapper(task, settings), torch.zeros(2), white([0]))
         # ½ · ½, then ½ (1 - σ(½)).
         expected = 0.25 + 0.5 * (1 - SIGMA)
         assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
@@ -140,17 +149,24 @@ class TestJoint:
         self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
     ) -> None:
         task, examples = normed_task(EVERYTHING), noisy(9, 0, seed=1).train
-        fixed = task.fresh_weights(key)
-        before = fixed.clone()
-        objective = mixture_loss(task, 0.4, fixed)
-        first = local_sgd(
-            task, task.initial_weights, examples, 0.1, key, objective=objective
-        )
-        again = local_sgd(
-            task, task.initial_weights, examples, 0.1, key, objective=objective
-        )
-        assert torch.equal(fixed, before)
-        assert torch.equal(first.weights, again.weights)
+        fixed, trained_head = task.fresh_weights(key), task.model.module.classifier
+        passes: dict[bool, list[tuple[bool, bool]]] = {True: [], False: []}
+        ends: list[torch.Tensor] = []
+
+        def record(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
+            found = (logits.requires_grad, head.training)
+            passes[head is trained_head].append(found)
+            if head is not trained_head:
+                ends.append(head.get_parameter("weight"))
+
+        # The second model is a copy of the task's, and takes this over.
+        with trained_head.register_forward_hook(record):
+            objective = mixture_loss(task, 0.4, fixed)
+            start = task.initial_weights
+            local_sgd(task, start, examples, 0.1, key, objective=objective)
+        assert passes == {True: 3 * [(True, True)], False: 3 * [(False, False)]}
+        expected = task.model.named(fixed)["classifier.weight"]
+        assert torch.equal(ends[-1].detach(), expected)
 
     def test_the_loss_is_that_of_the_mixture_of_probabilities(
         self, linear_task: MakeTask
@@ -211,66 +227,53 @@ class TestChoice:
         assert found.interpolation_weight == 0.5
 
 
-class TestTwoStages:
-    def topped(self, task: Task, *cover: float) -> Method:
-        settings = TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
-        return with_local_model(task, fedavg(task, NoSettings()), settings)
+class TestCost:
+    """No model is run or trained twice for the same."""
 
-    def test_by_hand(self, linear_task: MakeTask, white: MakeClient) -> None:
-        task = linear_task(TrainingSettings(learning_rate=0.5))
-        found = served(self.topped(task, 0.3), torch.zeros(2), white([0]))
-        central, own = found.components
-        # The local model's own loss, whatever λ is: ½ · ½, then ½ (1 - σ(½)).
-        expected = 0.25 + 0.5 * (1 - SIGMA)
-        assert central.tolist() == [0.0, 0.0]
-        assert float(own[0]) == pytest.approx(expected, abs=1e-6)
-        assert found.mixture_weights.tolist() == pytest.approx([0.7, 0.3])
-
-    def test_no_weight_is_the_method(
-        self, normed_task: MakeTask, noisy: MakeClient
+    def test_each_model_makes_one_pass_over_the_data(
+        self, linear_task: MakeTask, white: MakeClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-        found = served(self.topped(task, 0.0), task.initial_weights, data)
-        queries = noisy(5, 0, seed=9).train.images
-        expected = task.probabilities(task.initial_weights, queries)
-        assert torch.equal(found(queries), expected)
+        task, central, own = linear_task(EVERYTHING), torch.zeros(2), torch.ones(2)
+        data, shares = labelled(white, [0, 1], [1]), (0.0, 0.25, 0.5, 1.0)
+        passes: list[int] = []
+        embed = task.model.module.embed
 
-    def test_all_weight_is_fine_tuning(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-        found = served(self.topped(task, 1.0), task.initial_weights, data)
-        tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(2))
-        payload = ModelPayload(task.initial_weights)
-        expected = tuned.personalize(payload, None, data, RandomKey(6))
-        queries = noisy(5, 0, seed=9).train.images
-        assert torch.equal(found(queries), expected(queries))
+        def counted(inputs: torch.Tensor) -> torch.Tensor:
+            passes.append(len(inputs))
+            return embed(inputs)
 
-    def test_the_choice_has_not_seen_validation(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=5.0, batch_size=1))
-        # Trained on both splits, the local model knows the validation label best.
-        data = labelled(white, [0], [1] * 9)
-        found = served(self.topped(task, 0.0, 1.0), torch.zeros(2), data)
-        assert found.describe() == {"interpolation_weight": 0.0}
-        before, after = found.without_validation(), found
-        assert float(before.components[1][0]) > 0 > float(after.components[1][0])
-        assert before.without_validation() is before
+        monkeypatch.setattr(task.model.module, "embed", counted)
+        best_pair(task, central, [Pair(share, own) for share in shares], data)
+        assert passes == 2 * [1]  # the validation split, with h_c and with h_l
+        passes.clear()
+        apart = [Pair(share, own + share) for share in shares[1:]]
+        best_pair(task, central, [Pair(0.0, central), *apart], data)
+        assert passes == 4 * [1]
 
-    def test_on_top_of_what_was_trained_on_validation(
-        self, normed_task: MakeTask, noisy: MakeClient
+    @pytest.mark.parametrize(
+        ("num_validation", "expected"), [(4, [9, 9, 13]), (0, [9, 9])]
+    )
+    def test_without_validation_data_nothing_is_trained_anew(
+        self,
+        num_validation: int,
+        expected: list[int],
+        normed_task: MakeTask,
+        noisy: MakeClient,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-        tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(1))
-        method = with_local_model(task, tuned, TwoStageSettings((0.5,)))
-        payload = ModelPayload(task.initial_weights)
-        base = tuned.personalize(payload, None, data, RandomKey(6))
-        assert isinstance(base, ModelPredictor)
-        found = served(method, task.initial_weights, data)
-        assert torch.equal(found.components[0], base.weights)
-        alone = found.without_validation()
-        assert torch.equal(alone.components[0], base.without_validation().weights)
+        task, data = normed_task(EVERYTHING), noisy(9, num_validation, seed=1)
+        trainings = count_trainings(monkeypatch, mapper_module)
+        method = mapper(task, MapperSettings((0.5, 1.0)))
+        found = mixture_served(method, task.initial_weights, data)
+        assert trainings == expected
+        assert (found.without_validation() is found) == (num_validation == 0)
+
+
+def test_a_value_that_is_named_twice_is_refused() -> None:
+    (problem,) = problems_of(SPEC, MapperSettings((0.5, 1.0, 0.5)))
+    assert problem.place == "method.interpolation_weights"
+    assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
+    assert problems_of(SPEC, MapperSettings()) == ()
 
 
 def test_the_interpolation_is_of_probabilities(

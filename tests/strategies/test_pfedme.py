@@ -4,13 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
-    TrainingSettings,
-)
+from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.method import NoSettings
@@ -19,6 +13,7 @@ from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.pfedme import SPEC, PFedMeSettings, pfedme
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -92,6 +87,19 @@ def test_without_a_pull_the_global_model_stays(
     assert torch.equal(state.weights[parameters], task.initial_weights[parameters])
 
 
+def test_without_a_pull_weight_decay_alone_moves_the_global_model(
+    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> None:
+    task = normed_task(TrainingSettings(learning_rate=0.1, weight_decay=0.5))
+    method = pfedme(task, PFedMeSettings(prox_weight=0.0))
+    state, _ = run_rounds(method, {"a": noisy(6, 0, seed=1)}, num_rounds=2)
+    parameters = slice(0, task.model.num_parameters)
+    expected = (1 - 0.1 * 0.5) ** 2 * task.initial_weights[parameters]
+    torch.testing.assert_close(state.weights[parameters], expected)
+    buffers = slice(parameters.stop, None)
+    assert not torch.equal(state.weights[buffers], task.initial_weights[buffers])
+
+
 def test_the_server_steps_beyond_the_mean_but_for_buffers(
     normed_task: MakeTask,
 ) -> None:
@@ -112,20 +120,23 @@ def test_the_server_steps_beyond_the_mean_but_for_buffers(
 @pytest.mark.parametrize(
     ("prox_weight", "step"), [(0.0, 0.5), (2.0, 0.25), (1e30, 0.0)]
 )
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_a_client_finds_its_model_near_the_global_one(
     prox_weight: float,
     step: float,
+    weight_decay: float,
     linear_task: MakeTask,
     white: MakeClient,
     key: RandomKey,
 ) -> None:
     settings = PFedMeSettings(prox_weight, inner_learning_rate=0.5, personal_epochs=1)
-    method = pfedme(linear_task(TrainingSettings()), settings)
+    task = linear_task(TrainingSettings(weight_decay=weight_decay))
+    method = pfedme(task, settings)
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     served = method.personalize(payload, None, white([0]), key)
     assert isinstance(served, ModelPredictor)
-    # One step from w: θ = w + α σ(-2 w) / (1 + α λ).
-    expected = 1 + step * share(1)
+    # One step from w: θ = w + α (σ(-2 w) - d w) / (1 + α λ).
+    expected = 1 + step * (share(1) - weight_decay)
     assert served.weights.tolist() == pytest.approx([expected, -expected])
     assert not method.serves_global_model
     assert not method.personalizes_by_inference
@@ -145,28 +156,13 @@ def test_clients_are_served_alike_whether_they_were_seen_or_not(
     assert isinstance(unseen, ModelPredictor)
     assert torch.equal(seen.weights, unseen.weights)
     assert not torch.equal(seen.weights, payload.weights)
-    assert seen.without_validation() is seen
-
-
-def problems_of(settings: Settings) -> Any:
-    choice = Choice("any", Settings())
-    experiment = Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(),
-        method=Choice("pfedme", settings),
-        personalization=choice,
-        run=RunSettings(),
-    )
-    return SPEC.check(experiment)
 
 
 def test_inner_steps_that_diverge_are_refused() -> None:
-    (problem,) = problems_of(PFedMeSettings(prox_weight=20.0, inner_learning_rate=0.2))
+    steep = PFedMeSettings(prox_weight=20.0, inner_learning_rate=0.2)
+    (problem,) = problems_of(SPEC, steep)
     assert problem.place == "method.inner_learning_rate"
     assert "found 0.2 with prox_weight 20.0, expected less than" in problem.message
     assert "2 / prox_weight = 0.1" in problem.message
-    assert problems_of(PFedMeSettings()) == ()
-    assert problems_of(PFedMeSettings(prox_weight=0.0)) == ()
+    assert problems_of(SPEC, PFedMeSettings()) == ()
+    assert problems_of(SPEC, PFedMeSettings(prox_weight=0.0)) == ()

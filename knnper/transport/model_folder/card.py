@@ -20,6 +20,7 @@ from knnper.transport.model_folder.errors import ModelError
 from strategies.catalogue import METHODS
 from strategies.core.memory import KnnSettings, default_memory
 from strategies.core.records import Record
+from strategies.knn_fine_tuned import FineTunedMemorySettings
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,13 @@ class ModelCard:
 
 CARD = TypeAdapter(ModelCard)
 
+# Settings that models were given later, with what a model without them has: a card
+# leaves them out then, so that a model keeps its fingerprint, and stores their model.
+_LATER: Mapping[str, Mapping[str, object]] = {
+    "tiny_cnn": {"norm": "none"},
+    "leaf_cnn": {"norm": "none"},
+}
+
 
 def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     """Return the card of the model that an experiment trains.
@@ -115,10 +123,12 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         What the model knows about the data.
     """
     model = to_document(experiment)["model"]
+    later = _LATER.get(model["name"], {}).items()
+    left_out = {"weights", *(name for name, old in later if model[name] == old)}
     chosen = experiment.personalization.settings
     return ModelCard(
         name=experiment.name,
-        model={name: model[name] for name in model if name != "weights"},
+        model={name: model[name] for name in model if name not in left_out},
         precision=experiment.training.precision,
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         num_threads=num_threads(experiment.run),
@@ -128,8 +138,15 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         feature_names=learned.feature_names,
         method=METHODS[experiment.method.name].title,
         num_rounds=experiment.training.num_rounds,
-        memory=chosen if isinstance(chosen, KnnSettings) else default_memory(),
+        memory=_memory_of(chosen),
     )
+
+
+def _memory_of(chosen: Settings) -> KnnSettings:
+    """Return how clients remember in the experiment, or by default."""
+    if isinstance(chosen, FineTunedMemorySettings):
+        chosen = chosen.memory
+    return chosen if isinstance(chosen, KnnSettings) else default_memory()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The global model that training ended with, ready to be used."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from knnper.transport.model_folder.card import ModelCard, card_of, fingerprint_o
 from knnper.transport.model_folder.errors import ModelError
 from strategies.assembly import build_task
 from strategies.catalogue import METHODS
-from strategies.core.method import Method
 from strategies.core.task import Task
 
 
@@ -109,31 +108,31 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
     return GlobalModel(card, task, weights, fingerprint_of(card, weights))
 
 
-def ends_with_global_model(experiment: Experiment, method: Method) -> bool:
-    """Return whether a method ends with one trained model for all clients."""
-    # A method names its unpersonalised model where it has one of any worth: Local's is
-    # what its clients start from.
-    titled = METHODS[experiment.method.name].reference_title is not None
-    return titled and "weights" in {field.name for field in fields(method.state_type)}
+def ends_with_global_model(experiment: Experiment) -> bool:
+    """Return whether a run ends with one trained model for all clients.
+
+    What the server announces and a site keeps; see `MethodSpec.ends_with_global_model`.
+    """
+    return METHODS[experiment.method.name].ends_with_global_model
 
 
-def require_global_model(experiment: Experiment, method: Method, source: str) -> None:
+def require_global_model(experiment: Experiment, source: str) -> None:
     """Refuse a method that does not end with one trained model for all clients.
 
     Parameters
     ----------
-    experiment, method
-        The settings, and what was built from them.
+    experiment
+        Its settings.
     source
         Where they are from, as in ``the run in runs/demo``.
 
     Raises
     ------
     RunError
-        Of Local (it trains one a client), FedEM (several that are mixed), pFedHN (a
-        network that makes them).
+        Of Local (it trains one a client), FedEM (several that are mixed), FedPer (a
+        part of one), L2GD (clients' own, of which the server has the mean) and others.
     """
-    if not ends_with_global_model(experiment, method):
+    if not ends_with_global_model(experiment):
         title = METHODS[experiment.method.name].title
         raise RunError(
             f"{source} trained with {title}, which does not end with "

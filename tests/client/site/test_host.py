@@ -72,6 +72,33 @@ def test_a_quiet_site_that_cannot_play_says_no_more_either(file: Path) -> None:
     assert str(caught.value) == OWN_LOG
 
 
+def of_agnostic() -> str:
+    settings = experiment(method="{name: agnostic}", personalization="{}")
+    return to_json(over_sites(settings))
+
+
+def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -> None:
+    asked = job(experiment=of_agnostic())
+    site, context = SiteHost(), context_of(file)
+    assert read_introduction(site.introduce(context, asked)).problem == ""
+    append(file, "share_metrics: false")
+    problem = read_introduction(site.introduce(context, asked)).problem
+    assert "found share_metrics: false" in problem
+    assert introduced(file).problem == "", "of kNN-Per"
+    append(file, "train: false")
+    assert read_introduction(site.introduce(context, asked)).problem == ""
+
+
+def test_it_does_not_train_whoever_asks(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(file, "share_metrics: false")
+    player = SiteHost().open(context_of(file), job(experiment=of_agnostic()))
+    with pytest.raises(RunError, match="found share_metrics: false"):
+        player.train("0001", None, 1, 0)
+    assert "the client does not train: the updates of Agnostic FL" in caplog.text
+
+
 def test_what_is_left_of_the_deadline_is_for_the_training(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

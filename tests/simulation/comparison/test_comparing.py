@@ -3,19 +3,27 @@
 import csv
 import io
 import json
+import multiprocessing
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import simulation.comparison.playing as playing
-from knnper.config.errors import RunError
+import simulation.workbench as workbench
+from knnper.config.errors import DataError, RunError
 from knnper.config.yaml_text import dump_yaml
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.dataset import Dataset
+from knnper.data.digits import DigitsSettings, load_digits
 from server.run_folder import RunFolder
-from simulation.comparison.comparing import Outcome, compare, num_runs
+from simulation.comparison.code import num_made_otherwise
+from simulation.comparison.comparing import Outcome, compare, folders_of, num_runs
+from simulation.comparison.plan import Comparison, read_comparison
 from simulation.comparison.playing import FAILED, Order, play, training_identity
-from simulation.comparison.settings import Comparison, read_comparison
 from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
 from simulation.runner import simulate
 
@@ -55,6 +63,10 @@ def plan(tmp_path: Path, **changes: Any) -> Comparison:
     return read_comparison(path)
 
 
+def ignore(number: int, made: bool) -> None:
+    """Want to know nothing of how a comparison gets on."""
+
+
 def in_this_process(families: Any, num_workers: int) -> Any:
     for family in families:
         play(family)
@@ -64,7 +76,7 @@ def in_this_process(families: Any, num_workers: int) -> Any:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "simulation.comparison.comparing._in_processes", in_this_process
+        "simulation.comparison.comparing.play_side_by_side", in_this_process
     )
 
 
@@ -85,17 +97,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 def test_the_best_on_validation_data_is_tested(
     tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
-    comparison, done = plan(tmp_path), list[int]()
-    mean, memory, drift = compare(comparison, tmp_path / "runs", 1, done.append)
-    assert sum(done) == num_runs(comparison) == 4 + 6 == len(made)
+    comparison, told = plan(tmp_path), list[tuple[int, bool]]()
+    mean, memory, drift = compare(
+        comparison, tmp_path / "runs", 1, lambda *what: told.append(what)
+    )
+    assert num_runs(comparison) == 4 + 6 == len(made)
+    assert sum(number for number, _ in told) == 10
+    assert all(new for _, new in told)
     for outcome in (mean, memory):
         slow, fast = outcome.tried
         assert slow.score is not None
         assert fast.score is not None
         assert fast.score > slow.score
         assert outcome.chosen is fast.candidate
-        results = RunFolder(tmp_path / "runs/runs").path
-        assert results.is_dir()
     assert [one.score for one in drift.tried] == [None]
     assert list(drift.runs) == [1, 2]
     # The four runs on validation data read no test split, the others read theirs.
@@ -108,7 +122,7 @@ def test_the_best_on_validation_data_is_tested(
 def test_runs_that_train_alike_train_once(
     tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
-    outcomes = compare(plan(tmp_path), tmp_path / "runs", 1, lambda number: None)
+    outcomes = compare(plan(tmp_path), tmp_path / "runs", 1, ignore)
     before = dict(made)
     mean, memory, _ = outcomes
     for seed in (1, 2):
@@ -132,18 +146,19 @@ def test_what_is_done_is_not_done_again(
     tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
     comparison, folder = plan(tmp_path), tmp_path / "runs"
-    first = compare(comparison, folder, 1, lambda number: None)
+    first = compare(comparison, folder, 1, ignore)
     table = as_csv(table_of(first, "mean"))
     made.clear()
-    done = list[int]()
-    again = compare(comparison, folder, 1, done.append)
+    told = list[tuple[int, bool]]()
+    again = compare(comparison, folder, 1, lambda *what: told.append(what))
     assert made == []
-    assert sum(done) == num_runs(comparison)
+    assert sum(number for number, _ in told) == num_runs(comparison)
+    assert not any(new for _, new in told)
     assert as_csv(table_of(again, "mean")) == table
 
     lost = first[1].runs[2]
     shutil.rmtree(lost)
-    compare(comparison, folder, 1, lambda number: None)
+    compare(comparison, folder, 1, ignore)
     assert [path for path, _ in made] == [lost]
 
 
@@ -152,7 +167,7 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [1e30, 0.1]}
     rows = {"mean": ROWS["mean"]}
     comparison = plan(tmp_path, grid=grid, rows=rows)
-    (mean,) = compare(comparison, tmp_path / "runs", 1, lambda number: None)
+    (mean,) = compare(comparison, tmp_path / "runs", 1, ignore)
     assert mean.tried[0].score is None
     assert mean.chosen.values == {"training.learning_rate": 0.1}
     reasons = [
@@ -166,13 +181,116 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
-    rows = {"mean": ROWS["mean"]}
     grid = {"training.learning_rate": [1e30, 1e31]}
-    with pytest.raises(RunError, match="every candidate of the row mean failed"):
-        compare(plan(tmp_path, grid=grid, rows=rows), tmp_path, 1, lambda number: None)
-    grid = {"training.learning_rate": [1e30]}
-    with pytest.raises(RunError, match="the row mean failed when it was tested"):
-        compare(plan(tmp_path, grid=grid, rows=rows), tmp_path, 1, lambda number: None)
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"]})
+    message = "no candidate of the row mean has a score .* training diverged"
+    with pytest.raises(RunError, match=message):
+        compare(comparison, tmp_path / "runs", 1, ignore)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [0.1]}
+    hot = {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": [1e30]}}
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
+    outcomes = compare(comparison, tmp_path / "runs", 1, ignore)
+    assert sorted(outcomes[1].failures) == [1, 2]
+    assert outcomes[1].runs == {}
+    cells = as_cells(table_of(outcomes, "mean"))[2]
+    assert cells == ["FedAvg (2 failed)", *(7 * ["-"])]
+
+    only = plan(tmp_path, grid=grid, rows={"mean": hot})
+    with pytest.raises(RunError, match="the reference row mean failed with seed 1"):
+        compare(only, tmp_path / "runs", 1, ignore)
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_no_finding_ends_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise DataError("the disk is gone")
+
+    comparison = plan(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(playing, "simulate", broken)
+        with pytest.raises(DataError, match="the disk is gone"):
+            compare(comparison, tmp_path / "runs", 1, ignore)
+    assert not list((tmp_path / "runs").rglob(FAILED))
+    assert len(compare(comparison, tmp_path / "runs", 1, ignore)) == 3
+
+
+@pytest.mark.usefixtures("here")
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with (
+        RunFolder(folder).locked(),
+        pytest.raises(RunError, match="another process is at work"),
+    ):
+        compare(plan(tmp_path), folder, 1, ignore)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+@pytest.mark.usefixtures("here")
+def test_no_test_split_is_read_to_tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All images of the test split are made invalid: tuning ends with equal scores."""
+    comparison = plan(tmp_path)
+    expected = compare(comparison, tmp_path / "sound", 1, ignore)
+
+    def spoilt(settings: DigitsSettings) -> Dataset:
+        data = load_digits(settings)
+        test = replace(data.test, images=np.zeros_like(data.test.images))
+        return replace(data, test=test)
+
+    entry = replace(DATA_SETS["digits"], load=spoilt)
+    monkeypatch.setattr(workbench, "DATA_SETS", {**DATA_SETS, "digits": entry})
+    found = compare(comparison, tmp_path / "spoilt", 1, ignore)
+    for one, other in zip(expected, found, strict=True):
+        assert [tried.score for tried in one.tried] == [
+            tried.score for tried in other.tried
+        ]
+        tested = [(run / "clients.csv").read_bytes() for run in one.runs.values()]
+        assert tested != [
+            (run / "clients.csv").read_bytes() for run in other.runs.values()
+        ]
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_of_other_code_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs"
+    outcomes = compare(plan(tmp_path), folder, 1, ignore)
+    folders = folders_of(outcomes, folder)
+    assert len(folders) == 10
+    assert num_made_otherwise(folders) == 0
+    monkeypatch.setattr("simulation.comparison.code.code_fingerprint", lambda: "new")
+    assert num_made_otherwise(folders) == 10
+
+
+@pytest.mark.slow
+def test_in_processes_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, two, and two that are interrupted and begin again."""
+    comparison = plan(tmp_path)
+
+    def table(folder: Path, num_workers: int) -> str:
+        outcomes = compare(comparison, folder, num_workers, ignore)
+        rows = [replace(row, seconds=None) for row in table_of(outcomes, "mean")]
+        return as_csv(rows)
+
+    def leave(number: int, made: bool) -> None:
+        raise KeyboardInterrupt
+
+    expected = table(tmp_path / "one", 1)
+    with pytest.raises(KeyboardInterrupt):
+        compare(comparison, tmp_path / "two", 2, leave)
+    assert multiprocessing.active_children() == []
+    assert table(tmp_path / "two", 2) == expected
 
 
 def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import pytest
 
 from knnper.config.errors import ConfigError
 from knnper.config.yaml_text import dump_yaml
-from simulation.comparison.settings import Comparison, key_of, read_comparison
+from simulation.comparison.plan import Comparison, key_of, read_comparison
 
+PARTITION = {"name": "iid", "num_clients": 4}
 BASE = {
     "data": {"name": "digits"},
-    "partition": {"name": "iid", "num_clients": 4},
+    "partition": PARTITION,
     "model": {"name": "tiny_cnn", "embedding_dim": 4},
     "training": {"num_rounds": 2, "batch_size": 16},
 }
@@ -97,7 +98,6 @@ def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedavg"}, "grid": {"training.momentum": [0, 0.5]}},
         "named": {"method": {"name": "fedem"}, "title": "Three models"},
-        "memory": {"method": {"name": "knn_per"}},
         "tuned": {"method": {"name": "fedavg"}, "personalization": {"name": "protonn"}},
     }
     found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
@@ -123,6 +123,24 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ({"kind": "table"}, "kind: unknown setting"),
         ({"name": "no/name"}, "name"),
         ({"rows": {"a b": {"method": {"name": "fedavg"}}}}, "rows.a b"),
+        ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the comparison itself"),
+        ({"base": {**BASE, "method": {"name": "fedavg"}}}, "base.method: unknown"),
+        ({"base": {**BASE, "training": None}}, "base.training: found null"),
+        ({"base": {**BASE, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
+        (
+            {"base": {**BASE, "partition": {**PARTITION, "validation_fraction": 0}}},
+            "rows with a grid choose on validation data",
+        ),
+        (
+            {
+                "rows": {
+                    "mean": {"method": {"name": "fedavg"}},
+                    "mean-knn": {"method": {"name": "fedavg"}},
+                },
+                "each_also_with": {"name": "knn"},
+            },
+            "rows.mean-knn: each_also_with adds a row of this name",
+        ),
         ({"grid": {"training.rate": [1]}}, r"rows.mean: training.rate: unknown"),
         ({"rows": {"mean": {"method": {"name": "fedaverage"}}}}, "did you mean"),
     ],
@@ -132,6 +150,39 @@ def test_what_is_wrong_is_said(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.learning_rate=0.5", "override training.learning_rate: is in a grid"),
+        ("run.seed=3", "override run.seed: the comparison itself"),
+        ("partition.evaluate_on=validation", "override partition.evaluate_on"),
+        ("lost", "expected KEY=VALUE"),
+    ],
+)
+def test_an_override_must_leave_the_comparison_one(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, override)
+
+
+def test_tested_runs_read_the_test_split_whatever_the_base_says(tmp_path: Path) -> None:
+    partition = {**PARTITION, "evaluate_on": "validation"}
+    (row,) = read(tmp_path, base={**BASE, "partition": partition}).rows
+    tested = row.candidates[0].tested(5).partition.settings
+    assert tested.evaluate_on == "test"  # type: ignore[attr-defined]
+
+
+def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg"}},
+        "memory": {"method": {"name": "knn_per"}},
+        "wide": {"method": {"name": "fedavg"}, "model": {"embedding_dim": 8}},
+    }
+    found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
+    assert [row.name for row in found] == ["mean", "memory", "wide", "wide-knn"]
 
 
 def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:

@@ -10,21 +10,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import simulation.figures.collapse
 import simulation.figures.collapse_figure
 from knnper.cli.app import app
 from knnper.config.errors import RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment
+from server.observer import SilentObserver
+from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
 from simulation.figures.collapse import (
     VARIANTS,
+    BasesFollowed,
     follow_bases,
     mean_entropy,
     mean_similarity,
 )
 from simulation.figures.collapse_figure import draw_collapse
+from simulation.runner import simulate
 from simulation.workbench import open_workbench
-from strategies.fedbasis import FedBasisSettings
+from strategies.fedbasis import FedBasisSettings, local_round
 
 EXPERIMENT = Path("simulation/experiments/fedbasis_digits.yaml")
 SMALL = (
@@ -50,8 +55,9 @@ def small(**method: Any) -> Experiment:
             "unseen_fraction": 0.2,
         },
         "model": {"name": "mlp", "hidden_sizes": [8]},
-        "training": {"num_rounds": 2},
+        "training": {"num_rounds": 2, "participation": 0.75},
         "method": method,
+        "run": {"engine": "serial"},
     }
     return load_experiment(document, experiment_catalogue())
 
@@ -92,14 +98,14 @@ def test_what_is_treated() -> None:
     assert every == settings
 
 
+def follow(**method: Any) -> BasesFollowed:
+    return follow_bases(open_workbench(small(name="fedbasis", **method)))
+
+
 def test_bases_are_followed_from_round_to_round() -> None:
-    experiment = small(name="fedbasis", num_bases=1, major_basis=False)
-    bench = open_workbench(experiment)
-    settings = FedBasisSettings(
-        num_bases=2, major_basis=False, warm_start_fraction=0.0, newcomer_epochs=1
-    )
-    record = follow_bases(bench, settings)
-    assert record == follow_bases(bench, settings)
+    settings = {"num_bases": 2, "major_basis": False, "warm_start_fraction": 0.0}
+    record = follow(**settings, newcomer_epochs=1).as_record()
+    assert record == follow(**settings, newcomer_epochs=1).as_record()
     assert len(record["similarity"]) == len(record["entropy"]) == 3
     assert all(-1 <= value <= 1 for value in record["similarity"])
     assert record["entropy"][0] == 1.0
@@ -109,13 +115,42 @@ def test_bases_are_followed_from_round_to_round() -> None:
 
 
 def test_there_are_no_bases_in_the_warm_start() -> None:
-    bench = open_workbench(small(name="fedbasis"))
-    settings = FedBasisSettings(num_bases=2, warm_start_fraction=0.5)
-    record = follow_bases(bench, settings)
+    record = follow(num_bases=2, warm_start_fraction=0.5).as_record()
     assert record["similarity"][0] is None
     assert record["similarity"][1:] == pytest.approx([1.0, 1.0], abs=0.1)
     assert record["entropy"][:2] == [1.0, 1.0]
     assert record["entropy"][2] < 1.0
+
+
+def test_what_is_followed_is_a_run(tmp_path: Path) -> None:
+    experiment = small(name="fedbasis", num_bases=2, warm_start_fraction=0.5)
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    found = follow_bases(open_workbench(experiment))
+    run = simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    assert found.trained.fingerprint == run["training"]["state_sha256"]
+    record = found.as_record()
+    for group, name in (("seen", "accuracy"), ("unseen", "unseen_accuracy")):
+        assert record[name] == run[group]["accuracy_weighted"]
+
+
+def test_a_client_that_fails_is_left_out_as_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = open_workbench(small(name="fedbasis", num_bases=2))
+    largest = max(bench.roster.trainable().values())
+
+    def breaking(*arguments: Any) -> Any:
+        alpha, update = local_round(*arguments)
+        if len(arguments[3]) == largest:
+            models = tuple(model / 0.0 for model in update.models)
+            update = replace(update, models=models)
+        return alpha, update
+
+    whole = follow_bases(bench)
+    monkeypatch.setattr(simulation.figures.collapse, "local_round", breaking)
+    without = follow_bases(bench)
+    assert without.trained.fingerprint != whole.trained.fingerprint
+    assert all(model.isfinite().all() for model in without.trained.state.models)
 
 
 def test_the_command_draws_and_goes_on(

@@ -57,7 +57,13 @@ def test_the_least_losses_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((8, 2), (6, 2)), ((4, 1), (3, 1)), ((3, 0), (2, 1)), ((1, 1), (1, 0))],
+    [
+        ((8, 2), (6, 2)),
+        ((4, 1), (3, 1)),
+        ((3, 0), (2, 1)),
+        ((1, 1), (1, 0)),
+        ((0, 0), (0, 0)),
+    ],
 )
 def test_candidates_are_compared_on_what_clients_do_not_use(
     sizes: tuple[int, int], expected: tuple[int, int]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.core.bipartition import bipartition
+from strategies.core import bipartition as module
+from strategies.core.bipartition import bipartition, cosines
 
 
 def largest_crossing(similarities: Tensor, first: set[int]) -> float:
@@ -68,3 +69,23 @@ def test_a_chain_holds_together() -> None:
 def test_one_member_cannot_be_parted() -> None:
     with pytest.raises(ValueError, match="expected at least 2 members to part, found"):
         bipartition(torch.ones(1, 1))
+
+
+def test_cosines_by_hand() -> None:
+    vectors = torch.tensor([[3.0, 4.0], [6.0, 8.0], [-4.0, 3.0], [0.0, 0.0]])
+    expected = [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    assert cosines(vectors).tolist() == [*expected, [0.0] * 4]
+
+
+def test_cosines_are_exact_and_the_same_slice_by_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors = torch.randn(5, 1000, generator=torch.Generator().manual_seed(1))
+    scaled = torch.cat([vectors, 3 * vectors])
+    whole = cosines(scaled)
+    exact = torch.nn.functional.cosine_similarity(
+        scaled.double()[:, None], scaled.double()[None], dim=-1
+    )
+    torch.testing.assert_close(whole, exact, rtol=0, atol=1e-14)
+    monkeypatch.setattr(module, "_SLICE", 7)
+    torch.testing.assert_close(cosines(scaled), whole, rtol=0, atol=1e-14)

@@ -8,7 +8,9 @@ from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, no_examples
 from strategies.core.cluster_models import (
     ClusterModels,
+    ClusterUpdate,
     best_position,
+    cluster_problem,
     serve_best,
     train_best,
 )
@@ -24,6 +26,23 @@ ONE_SIDED = torch.tensor([2.0, -2.0])
 def models(*weights: torch.Tensor, default: int = 0) -> ClusterModels:
     numbers = tuple(10 + position for position in range(len(weights)))
     return ClusterModels(weights, numbers, default)
+
+
+@pytest.mark.parametrize(
+    ("length", "cluster", "problem"),
+    [
+        (2, 10, None),
+        (2, 11, None),
+        (2, 12, "cluster: expected one of 10, 11, found 12"),
+        (3, 11, "weights: expected shape (2,), found (3,)"),
+    ],
+)
+def test_an_update_is_of_a_model_that_was_sent(
+    length: int, cluster: int, problem: str | None
+) -> None:
+    payload = models(ONE_SIDED, -ONE_SIDED)
+    update = ClusterUpdate(torch.zeros(length), 1, 0.5, cluster)
+    assert cluster_problem(payload, update) == problem
 
 
 @pytest.mark.parametrize(("labels", "expected"), [([0], 0), ([1, 1], 1), ([0, 1], 2)])

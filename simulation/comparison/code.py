@@ -1,0 +1,41 @@
+"""Which code made a run: one that is found may be older than its table."""
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from knnper.durable_files import write_atomically
+
+CODE = "code.txt"
+"""In a run's folder: the fingerprint of the code that made it."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """Return a SHA-256, in hexadecimal, of the project's Python files."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(_ROOT)}\n{len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def sign(folder: Path) -> None:
+    """Note in a run's folder that this code makes it."""
+    write_atomically(folder / CODE, code_fingerprint())
+
+
+def num_made_otherwise(folders: Iterable[Path]) -> int:
+    """Return how many of the runs in these folders other code made."""
+    return sum(_signature(folder) != code_fingerprint() for folder in folders)
+
+
+def _signature(folder: Path) -> str:
+    path = folder / CODE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

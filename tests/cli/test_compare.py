@@ -1,0 +1,125 @@
+"""``knnper compare``: the table it prints, what it leaves, and what it refuses."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from knnper.cli.app import app
+from knnper.cli.progress import TimeLeft, line_counter
+from knnper.config.yaml_text import dump_yaml
+from simulation.comparison.playing import Order, play
+
+COMPARISON: dict[str, Any] = {
+    "name": "small",
+    "reference": "mean",
+    "seeds": [1],
+    "base": {
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 4},
+        "model": {"name": "tiny_cnn", "embedding_dim": 4},
+        "training": {"num_rounds": 1, "batch_size": 64},
+    },
+    "rows": {
+        "mean": {"method": {"name": "fedavg"}},
+        "memory": {"method": {"name": "knn_per"}},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_this_process(
+        families: Sequence[Sequence[Order]], num_workers: int
+    ) -> Iterator[int]:
+        for family in families:
+            play(family)
+            yield len(family)
+
+    where = "simulation.comparison.comparing.play_side_by_side"
+    monkeypatch.setattr(where, in_this_process)
+
+
+def run(tmp_path: Path, *arguments: str, **changes: Any) -> Any:
+    path = tmp_path / "small.yaml"
+    path.write_text(dump_yaml(COMPARISON | changes))
+    command = ["compare", str(path), "--output", str(tmp_path / "out"), *arguments]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_table_is_printed_and_written(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "kNN-Per" in done.stdout
+    assert "2/2 runs" in done.stderr
+    markdown = (tmp_path / "out/table.md").read_text()
+    assert [line.split("|")[1].strip() for line in markdown.splitlines()] == [
+        "method",
+        "---",
+        "FedAvg",
+        "kNN-Per",
+    ]
+    assert (tmp_path / "out/table.csv").read_text().count("\n") == 3
+
+    again = run(tmp_path, "--json")
+    first, second = json.loads(again.stdout)
+    assert (first["title"], second["title"]) == ("FedAvg", "kNN-Per")
+    assert second["seen"]["average"]["std"] is None
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, reference="lost")
+    assert done.exit_code == 2
+    assert "expected the name of a row: mean, memory" in done.stderr
+
+
+def test_interrupted_it_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    where = "simulation.comparison.comparing.play_side_by_side"
+    monkeypatch.setattr(where, interrupted)
+    monkeypatch.setattr(
+        "sys.argv", ["/bin/knnper", "compare", "a b.yaml", "--set", "x=1"]
+    )
+    done = run(tmp_path)
+    assert done.exit_code == 130
+    assert "To go on: knnper compare 'a b.yaml' --set x=1" in done.stderr
+
+
+def test_runs_of_older_code_are_named(tmp_path: Path) -> None:
+    run(tmp_path)
+    for path in (tmp_path / "out").rglob("code.txt"):
+        path.write_text("older")
+    assert "2 of the runs in" in run(tmp_path).stderr
+
+
+class TestTimeLeft:
+    """Only what was made now tells how long the rest takes."""
+
+    def test_found_runs_do_not_count(self) -> None:
+        now = [0.0]
+        left = TimeLeft(10, lambda: now[0])
+        left.note(4, made=False)
+        assert left.phrase() == ""
+        now[0] = 30.0
+        left.note(2, made=True)
+        # 15 s a run, four are left.
+        assert left.phrase() == "some 1 min 00 s left"
+
+    def test_lines_now_and_then(self) -> None:
+        now, lines = [0.0], list[str]()
+        advance = line_counter(3, lines.append, lambda: now[0])
+        advance(1, True)
+        now[0] = 1.0
+        advance(1, True)
+        advance(1, True)
+        assert lines == [
+            "1/3 runs some 0 min 00 s left",
+            "3/3 runs some 0 min 00 s left",
+        ]

@@ -1,0 +1,50 @@
+"""The page on comparisons says what their settings are, and its files load."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulation.comparison.plan import read_comparison
+from simulation.comparison.settings import ComparisonSettings, RowSettings
+from strategies.catalogue import METHODS
+from tests.docs.setting_tables import expected_rows
+
+Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]
+FILES = sorted(Path("simulation/experiments").glob("table2_*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("place", "settings"),
+    [
+        (("The file", ""), ComparisonSettings),
+        (("The file", "`rows`"), RowSettings),
+    ],
+)
+def test_settings_are_described(
+    tables: Tables, place: tuple[str, str], settings: Any
+) -> None:
+    found = tables("docs/comparison.md")[place]
+    expected = expected_rows(settings)
+    if settings is ComparisonSettings:
+        expected = {"name": ("text", "*required*"), **expected}
+    assert {key: tuple(cells[:2]) for key, cells in found.items()} == expected
+    assert all(cells[2] for cells in found.values())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_file_compares_every_method(path: Path) -> None:
+    comparison = read_comparison(path)
+    methods = {
+        row.candidates[0].tuning.method.name
+        for row in comparison.rows
+        if row.candidates[0].tuning.personalization.name == "none"
+    }
+    methods |= {
+        row.candidates[0].tuning.method.name
+        for row in comparison.rows
+        if METHODS[row.candidates[0].tuning.method.name].personalization != "none"
+    }
+    assert methods >= METHODS.keys() - {"knn_per_protonn"}
+    assert len(comparison.seeds) == (3 if "digits" in path.stem else 1)

@@ -1,0 +1,8 @@
+import torch
+
+from strategies.core.denominators import denominator
+
+
+def test_nothing_by_nothing_is_nothing() -> None:
+    found = torch.tensor([0.0, 3.0]) / denominator(torch.tensor([0.0, 2.0]))
+    assert found.tolist() == [0.0, 1.5]

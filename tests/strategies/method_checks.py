@@ -1,0 +1,104 @@
+"""What the tests of several methods do with a method or its entry in a catalogue."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from knnper.config.errors import Problem
+from knnper.config.sections import (
+    Choice,
+    Experiment,
+    RunSettings,
+    Settings,
+    TrainingSettings,
+)
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.core.local_sgd import local_sgd
+from strategies.core.method import Method, MethodSpec
+from strategies.core.mixture_predictor import MixturePredictor
+from strategies.core.personalizer import PersonalizerSpec
+from strategies.core.records import ModelPayload, ModelState
+from strategies.core.task import Task
+
+
+def problems_of(
+    spec: MethodSpec | PersonalizerSpec, settings: Settings
+) -> Sequence[Problem]:
+    """Return what an entry finds in an experiment with these settings of its own."""
+    anything, own = Choice("any", Settings()), Choice("own", settings)
+    is_method = isinstance(spec, MethodSpec)
+    experiment = Experiment(
+        name="test",
+        data=anything,
+        partition=anything,
+        model=anything,
+        training=TrainingSettings(),
+        method=own if is_method else anything,
+        personalization=anything if is_method else own,
+        run=RunSettings(),
+    )
+    return spec.check(experiment)
+
+
+def labelled(
+    white: Callable[[Sequence[int]], ClientData],
+    train: Sequence[int],
+    validation: Sequence[int],
+) -> ClientData:
+    """Return a client of white pixels with these labels in its splits."""
+    return ClientData(white(train).train, white(validation).train)
+
+
+def mixture_served(
+    method: Method, weights: Tensor, data: ClientData
+) -> MixturePredictor:
+    """Return what a newcomer is served of one model that is sent to it."""
+    payload = ModelPayload(weights)
+    predictor = method.personalize(payload, None, data, RandomKey(6))
+    assert isinstance(predictor, MixturePredictor)
+    return predictor
+
+
+def count_trainings(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
+    """Return a list that grows with each local training of a method's module."""
+    sizes: list[int] = []
+
+    def counted(task: Task, weights: Tensor, *rest: Any, **given: Any) -> Any:
+        sizes.append(len(rest[0]))
+        return local_sgd(task, weights, *rest, **given)
+
+    monkeypatch.setattr(module, "local_sgd", counted)
+    return sizes
+
+
+def trained_with_the_keys_of_local(
+    method: Method, task: Task, clients: Mapping[str, ClientData], key: RandomKey
+) -> dict[str, Tensor]:
+    """Return the model that each client keeps after all rounds.
+
+    Parameters
+    ----------
+    method
+        Its clients keep one model between rounds.
+    task
+        Says how many rounds.
+    clients
+        Their data by name; all take part in every round.
+    key
+        Split as the method ``local`` does.
+    """
+    state, memory = method.init(tuple(clients), key), dict[str, ModelState]()
+    for server_round in range(1, task.training.num_rounds + 1):
+        updates, rng = [], key.child("round", server_round)
+        for name, data in clients.items():
+            payload = method.broadcast(state, name, rng)
+            memory[name], update = method.client_update(
+                payload, memory.get(name), data, server_round, rng
+            )
+            updates.append((name, update))
+        state = method.aggregate(state, iter(updates))
+    return {name: kept.weights for name, kept in memory.items()}

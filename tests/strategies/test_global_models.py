@@ -1,0 +1,80 @@
+"""Which methods end with one trained model, for export and for sites to keep."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
+from knnper.data.examples import ClientData
+from strategies.catalogue import METHODS
+from strategies.core.method import NEWCOMER, Method
+from strategies.core.task import Task
+
+MakeTask = Callable[..., Task]
+MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+
+ENDS_WITH_ONE = (
+    "agnostic",
+    "apfl",
+    "bulyan",
+    "ditto",
+    "fedadagrad",
+    "fedadam",
+    "fedattn",
+    "fedavg",
+    "fedavg_plus",
+    "fedavgm",
+    "fedmedian",
+    "fedprox",
+    "fedtrimmedavg",
+    "fedyogi",
+    "knn_per",
+    "knn_per_protonn",
+    "krum",
+    "mapper",
+    "multikrum",
+    "per_fedavg",
+    "pfedme",
+    "qfedavg",
+    "scaffold",
+)
+TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
+
+
+def build(name: str, task: Task) -> Method:
+    return METHODS[name].build(task, METHODS[name].settings_type())
+
+
+def test_who_ends_with_a_model() -> None:
+    found = [name for name, spec in METHODS.items() if spec.ends_with_global_model]
+    assert sorted(found) == sorted(ENDS_WITH_ONE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_served_as_it_is_can_be_exported(
+    name: str, normed_task: MakeTask
+) -> None:
+    if build(name, normed_task(TRAINING)).serves_global_model:
+        assert METHODS[name].ends_with_global_model
+    if METHODS[name].ends_with_global_model:
+        assert METHODS[name].reference_title is not None
+
+
+@pytest.mark.parametrize("name", ENDS_WITH_ONE)
+def test_a_newcomer_is_sent_the_model_that_the_server_has(
+    name: str, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
+) -> None:
+    method = build(name, normed_task(TRAINING))
+    clients = {client: noisy(6, 4, seed=i) for i, client in enumerate("abc")}
+    state, _ = run_rounds(method, clients, TRAINING.num_rounds)
+    payload = method.broadcast(state, NEWCOMER, RandomKey(2))
+    assert torch.equal(payload.weights, state.weights)
+
+
+def test_those_that_share_no_metrics_stay_away_from_two() -> None:
+    found = [name for name, spec in METHODS.items() if spec.needs_metrics]
+    assert found == ["agnostic", "qfedavg"]
