@@ -16,61 +16,26 @@ clients' mean. The mean weights clients by their examples, as in the paper's
 experiments.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from knnper.config.ranges import PositiveFloat, ProperFraction
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
+from knnper.config.ranges import PositiveFloat
 from strategies.core.flower_aggregation import yogi
 from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelUpdate
-from strategies.core.server_optimizer import MomentState, next_moments, no_moments
+from strategies.core.server_optimizer import MomentSettings, with_moments
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
-class FedYogiSettings(Settings):
-    """How the server steps.
-
-    Attributes
-    ----------
-    server_learning_rate
-        η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
-    first_moment_decay
-        β_1, [0, 1). 0.9 in the paper.
-    second_moment_decay
-        β_2, [0, 1). 0.99 in the paper.
-    adaptivity
-        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
-    """
+class FedYogiSettings(MomentSettings):
+    """As `MomentSettings`, with a smaller step."""
 
     server_learning_rate: PositiveFloat = 0.01
-    first_moment_decay: ProperFraction = 0.9
-    second_moment_decay: ProperFraction = 0.99
-    adaptivity: PositiveFloat = 0.001
 
 
 def fedyogi(task: Task, settings: FedYogiSettings) -> Method:
     """Return FedYogi on ``task``."""
-
-    def init(clients: Sequence[str], rng: RandomKey) -> MomentState:
-        return no_moments(task, settings.adaptivity)
-
-    def aggregate(
-        state: MomentState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> MomentState:
-        step = yogi(
-            eta=settings.server_learning_rate,
-            beta_1=settings.first_moment_decay,
-            beta_2=settings.second_moment_decay,
-            tau=settings.adaptivity,
-        )
-        return next_moments(step, state, updates)
-
-    base = fedavg(task, NoSettings())
-    return replace(base, init=init, aggregate=aggregate, state_type=MomentState)
+    return with_moments(fedavg(task, NoSettings()), task, settings, yogi)
 
 
 SPEC = MethodSpec(

@@ -1,15 +1,41 @@
 """What the adaptive server optimizers of Reddi et al. 2021 have in common."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from knnper.config.ranges import PositiveFloat, ProperFraction
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
 from strategies.core.averaging import RunningMean
+from strategies.core.method import Method
 from strategies.core.moments import AdaptiveStep, Moments
 from strategies.core.records import ModelUpdate, Record
 from strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class MomentSettings(Settings):
+    """How a server with two moments steps.
+
+    Attributes
+    ----------
+    server_learning_rate
+        η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
+    first_moment_decay
+        β_1, [0, 1). 0.9 in the paper.
+    second_moment_decay
+        β_2, [0, 1). 0.99 in the paper.
+    adaptivity
+        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+    """
+
+    server_learning_rate: PositiveFloat = 0.1
+    first_moment_decay: ProperFraction = 0.9
+    second_moment_decay: ProperFraction = 0.99
+    adaptivity: PositiveFloat = 0.001
 
 
 @dataclass(frozen=True)
@@ -31,14 +57,47 @@ class MomentState(Record):
     second_moment: Tensor
 
 
-def no_moments(task: Task, adaptivity: float) -> MomentState:
-    """Return x_0, m = 0 and v = τ², the least that Algorithm 2 starts with."""
-    momentum = torch.zeros(task.model.num_parameters)
-    second_moment = torch.full_like(momentum, adaptivity**2)
-    return MomentState(task.initial_weights, momentum, second_moment)
+def with_moments(
+    method: Method,
+    task: Task,
+    settings: MomentSettings,
+    make_step: Callable[..., AdaptiveStep],
+) -> Method:
+    """Return ``method`` with a server that steps towards the mean of its updates.
+
+    Parameters
+    ----------
+    method
+        Its updates are models: FedAvg.
+    task
+        What is learned.
+    settings
+        Of the step.
+    make_step
+        Takes ``eta``, ``beta_1``, ``beta_2`` and ``tau``.
+    """
+
+    def init(clients: Sequence[str], rng: RandomKey) -> MomentState:
+        momentum = torch.zeros(task.model.num_parameters)
+        # The least that Algorithm 2 starts with.
+        second_moment = torch.full_like(momentum, settings.adaptivity**2)
+        return MomentState(task.initial_weights, momentum, second_moment)
+
+    def aggregate(
+        state: MomentState, updates: Iterable[tuple[str, ModelUpdate]]
+    ) -> MomentState:
+        step = make_step(
+            eta=settings.server_learning_rate,
+            beta_1=settings.first_moment_decay,
+            beta_2=settings.second_moment_decay,
+            tau=settings.adaptivity,
+        )
+        return _next_moments(step, state, updates)
+
+    return replace(method, init=init, aggregate=aggregate, state_type=MomentState)
 
 
-def next_moments(
+def _next_moments(
     step: AdaptiveStep,
     state: MomentState,
     updates: Iterable[tuple[str, ModelUpdate]],

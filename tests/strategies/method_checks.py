@@ -26,7 +26,9 @@ from strategies.core.task import Task
 
 
 def problems_of(
-    spec: MethodSpec | PersonalizerSpec, settings: Settings
+    spec: MethodSpec | PersonalizerSpec,
+    settings: Settings,
+    training: TrainingSettings | None = None,
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
     anything, own = Choice("any", Settings()), Choice("own", settings)
@@ -36,7 +38,7 @@ def problems_of(
         data=anything,
         partition=anything,
         model=anything,
-        training=TrainingSettings(),
+        training=training or TrainingSettings(),
         method=own if is_method else anything,
         personalization=anything if is_method else own,
         run=RunSettings(),

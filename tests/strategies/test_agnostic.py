@@ -8,10 +8,6 @@ import torch
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
     TrainingSettings,
 )
 from knnper.config.seeding import RandomKey
@@ -27,6 +23,7 @@ from strategies.agnostic import (
 from strategies.core.method import NEWCOMER, NoSettings
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -235,31 +232,17 @@ def test_everyone_is_served_the_global_model(
     assert torch.equal(predictor(images), task.probabilities(state.weights, images))
 
 
-def experiment(settings: Settings) -> Experiment:
-    choice = Choice("any", Settings())
-    return Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(),
-        method=Choice("agnostic", settings),
-        personalization=choice,
-        run=RunSettings(),
-    )
-
-
 def test_groups_of_clients_are_no_labels() -> None:
     found = AgnosticSettings(domain="label", groups={"x": ("a",)})
-    (problem,) = SPEC.check(experiment(found))
+    (problem,) = problems_of(SPEC, found)
     assert problem.place == "method.groups"
     assert "found groups of clients with `domain: label`" in problem.message
-    assert SPEC.check(experiment(BY_LABEL)) == ()
+    assert problems_of(SPEC, BY_LABEL) == ()
 
 
 def test_a_client_is_in_one_group_only() -> None:
     found = AgnosticSettings(groups={"x": ("a", "b"), "y": ("b", "c")})
-    (problem,) = SPEC.check(experiment(found))
+    (problem,) = problems_of(SPEC, found)
     assert problem.message.startswith("found b more than once")
 
 

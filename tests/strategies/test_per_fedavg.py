@@ -10,10 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
     TrainingSettings,
 )
 from knnper.config.seeding import RandomKey
@@ -25,6 +21,7 @@ from strategies.core.records import ModelPayload
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.per_fedavg import SPEC, PerFedAvgSettings, hessian_product, per_fedavg
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -202,18 +199,8 @@ def test_a_client_without_examples_changes_nothing(
 
 
 def problems(precision: Literal["float32", "bfloat16"], variant: Variant) -> Any:
-    choice = Choice("any", Settings())
-    experiment = Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(precision=precision),
-        method=Choice("per_fedavg", PerFedAvgSettings(variant=variant)),
-        personalization=choice,
-        run=RunSettings(),
-    )
-    return SPEC.check(experiment)
+    training = TrainingSettings(precision=precision)
+    return problems_of(SPEC, PerFedAvgSettings(variant=variant), training)
 
 
 def test_differences_need_float32() -> None:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,6 @@ from torch import Tensor, nn
 from knnper.config.errors import Problem
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
     TrainingSettings,
 )
 from knnper.config.seeding import RandomKey
@@ -34,6 +30,7 @@ from strategies.pfedgp import (
     SharedNetwork,
     pfedgp,
 )
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -280,22 +277,12 @@ def test_settings_out_of_range_are_refused(
     assert expected in problems[0].message
 
 
-def experiment(batch_size: int) -> Experiment:
-    choice = Choice("any", Settings())
-    return Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(batch_size=batch_size),
-        method=choice,
-        personalization=choice,
-        run=RunSettings(),
-    )
+def problems_with(batch_size: int) -> Sequence[Problem]:
+    return problems_of(SPEC, PFedGPSettings(), TrainingSettings(batch_size=batch_size))
 
 
 def test_a_batch_of_one_is_refused() -> None:
-    (problem,) = SPEC.check(experiment(batch_size=1))
+    (problem,) = problems_with(batch_size=1)
     assert problem.place == "training.batch_size"
     assert "found 1, expected 2 or more with pfedgp" in problem.message
-    assert SPEC.check(experiment(batch_size=2)) == ()
+    assert problems_with(batch_size=2) == ()

@@ -1,15 +1,12 @@
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from knnper.config.errors import Problem
 from knnper.config.sections import (
-    Choice,
-    Experiment,
-    RunSettings,
-    Settings,
     TrainingSettings,
 )
 from knnper.config.seeding import RandomKey
@@ -26,6 +23,7 @@ from strategies.scaffold import (
     ScaffoldUpdate,
     scaffold,
 )
+from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -144,22 +142,12 @@ def test_a_client_without_steps_keeps_its_control(
     assert torch.equal(update.control_change, torch.zeros(2))
 
 
-def experiment(momentum: float) -> Experiment:
-    choice = Choice("any", Settings())
-    return Experiment(
-        name="test",
-        data=choice,
-        partition=choice,
-        model=choice,
-        training=TrainingSettings(momentum=momentum),
-        method=choice,
-        personalization=choice,
-        run=RunSettings(),
-    )
+def problems(momentum: float) -> Sequence[Problem]:
+    return problems_of(SPEC, ScaffoldSettings(), TrainingSettings(momentum=momentum))
 
 
 def test_momentum_is_refused() -> None:
-    (problem,) = SPEC.check(experiment(momentum=0.9))
+    (problem,) = problems(momentum=0.9)
     assert problem.place == "training.momentum"
     assert "found 0.9, expected 0 with scaffold" in problem.message
-    assert SPEC.check(experiment(momentum=0.0)) == ()
+    assert problems(momentum=0.0) == ()
