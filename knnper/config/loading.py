@@ -176,13 +176,16 @@ class _Sections:
     def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
         """Return what is put on top of the method; None without a method.
 
-        A section without a name is of the kind that the method has by default.
+        A section without a name is of the kind that the method has by default; a name
+        alone may stand for the section.
         """
         method = self._document.get("method")
         of_what = method.get("name") if isinstance(method, Mapping) else None
         if not isinstance(of_what, str) or of_what not in catalogue.personalization_of:
             return None
         value = self._document.get("personalization", {})
+        if isinstance(value, str):
+            value = {"name": value}
         default = {"name": catalogue.personalization_of[of_what]}
         if isinstance(value, Mapping):
             value = default | dict(value)

@@ -150,7 +150,9 @@ def test_rounds_are_the_methods_own(
     assert topped.num_rounds == method.num_rounds
 
 
-def document(method: str, personalization: dict[str, object]) -> dict[str, object]:
+def document(
+    method: str, personalization: str | dict[str, object]
+) -> dict[str, object]:
     return {
         "name": "topped",
         "data": {"name": "digits"},
@@ -181,6 +183,15 @@ def test_a_section_without_a_name_is_of_the_methods_own_kind() -> None:
     unnamed = load_experiment(document("knn_per", {"num_neighbors": 3}), known)
     named = document("fedavg", {"name": "knn", "num_neighbors": 3})
     assert unnamed.personalization == load_experiment(named, known).personalization
+
+
+def test_a_name_alone_may_stand_for_the_section() -> None:
+    known = experiment_catalogue()
+    short = load_experiment(document("fedem", "knn"), known)
+    long = load_experiment(document("fedem", {"name": "knn"}), known)
+    assert short == long
+    with pytest.raises(ConfigError, match=r"personalization\.name: unknown name .kn."):
+        load_experiment(document("fedem", "kn"), known)
 
 
 @pytest.mark.parametrize(
