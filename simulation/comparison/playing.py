@@ -1,7 +1,7 @@
 """Runs of a comparison, those that share their training one after the other."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,42 +91,58 @@ def play(orders: Sequence[Order]) -> None:
         If a run cannot be made. One whose clients fail, as they do where a rate is too
         large, is a finding: the reason stays in its folder, and the others go on.
     """
-    trained: dict[type[Record], _Trained] = {}
+    family = _Family()
     for order in orders:
-        if is_done(order.folder):
-            _note(trained, _trained_before(order))
-            continue
-        try:
-            _note(trained, _play(order, trained))
-        except (TooManyFailuresError, HandOverError) as error:
-            write_atomically(order.folder / FAILED, f"{error}\n")
+        family.play(order)
     for order in orders:
         _tidy(order.folder)
 
 
-def _note(trained: dict[type[Record], _Trained], run: _Trained | None) -> None:
-    if run is not None:
-        trained.setdefault(run[0].method.state_type, run)
+class _Family:
+    """Runs of one training, and what is known of it, by the type of its state.
+
+    What is put on top of a method may add to its state; it trains the same then.
+    """
+
+    def __init__(self) -> None:
+        self._trained: dict[type[Record], _Trained] = {}
+        self._diverged: dict[type[Record], str] = {}
+
+    def play(self, order: Order) -> None:
+        """Make a run, unless it is there."""
+        bench = open_workbench(from_json(order.experiment, experiment_catalogue()))
+        if is_done(order.folder):
+            if _has_state(order.folder):
+                self._note(bench, RunFolder.open(order.folder))
+            return
+        folder = _folder(order.folder, bench.experiment)
+        try:
+            self._make(bench, folder)
+        except (TooManyFailuresError, HandOverError) as error:
+            write_atomically(folder.path / FAILED, f"{error}\n")
+        else:
+            self._note(bench, folder)
+
+    def _make(self, bench: Workbench, folder: RunFolder) -> None:
+        kind = bench.method.state_type
+        sign(folder.path)
+        if kind in self._diverged:  # and would again
+            raise TooManyFailuresError(self._diverged[kind])
+        if kind in self._trained:
+            _take_over(bench, folder, *self._trained[kind])
+        try:
+            simulate(bench, folder, SilentObserver(), ["knnper", "compare"])
+        except TooManyFailuresError as error:
+            self._diverged[kind] = str(error)
+            raise
+
+    def _note(self, bench: Workbench, folder: RunFolder) -> None:
+        self._trained.setdefault(bench.method.state_type, (bench, folder))
 
 
-def _trained_before(order: Order) -> _Trained | None:
-    """Return a run that was made before and still has its last state."""
-    if not (order.folder / "checkpoints").is_dir() or why_failed(order.folder):
-        return None
-    experiment = from_json(order.experiment, experiment_catalogue())
-    return open_workbench(experiment), RunFolder.open(order.folder)
-
-
-def _play(order: Order, trained: Mapping[type[Record], _Trained]) -> _Trained:
-    experiment = from_json(order.experiment, experiment_catalogue())
-    bench = open_workbench(experiment)
-    folder = _folder(order.folder, experiment)
-    sign(folder.path)
-    other = trained.get(bench.method.state_type)
-    if other is not None:
-        _take_over(bench, folder, *other)
-    simulate(bench, folder, SilentObserver(), ["knnper", "compare"])
-    return bench, folder
+def _has_state(folder: Path) -> bool:
+    """Return whether a run that was made before still has its last state."""
+    return (folder / "checkpoints").is_dir() and not why_failed(folder)
 
 
 def _folder(path: Path, experiment: Experiment) -> RunFolder:

@@ -180,6 +180,23 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_training_that_diverges_is_not_made_twice(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    rows = {**ROWS, "hot": {**ROWS["memory"], "training": {"momentum": 0.5}}}
+    rows["hot"]["grid"] = {
+        "training.learning_rate": [1e30, 0.1],
+        "personalization.num_neighbors": [1, 3, 5],
+    }
+    comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "hot": rows["hot"]})
+    _, hot = compare(comparison, tmp_path / "runs", 1, ignore)
+    assert [one.score is None for one in hot.tried] == [True] * 3 + [False] * 3
+    assert len({one.failure for one in hot.tried[:3]}) == 1
+    # Two of the reference's, one that diverges, three that do not; four are tested.
+    assert len(made) == 2 + 1 + 3 + 4
+
+
+@pytest.mark.usefixtures("here")
 def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [1e30, 1e31]}
     comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"]})
