@@ -30,6 +30,14 @@ def cross_entropy(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Ten
     return functional.cross_entropy(logits, labels, reduction="none")
 
 
+def head_cross_entropy(
+    module: EmbeddingModel, embeddings: Tensor, labels: Tensor
+) -> Tensor:
+    """Return -log of the head's part for y of each embedding (n, p), shape (n,)."""
+    logits = module.head(embeddings).float()
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
 @dataclass(frozen=True)
 class Batch:
     """A mini-batch on the model's device.
@@ -84,7 +92,9 @@ class LocalModel:
         self._augment = AUGMENTATIONS[task.training.augmentation]
         self._gradient_hook = gradient_hook
         self._objective = objective
-        self._fixed = _fixed_parameters(task, trainable)
+        # A tensor of which nothing is trained has no gradient: only these move it.
+        moves = gradient_hook is not None or task.training.weight_decay > 0
+        self._fixed = _fixed_parameters(task, trainable) if moves else None
         self._optimizer = sgd(task, task.model.parameters, learning_rate)
 
     @property
@@ -168,7 +178,7 @@ class LocalModel:
             return
         where, values = self._fixed
         self._optimizer.step()
-        self.parameters[where] = values  # against weight decay
+        self.parameters[where] = values
 
     def _backward(self, batch: Batch) -> Tensor:
         model, examples = self.task.model, batch.examples

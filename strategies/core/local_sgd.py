@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from strategies.core.local_model import (
     LocalModel,
     Objective,
     cross_entropy,
+    head_cross_entropy,
 )
 from strategies.core.mini_batches import mini_batches, steps_per_epoch
 from strategies.core.task import Task
@@ -93,7 +94,8 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         Which weights may change, bool of shape (num_weights,), as `FlatModel.mask`
         makes it; None is all. The others, buffers too, end as they were. A layer, or
         a container with all its layers and dropout, of which nothing is trained is in
-        evaluation mode and costs no backward pass.
+        evaluation mode and costs no backward pass. Where it is the head alone, the
+        body costs one forward pass in all, unless images are augmented.
     objective
         What is minimised; by default the cross-entropy of the model's logits.
     local_step
@@ -102,6 +104,11 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     length = _num_steps(task.training, num_epochs, len(examples))
     if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
         length = 0
+    if length and _trains_the_head_alone(task, trainable, objective, local_step):
+        # The body is as good as a part of the data then: one pass of it will do.
+        embeddings = task.embed(weights, examples.images)
+        examples = Examples(embeddings, examples.labels)
+        task, objective = replace(task, normalize=_as_it_is), head_cross_entropy
     losses: list[Tensor] = []
     with _training(task, weights, trainable), rng.child("model").torch():
         model = LocalModel(
@@ -122,6 +129,21 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         trained = torch.where(trainable, trained, weights)
     train_loss = float(torch.stack(losses).mean()) if losses else math.nan
     return LocalResult(trained, len(losses), train_loss)
+
+
+def _trains_the_head_alone(
+    task: Task, trainable: Tensor | None, objective: Objective, local_step: LocalStep
+) -> bool:
+    """Return whether what is trained sees no more of the data than its embeddings."""
+    if trainable is None or bool((trainable & ~task.head_mask).any()):
+        return False
+    plain = objective is cross_entropy and local_step is sgd_step
+    return plain and task.training.augmentation == "none"
+
+
+def _as_it_is(embeddings: Tensor) -> Tensor:
+    """Return embeddings (n, p), which need not be normalised."""
+    return embeddings
 
 
 @contextlib.contextmanager

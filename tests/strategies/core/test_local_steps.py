@@ -1,7 +1,9 @@
 """A client's training in parts and by steps of one's own."""
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from knnper.models.base import EmbeddingModel
-from strategies.core.local_model import LocalModel
+from strategies.core.local_model import LocalModel, cross_entropy
 from strategies.core.local_sgd import local_sgd, sgd_step
 from strategies.core.task import Task
 
@@ -44,6 +46,42 @@ class TestTrainable:
         )
         after = local_sgd(task, task.initial_weights, examples, 0.1, key).weights
         assert torch.equal(before, after)
+
+    def test_of_the_head_alone_the_body_is_passed_once(
+        self,
+        normed_task: MakeTask,
+        noisy: MakeClient,
+        key: RandomKey,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        training = TrainingSettings(batch_size=4, local_epochs=5, momentum=0.9)
+        task, train = normed_task(training), noisy(13, 0, seed=1).train
+        module, passed = task.model.module, list[int]()
+        embed = module.embed
+
+        def counting(x: Tensor) -> Tensor:
+            passed.append(len(x))
+            return embed(x)
+
+        monkeypatch.setattr(module, "embed", counting)
+
+        def trained(**given: Any) -> Tensor:
+            return local_sgd(
+                task,
+                task.initial_weights,
+                train,
+                0.1,
+                key,
+                trainable=task.head_mask,
+                **given,
+            ).weights
+
+        found = trained()
+        assert passed == [13]
+        # Another name for the same objective: the way that passes each mini-batch.
+        slowly = trained(objective=lambda *given: cross_entropy(*given))
+        assert passed == [13, *(15 * [4])]
+        torch.testing.assert_close(found, slowly)
 
     def test_with_nothing_to_train_nothing_is_done(
         self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
