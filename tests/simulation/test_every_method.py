@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from knnper.config.document import to_yaml
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment
 from server.observer import RoundRecord, SilentObserver
@@ -18,6 +19,7 @@ from simulation.runner import simulate
 from simulation.workbench import open_workbench
 from strategies.catalogue import METHODS
 from strategies.core.method import AS_IT_IS
+from tests.simulation.knnper_process import simulate as play
 
 NUM_ROUNDS = 6
 LEFT_AFTER = 3
@@ -41,7 +43,7 @@ class Leaving(SilentObserver):
             raise KeyboardInterrupt
 
 
-def experiment(method: str, on_top: str = AS_IT_IS, **run: object) -> Experiment:
+def experiment(method: str, on_top: str = AS_IT_IS) -> Experiment:
     # BatchNorm and a head: every method finds what it treats apart.
     document = {
         "name": "every",
@@ -61,7 +63,7 @@ def experiment(method: str, on_top: str = AS_IT_IS, **run: object) -> Experiment
             "learning_rate": 0.02,
         },
         "method": {"name": method},
-        "run": {"seed": 3, "engine": "serial", "checkpoint_every": 2, **run},
+        "run": {"seed": 3, "engine": "serial", "checkpoint_every": 2},
     }
     if METHODS[method].personalization == AS_IT_IS:
         document["personalization"] = {"name": on_top}
@@ -105,8 +107,13 @@ def test_a_run_that_was_left_ends_with_the_same_bits(
 @pytest.mark.parametrize("method", METHODS)
 def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> None:
     on_top = "knn" if METHODS[method].personalization == AS_IT_IS else AS_IT_IS
-    expected = whole(experiment(method, on_top), tmp_path / "serial")
-    for workers, carrier in ((1, "message"), (2, "shared_memory")):
-        run = {"engine": "flower", "num_workers": workers, "carrier": carrier}
-        found = whole(experiment(method, on_top, **run), tmp_path / f"flower-{workers}")
+    chosen = experiment(method, on_top)
+    expected = whole(chosen, tmp_path / "serial")
+    path = tmp_path / "every.yaml"
+    path.write_text(to_yaml(chosen))
+    for workers, carrier in (("1", "message"), ("2", "shared_memory")):
+        folder = tmp_path / f"flower-{workers}"
+        engine = ("--engine", "flower", "--workers", workers)
+        play(path, *engine, "--set", f"run.carrier={carrier}", "--output", folder)
+        found = outcome(RunFolder.open(folder))
         assert found == expected, f"{workers} workers, {carrier}: differs"
