@@ -10,31 +10,12 @@ from hypothesis import strategies as st
 from knnper.config.errors import DataError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
 from simulation.partition.catalogue import PARTITIONS
 from simulation.partition.proxy import keep_back
 from simulation.partition.split import Partition, fingerprint, make_partition
+from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)
-
-
-def arrays_of(count: int) -> LabelledArrays:
-    return LabelledArrays(
-        images=np.zeros((count, 2, 2, 1), dtype=np.uint8),
-        labels=np.arange(count) % 4,
-        client_ids=np.arange(count) % 3,
-    )
-
-
-DATASET = Dataset(
-    name="toy",
-    train=arrays_of(200),
-    test=arrays_of(40),
-    spec=InputSpec((2, 2, 1), 4, (0.5,), (0.5,)),
-    class_names=("a", "b", "c", "d"),
-    coarse_of=(0, 0, 1, 1),
-)
 
 
 def partition_of(name: str, key: RandomKey = KEY, **given: Any) -> Partition:

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from knnper.config.errors import DataError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
 from simulation.partition.assignment import Assignment
 from simulation.partition.catalogue import PARTITIONS
 from simulation.partition.iid import IidSettings
@@ -27,26 +25,9 @@ from simulation.partition.split import (
     partition_of,
 )
 from simulation.partition.summary import describe_partition
+from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)
-
-
-def arrays_of(count: int) -> LabelledArrays:
-    return LabelledArrays(
-        images=np.zeros((count, 2, 2, 1), dtype=np.uint8),
-        labels=np.arange(count) % 4,
-        client_ids=np.arange(count) % 3,
-    )
-
-
-DATASET = Dataset(
-    name="toy",
-    train=arrays_of(200),
-    test=arrays_of(40),
-    spec=InputSpec((2, 2, 1), 4, (0.5,), (0.5,)),
-    class_names=("a", "b", "c", "d"),
-    coarse_of=(0, 0, 1, 1),
-)
 
 
 def assignment_of_sizes(*sizes: int) -> Assignment:

@@ -1,7 +1,5 @@
 """Tuning on validation data, testing over seeds, and going on where it was left."""
 
-import csv
-import io
 import json
 import multiprocessing
 import shutil
@@ -15,52 +13,16 @@ import pytest
 import simulation.comparison.playing as playing
 import simulation.workbench as workbench
 from knnper.config.errors import DataError, RunError
-from knnper.config.yaml_text import dump_yaml
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
 from server.run_folder import RunFolder
 from simulation.comparison.code import num_made_otherwise
-from simulation.comparison.comparing import Outcome, compare, folders_of, num_runs
-from simulation.comparison.plan import Comparison, read_comparison
+from simulation.comparison.comparing import compare, folders_of, num_runs
 from simulation.comparison.playing import FAILED, Order, play, training_identity
-from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
+from simulation.comparison.table import as_cells, as_csv, table_of
 from simulation.runner import simulate
-
-ROWS: dict[str, Any] = {
-    "mean": {"method": {"name": "fedavg"}},
-    "memory": {"method": {"name": "knn_per"}},
-    "drift": {
-        "method": {"name": "scaffold"},
-        "personalization": {"name": "knn"},
-        "grid": {"training.learning_rate": []},
-    },
-}
-
-
-def plan(tmp_path: Path, **changes: Any) -> Comparison:
-    document = {
-        "name": "small",
-        "reference": "mean",
-        "seeds": [1, 2],
-        "base": {
-            "data": {"name": "digits"},
-            "partition": {
-                "name": "dirichlet",
-                "num_clients": 5,
-                "alpha": 0.3,
-                "unseen_fraction": 0.2,
-            },
-            "model": {"name": "tiny_cnn", "embedding_dim": 4},
-            "training": {"num_rounds": 2, "batch_size": 16},
-        },
-        "grid": {"training.learning_rate": [0.0001, 0.1]},
-        "rows": ROWS,
-        **changes,
-    }
-    path = tmp_path / "small.yaml"
-    path.write_text(dump_yaml(document))
-    return read_comparison(path)
+from tests.simulation.comparison.small_plan import ROWS, plan
 
 
 def ignore(number: int, made: bool) -> None:
@@ -319,62 +281,3 @@ def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:
     # FedAvg and kNN-Per are two names; the method is in what they have in common.
     fedavg, knn_per = (row.candidates[0].tuning for row in (mean, memory))
     assert training_identity(fedavg) == training_identity(knn_per)
-
-
-class TestTable:
-    """Figures of runs that are written by hand."""
-
-    def outcome(self, tmp_path: Path, name: str, accuracies: list[str]) -> Outcome:
-        comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "other": ROWS["mean"]})
-        (row,) = [row for row in comparison.rows if row.name == name]
-        runs = {}
-        for seed, accuracy in enumerate(accuracies, start=1):
-            folder = tmp_path / f"{name}-{seed}"
-            folder.mkdir()
-            figures = {"accuracy_weighted": float(accuracy)}
-            group = {**figures, "accuracy_bottom_decile": 0.25}
-            nobody = {"accuracy_weighted": None, "accuracy_bottom_decile": None}
-            results = {
-                "seen": group,
-                "unseen": nobody,
-                "training": {"seconds": 2.0 * seed, "personalization_seconds": 1.0},
-            }
-            (folder / "results.json").write_text(json.dumps(results))
-            (folder / "clients.csv").write_text(
-                f"client,seen,accuracy\na,true,{accuracy}\nb,true,0.5\nc,true,\n"
-            )
-            runs[seed] = folder
-        return Outcome(row, [], row.candidates[1], runs)
-
-    def rows(self, tmp_path: Path) -> Any:
-        mean = self.outcome(tmp_path, "mean", ["0.5", "0.7"])
-        other = self.outcome(tmp_path, "other", ["0.4", "0.8"])
-        return table_of([mean, other], "mean")
-
-    def test_means_and_deviations(self, tmp_path: Path) -> None:
-        mean, other = self.rows(tmp_path)
-        # ((0.5 - 0.6)² + (0.7 - 0.6)²) / (2 - 1) = 0.02
-        assert mean.seen.average.mean == pytest.approx(0.6)
-        assert mean.seen.average.std == pytest.approx(0.02**0.5)
-        assert mean.unseen.average.mean is None
-        assert mean.seconds == pytest.approx(4.0)
-        # Of a and b, a is worse with seed 1 (0.4 < 0.5) and not with seed 2.
-        assert other.seen.fraction_hurt.mean == pytest.approx(0.25)
-        assert mean.seen.fraction_hurt.mean == 0
-
-    def test_it_is_written_in_percent(self, tmp_path: Path) -> None:
-        rows = self.rows(tmp_path)
-        header, first, second = as_cells(rows)
-        assert first[:4] == ["FedAvg", "60.0 ± 14.1", "25.0 ± 0.0", "0.0 ± 0.0"]
-        assert second[3:5] == ["25.0 ± 35.4", "-"]
-        assert len(header) == len(first)
-        lines = as_markdown(rows).splitlines()
-        assert lines[1].startswith("| --- | ---: |")
-        assert lines[2].startswith("| FedAvg | 60.0 ± 14.1 |")
-
-    def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
-        first, second = csv.DictReader(io.StringIO(as_csv(self.rows(tmp_path))))
-        assert first["row"] == "mean"
-        assert float(second["seen_fraction_hurt"]) == pytest.approx(0.25)
-        assert second["unseen_average"] == ""
-        assert json.loads(first["chosen"]) == {"training.learning_rate": 0.1}
