@@ -8,11 +8,11 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from benchmarks import stock
+from benchmarks.measurement import peak_megabytes
 from benchmarks.rounds import rounds_of
 from benchmarks.workload import Workload, on_flower
 from server.federation import Federation
@@ -52,11 +52,11 @@ def peaks_here(workload: Workload) -> Peaks:
     """Make rounds as a run makes them."""
 
     def lead(bench: Workbench, federation: Federation) -> Peaks:
-        before = _peak_megabytes()
+        before = peak_megabytes()
         with rounds_of(bench, federation) as rounds:
             for _ in range(NUM_ROUNDS):
                 rounds.make_one()
-        return Peaks(before, _peak_megabytes())
+        return Peaks(before, peak_megabytes())
 
     return on_flower(workload, lead)
 
@@ -68,18 +68,11 @@ def stock_peaks_here(workload: Workload) -> Peaks:
 
     def lead(grid: Grid) -> Peaks:
         stock.warm_up(grid, num_clients)
-        before = _peak_megabytes()
+        before = peak_megabytes()
         stock.make_rounds(grid, tensors, num_clients, NUM_ROUNDS)
-        return Peaks(before, _peak_megabytes())
+        return Peaks(before, peak_megabytes())
 
     return stock.on_stock_flower(num_clients, bench.experiment.run, lead)
-
-
-def _peak_megabytes() -> float:
-    """Return VmHWM: `getrusage` would count what the parent process held."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) / 1024
 
 
 def main() -> None:

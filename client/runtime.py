@@ -35,6 +35,12 @@ class DataSource(Protocol):
     def test(self, client: str) -> Examples:
         """Return the test split of ``client``; read once, by the evaluation."""
 
+    def class_weights(self, client: str) -> Tensor | None:
+        """Return what a test example of each label counts, float64 (c,).
+
+        None where all count the same.
+        """
+
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
 
@@ -190,7 +196,8 @@ class ClientRuntime:
             one, seen = prepared[client], self.source.is_seen(client)
             served = self.keep(Personalized(one.data, reference, one.predictor, seen))
             if served is None:
-                served = _tested(one.predictor, unpersonalised, tests[client])
+                weights = self.source.class_weights(client)
+                served = _tested(one.predictor, unpersonalised, tests[client], weights)
             return _report(one, served, seen)
 
         data = {client: self.source.data(client) for client in clients}
@@ -239,9 +246,16 @@ class ClientRuntime:
         )
 
 
-def _tested(predictor: Predictor, unpersonalised: Predictor, test: Examples) -> Served:
+def _tested(
+    predictor: Predictor,
+    unpersonalised: Predictor,
+    test: Examples,
+    weights: Tensor | None,
+) -> Served:
     return Served(
-        evaluate(predictor, test), evaluate(unpersonalised, test), predictor.describe()
+        evaluate(predictor, test, weights),
+        evaluate(unpersonalised, test, weights),
+        predictor.describe(),
     )
 
 

@@ -38,6 +38,8 @@ def evaluation_problem(
         )
     if not _is_between(evaluation.log_loss_sum, _LARGEST_LOG_LOSS * total):
         return f"{evaluation.log_loss_sum!r} cannot be the log-loss of {total} examples"
+    if not _weights_fit(evaluation):
+        return "the weights of the labels do not fit"
     return None if _bins_fit(evaluation) else "the calibration bins do not fit"
 
 
@@ -64,6 +66,18 @@ def _chosen_problem(result: ClientResult) -> str | None:
         if not _is_finite(value):
             return f"expected a finite number as {name}, found {value!r}"
     return None
+
+
+def _weights_fit(evaluation: Evaluation) -> bool:
+    """Return whether both sums of weights are there or neither, and can be true."""
+    total, correct = evaluation.weight_sum, evaluation.weight_correct
+    if total is None or correct is None:
+        return total is correct
+    return (
+        _is_between(total, evaluation.num_examples)
+        and _is_between(correct, total)
+        and correct >= 0  # of a sum that is a little below 0 any part is possible
+    )
 
 
 def _bins_fit(evaluation: Evaluation) -> bool:

@@ -20,7 +20,9 @@ class Summary:
     """How one kind of model did on the test splits of a group of clients.
 
     A client without test examples is counted, and left out of all other figures.
-    These are None when no client is left.
+    These are None when no client is left. A client's accuracy is `Evaluation.accuracy`:
+    where labels count differently, every accuracy below is one of those, while ``ece``
+    and ``log_loss`` count all examples alike.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ class Summary:
     accuracy_worst, accuracy_std
         Of the clients' accuracies; the standard deviation is the population's.
     fraction_hurt
-        Share of the clients that are right less often than with the global model.
+        Share of the clients whose accuracy is below that of the global model.
     ece
         Expected calibration error of all test examples pooled, 15 bins: Guo et al.,
         "On Calibration of Modern Neural Networks", 2017, Eq. 3.
@@ -176,20 +178,19 @@ def _row(result: ClientResult) -> dict[str, str]:
 
 def _summary(pairs: Pairs) -> Summary:
     """Return the figures of the first of each pair; the second is the global model."""
-    tested = [pair for pair in pairs if pair[0].num_examples > 0]
+    tested = [pair for pair in pairs if pair[0].accuracy is not None]
     num_empty = len(pairs) - len(tested)
     if not tested:
         return Summary(len(pairs), num_empty, 0)
     evaluations = [evaluation for evaluation, _ in tested]
     num_test_examples = sum(one.num_examples for one in evaluations)
-    num_correct = sum(one.num_correct for one in evaluations)
-    accuracies = sorted(one.num_correct / one.num_examples for one in evaluations)
-    num_hurt = sum(one.num_correct < other.num_correct for one, other in tested)
+    accuracies = sorted(one.accuracy or 0.0 for one in evaluations)
+    num_hurt = sum(_num_right(one) < _num_right(other) for one, other in tested)
     return Summary(
         num_clients=len(pairs),
         num_empty=num_empty,
         num_test_examples=num_test_examples,
-        accuracy_weighted=num_correct / num_test_examples,
+        accuracy_weighted=math.fsum(map(_num_right, evaluations)) / num_test_examples,
         accuracy_mean=statistics.fmean(accuracies),
         accuracy_bottom_decile=accuracies[max(1, len(accuracies) // 10) - 1],
         accuracy_worst=accuracies[0],
@@ -198,6 +199,16 @@ def _summary(pairs: Pairs) -> Summary:
         ece=_calibration_error(evaluations),
         log_loss=_log_loss(evaluations),
     )
+
+
+def _num_right(evaluation: Evaluation) -> float:
+    """Return the examples that are right, or as many as the accuracy stands for.
+
+    Where all examples count the same that is a count, of which sums are exact.
+    """
+    if evaluation.weight_sum is None:
+        return evaluation.num_correct
+    return evaluation.num_examples * (evaluation.accuracy or 0.0)
 
 
 def _calibration_error(evaluations: Sequence[Evaluation]) -> float:

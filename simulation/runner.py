@@ -9,6 +9,7 @@ from server.federation import Federation
 from server.observer import Observer
 from server.run_folder import RunFolder
 from simulation.client_runtime import runtime_of
+from simulation.label_counts import keep_label_counts
 from simulation.serial_engine import SerialFederation
 from simulation.workbench import Workbench, open_workbench
 
@@ -48,6 +49,7 @@ def simulate(
 
     try:
         with folder.locked():
+            keep_label_counts(bench.clients, folder.path)
             return _play(bench, folder, body)
     finally:
         observer.finished()
@@ -62,7 +64,7 @@ def _play(
         device = compute_device(bench.experiment.run)
         players = bench
         if device.type != "cpu":
-            players = open_workbench(bench.experiment, device)
+            players = open_workbench(bench.experiment, device, bench.task.pool)
         return body(SerialFederation(runtime_of(players, folder.path)))
     # Ray takes seconds to import, which the serial engine need not wait for.
     from simulation.flower_engine import run_on_flower

@@ -1,6 +1,6 @@
 """The global model of a finished run, for all that works after training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -99,10 +99,28 @@ def trained_model(run: Path) -> TrainedModel:
     # As it was written: a later version may know of more settings.
     checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])
     weights: Tensor = _last_checkpoint(checkpoints, folder, bench).state.weights
+    return model_with(replace(bench, experiment=experiment), weights)
+
+
+def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
+    """Return the model of an experiment with these weights.
+
+    Parameters
+    ----------
+    bench
+        The experiment.
+    weights
+        w, shape (num_weights,).
+    """
     learned = SiteTask(bench.task.spec, bench.clients.dataset.class_names)
-    model = global_model(experiment, bench.task, learned, weights)
+    model = global_model(bench.experiment, bench.task, learned, weights)
     return TrainedModel(
-        model.card, model.task, model.weights, model.fingerprint, experiment, bench
+        model.card,
+        model.task,
+        model.weights,
+        model.fingerprint,
+        bench.experiment,
+        bench,
     )
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from knnper.data.dataset import Dataset
 from knnper.data.examples import ClientData, Examples
 from server.roster import Member
@@ -40,6 +43,11 @@ class VirtualClients:
     def test(self, client: str) -> Examples:
         """Return the test split of ``client``, copied out of the memory map."""
         return self.dataset.test.examples_at(self.parts[client].test)
+
+    def class_weights(self, client: str) -> Tensor | None:
+        """Return what a test example of each label counts, float64 (c,), or None."""
+        weights = self.parts[client].class_weights
+        return None if weights is None else torch.from_numpy(weights)
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""

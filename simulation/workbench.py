@@ -18,6 +18,7 @@ from simulation.partition.split import Partition, fingerprint, make_partition
 from simulation.sites import require_central
 from simulation.virtual_clients import VirtualClients
 from strategies.assembly import Assembly, assemble
+from strategies.core.embedding_pool import EmbeddingPool
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Workbench(Assembly):
 
 
 def open_workbench(
-    experiment: Experiment, device: torch.device = torch.device("cpu")
+    experiment: Experiment,
+    device: torch.device = torch.device("cpu"),
+    pool: EmbeddingPool | None = None,
 ) -> Workbench:
     """Load the data, split it, build model and method.
 
@@ -55,6 +58,8 @@ def open_workbench(
     device
         Where the model computes; `compute_device` says it of a process that plays
         clients. Data, records and whatever the method returns stay on the CPU.
+    pool
+        Where the method looks for embeddings first; one of its own by default.
 
     Raises
     ------
@@ -69,7 +74,7 @@ def open_workbench(
     partition = make_partition(dataset, experiment.partition, key)
     if _tests_on_validation(experiment):
         dataset = replace(dataset, test=dataset.train)
-    return build_workbench(experiment, dataset, partition, device)
+    return build_workbench(experiment, dataset, partition, device, pool)
 
 
 def _tests_on_validation(experiment: Experiment) -> bool:
@@ -80,13 +85,17 @@ def _tests_on_validation(experiment: Experiment) -> bool:
 
 
 def build_workbench(
-    experiment: Experiment, dataset: Dataset, partition: Partition, device: torch.device
+    experiment: Experiment,
+    dataset: Dataset,
+    partition: Partition,
+    device: torch.device,
+    pool: EmbeddingPool | None = None,
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
     proxy = None
     if len(partition.proxy) > 0:
         proxy = functools.partial(dataset.train.examples_at, partition.proxy)
-    made = assemble(experiment, dataset.spec, device, proxy)
+    made = assemble(experiment, dataset.spec, device, proxy, pool)
     return Workbench(
         experiment=experiment,
         key=made.key,

@@ -13,10 +13,11 @@ from knnper.config.sections import Choice, Experiment, Settings, TrainingSetting
 from knnper.config.seeding import RandomKey
 from knnper.data.augmentation import require_augmentable
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.preprocess import Normalizer
+from knnper.data.preprocess import normalizer
 from knnper.machine import prepare_process
 from knnper.models.catalogue import build_model
 from strategies.catalogue import METHODS
+from strategies.core.embedding_pool import EmbeddingPool
 from strategies.core.method import Method
 from strategies.core.task import Task
 from strategies.personalizers import PERSONALIZERS
@@ -49,6 +50,7 @@ def assemble(
     spec: InputSpec,
     device: torch.device = torch.device("cpu"),
     proxy: Callable[[], Examples] | None = None,
+    pool: EmbeddingPool | None = None,
 ) -> Assembly:
     """Build model and method; set what torch takes from the whole process.
 
@@ -63,6 +65,8 @@ def assemble(
         clients. Data, records and whatever the method returns stay on the CPU.
     proxy
         Returns the examples that the server has of its own, if it has any.
+    pool
+        Where embeddings are looked for first; one of its own by default.
     """
     prepare_process(experiment.run, device)
     task = build_task(
@@ -73,7 +77,7 @@ def assemble(
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         device=device,
     )
-    task = replace(task, proxy=proxy)
+    task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
     return Assembly(
         experiment, RandomKey(experiment.run.seed), task, build_method(experiment, task)
     )
@@ -125,7 +129,7 @@ def build_task(
         model=built,
         initial_weights=built.read(),
         fresh_weights=fresh_weights,
-        normalize=Normalizer(spec, device),
+        normalize=normalizer(spec, device),
         spec=spec,
         training=training,
         evaluation_batch_size=evaluation_batch_size,

@@ -10,6 +10,7 @@ from typing import Any
 
 from datastore.examples import NewExamples, StoreSpec
 from datastore.memory import UNNAMED, empty_memory_store
+from datastore.prediction.class_prior import require_class_shares
 from datastore.prediction.predictor import KnnPredictor
 from datastore.settings import require_settings
 from datastore.store import Store
@@ -38,10 +39,12 @@ def with_memory(task: Task, method: Method, settings: KnnSettings) -> Method:
     Raises
     ------
     ConfigError
-        If the store's settings do not go together, or with the embeddings.
+        If the store's settings do not go together, or with the embeddings, or the class
+        prior is for another number of classes.
     """
     spec = StoreSpec(task.spec.num_classes)
     require_settings(settings.store, spec, task.model.module.embedding_dim)
+    require_class_shares(settings.class_prior, spec.num_classes)
 
     def personalize(
         payload: Any, client_state: Any, data: ClientData, rng: RandomKey

@@ -82,7 +82,7 @@ def create_empty(places: Places, model: GlobalModel) -> None:
 def store_spec(model: GlobalModel) -> StoreSpec:
     """Return what a memory for ``model`` holds: inputs too, for the next model."""
     spec = model.spec
-    layout = InputLayout(spec.image_shape, spec.dtype)
+    layout = InputLayout(spec.image_shape, spec.stored_dtype)
     return StoreSpec(spec.num_classes, layout, model.class_names)
 
 

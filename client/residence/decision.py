@@ -24,7 +24,7 @@ class Filled:
     store
         The memory.
     tuned
-        λ, k and σ.
+        λ, k, σ and the class prior.
     num_train
         Training examples that were offered to it, before those of the validation
         split; ids are given in that order.
@@ -76,26 +76,34 @@ def decide(
         validation split says what to expect.
     """
     measured = _measured(model, filled, took_part)
-    serving = _serving(model, filled.tuned, data)
     if measured.is_loss:
-        tuned_on = replace(serving.tuned_on, overruled=True)
-        serving = replace(serving, knn_weight=0.0, tuned_on=tuned_on)
-    serving = replace(serving, accuracy=measured.accuracy, expected_gain=measured.gain)
-    if serving.knn_weight == 0:
+        filled = replace(filled, tuned=_overruled(filled.tuned))
+    serving = _serving(model, filled.tuned, data)
+    tuned_on = replace(serving.tuned_on, overruled=measured.is_loss)
+    serving = replace(
+        serving,
+        tuned_on=tuned_on,
+        accuracy=measured.accuracy,
+        expected_gain=measured.gain,
+    )
+    if not filled.tuned.choice.uses_memory:
         serving = _without_memory(serving)
     found = tested(model, filled.store, serving, data.test.examples)
     if len(data.test) > 0:
         serving = replace(serving, accuracy=found.accuracy())
-    return Decided(serving, found, _described(model, filled, serving))
+    return Decided(serving, found, _described(model, filled))
 
 
-def _described(
-    model: GlobalModel, filled: Filled, serving: Serving
-) -> Mapping[str, float]:
-    predictor = filled.tuned.predictor(
+def _overruled(tuned: Tuned) -> Tuned:
+    """Return what serves the global model alone."""
+    alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
+    return replace(tuned, choice=alone)
+
+
+def _described(model: GlobalModel, filled: Filled) -> Mapping[str, float]:
+    return filled.tuned.predictor(
         model.embed, model.head, filled.store, model.card.memory
-    )
-    return replace(predictor, knn_weight=serving.knn_weight).describe()
+    ).describe()
 
 
 def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
@@ -125,6 +133,7 @@ def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
         num_test=len(data.test),
         run=model.card.name,
         installed=time.time(),
+        class_prior=tuned.choice.class_prior,
     )
 
 

@@ -13,9 +13,10 @@ from datastore.prediction.kernel import KERNELS
 from datastore.prediction.vote import neighbor_vote
 from datastore.store_reader import StoreReader
 from datastore.tuning.candidates import Choice
-from datastore.tuning.evidence import Evidence, Queries, left_one_out
+from datastore.tuning.evidence import Evidence
 from knnper.transport.model_folder.global_model import GlobalModel
 from strategies.core.memory import KnnSettings, choose_on
+from strategies.core.memory_evidence import left_out_evidence
 
 FEWEST = 10
 """Fewer examples say nothing about an accuracy: its interval would span 50 points."""
@@ -64,7 +65,7 @@ def estimate(
     """Return what to expect of a client's memory, by nested cross-validation.
 
     Every example that is measured is looked up among all others that are stored, with
-    the λ, k and σ that the other nine tenths of them choose: it has no part in what
+    what the other nine tenths of them choose: it has no part in what
     predicts it.
 
     Parameters
@@ -84,7 +85,9 @@ def estimate(
     if len(positions) < FEWEST:
         return Estimate(Accuracy(), Gain(num_examples=len(positions)))
     most = max(settings.candidates().num_neighbors)
-    evidence = _evidence(model, store, _spread(positions), most)
+    evidence = left_out_evidence(
+        store, _spread(positions), model.head, most, settings.class_prior
+    )
     outcomes = torch.cat(
         [_outcomes(evidence, fold, store, settings) for fold in _folds(len(evidence))]
     )
@@ -116,17 +119,6 @@ def _spread(positions: Tensor) -> Tensor:
     return positions[chosen.round().long()]
 
 
-def _evidence(
-    model: GlobalModel, store: StoreReader, positions: Tensor, num_neighbors: int
-) -> Evidence:
-    contents = store.contents()
-    ids = contents.ids[positions.numpy()]
-    embeddings = store.vectors(ids)
-    labels = torch.from_numpy(contents.labels)[positions]
-    queries = Queries(embeddings, model.head(embeddings), labels)
-    return left_one_out(store, queries, torch.from_numpy(ids), num_neighbors)
-
-
 def _folds(num_examples: int) -> Iterator[Tensor]:
     """Yield which examples are in each fold, bool of shape (m,)."""
     # Every tenth: a site's files come sorted by class.
@@ -139,11 +131,13 @@ def _outcomes(
     evidence: Evidence, fold: Tensor, store: StoreReader, settings: KnnSettings
 ) -> Tensor:
     """Return who is right in a fold, bool (m, 3): global model, neighbours, both."""
-    choice = choose_on(_part(evidence, ~fold), len(store), settings)
-    asked = _part(evidence, fold)
+    choice = choose_on(evidence.take(~fold), len(store), settings)
+    asked = evidence.take(fold)
     alone, labels = asked.queries.probabilities, asked.queries.labels
     knn = _votes(asked, choice, settings)
-    mixed = interpolate(knn, alone, choice.knn_weight)
+    prior = choice.class_prior
+    served = asked.queries if prior is None else asked.queries.adapted(prior.sharpness)
+    mixed = interpolate(knn, served.probabilities, choice.knn_weight)
     return torch.stack(
         [one.argmax(dim=1) == labels for one in (alone, knn, mixed)], dim=1
     )
@@ -158,16 +152,3 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
     )
     labels = evidence.neighbor_labels[:, :count]
     return neighbor_vote(log_weights, labels, evidence.queries.probabilities.shape[1])
-
-
-def _part(evidence: Evidence, chosen: Tensor) -> Evidence:
-    queries = evidence.queries
-    return Evidence(
-        Queries(
-            queries.embeddings[chosen],
-            queries.probabilities[chosen],
-            queries.labels[chosen],
-        ),
-        evidence.squared_distances[chosen],
-        evidence.neighbor_labels[chosen],
-    )

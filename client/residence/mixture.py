@@ -9,9 +9,11 @@ from torch import Tensor
 
 from client.residence.names import Names
 from client.residence.serving import Serving
+from datastore.contents import Contents
 from datastore.errors import StoreBusyError
 from datastore.examples import Selection
 from datastore.neighbors import Neighbors
+from datastore.prediction.class_prior import ClassPrior, adapted, count_labels
 from datastore.prediction.interpolation import mixed
 from datastore.prediction.kernel import KERNELS
 from datastore.prediction.vote import neighbor_vote
@@ -38,6 +40,9 @@ class Prediction:
         p_kNN, float32 of shape (n, c); None where the store is empty.
     global_probabilities
         p_global, float32 of shape (n, c).
+    adapted_probabilities
+        p_global with the class prior of what is stored, which is mixed in its place;
+        None where there is no class prior.
     knn_weight
         λ as it was used: 0 where the store is empty.
     neighbors
@@ -56,6 +61,7 @@ class Prediction:
     probabilities: Tensor
     knn_probabilities: Tensor | None
     global_probabilities: Tensor
+    adapted_probabilities: Tensor | None
     knn_weight: float
     neighbors: Neighbors
     neighbor_weights: Tensor
@@ -95,7 +101,7 @@ def predict(
     """
     embeddings = model.embed(images)
     alone = model.head(embeddings)
-    num_stored, found, named = _looked_up(
+    contents, found, named = _looked_up(
         store, names, embeddings, serving.num_neighbors, model.fingerprint
     )
     log_weights = KERNELS[serving.kernel](
@@ -105,19 +111,30 @@ def predict(
     if found.ids.shape[1] > 0:
         votes = neighbor_vote(log_weights, found.labels, alone.shape[1])
     weight = 0.0 if votes is None else serving.knn_weight
-    probabilities = alone if votes is None else mixed(votes, alone, weight)
+    own = _adapted(alone, contents, serving.class_prior)
+    base = alone if own is None else own
+    probabilities = base if votes is None else mixed(votes, base, weight)
     return Prediction(
         labels=probabilities.argmax(dim=1),
         probabilities=probabilities,
         knn_probabilities=votes,
         global_probabilities=alone,
+        adapted_probabilities=own,
         knn_weight=weight,
         neighbors=found,
         neighbor_weights=torch.softmax(log_weights, dim=1),
         neighbor_names=named,
         fingerprint=model.fingerprint,
-        num_stored=num_stored,
+        num_stored=len(contents),
     )
+
+
+def _adapted(
+    alone: Tensor, contents: Contents, prior: ClassPrior | None
+) -> Tensor | None:
+    if prior is None:
+        return None
+    return adapted(alone, count_labels(contents, alone.shape[1]), prior)
 
 
 def _looked_up(
@@ -126,15 +143,15 @@ def _looked_up(
     embeddings: Tensor,
     num_neighbors: int,
     fingerprint: str,
-) -> tuple[int, Neighbors, list[list[str | None]]]:
-    """Return size, neighbours and their names, all of one state of the store."""
+) -> tuple[Contents, Neighbors, list[list[str | None]]]:
+    """Return contents, neighbours and their names, all of one state of the store."""
     for _ in range(ATTEMPTS):
         # A store whose contents change gets new ones, never changes those it had.
         contents = store.contents()
         found = store.search(embeddings, num_neighbors, fingerprint)
         named = names.of(found.ids.numpy())
         if _all_there(store, found, named) and store.contents() is contents:
-            return len(contents), found, named
+            return contents, found, named
         # What leaves the database has a moment to leave the index, too.
         time.sleep(PAUSE_S)
     raise StoreBusyError(

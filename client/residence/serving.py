@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from client.residence.errors import ResidenceError
+from datastore.prediction.class_prior import ClassPrior
 from datastore.prediction.kernel import KernelName
 from datastore.tuning.settings import EvidenceKind
 from knnper.durable_files import write_atomically
@@ -61,7 +62,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class TunedOn:
-    """On what λ, k and σ were chosen.
+    """On what λ, k, σ and the class prior were chosen.
 
     Attributes
     ----------
@@ -102,6 +103,8 @@ class Serving:
         Seconds since 1970 (UTC).
     previous
         Fingerprint of the model that was served before; None of the first.
+    class_prior
+        How the global model is adapted to the labels that are stored; None is not.
     format
         Of the file.
     """
@@ -120,6 +123,7 @@ class Serving:
     run: str
     installed: float
     previous: str | None = None
+    class_prior: ClassPrior | None = None
     format: Literal[1] = 1
 
 

@@ -30,11 +30,11 @@ def predictions(prediction: Prediction, class_names: Sequence[str]) -> Predictio
     neighbors = _neighbors(prediction, class_names)
     mixed = _by_class(prediction.probabilities, class_names)
     of_model = _by_class(prediction.global_probabilities, class_names)
-    knn = prediction.knn_probabilities
-    of_neighbors: Sequence[dict[str, float] | None] = (
-        [None] * len(mixed) if knn is None else _by_class(knn, class_names)
-    )
     labels: list[int] = prediction.labels.tolist()
+    adapted, of_neighbors = (
+        [None] * len(labels) if one is None else _by_class(one, class_names)
+        for one in (prediction.adapted_probabilities, prediction.knn_probabilities)
+    )
     # Made of our own numbers, which need not be validated one by one.
     return Predictions.model_construct(
         predictions=[
@@ -43,6 +43,7 @@ def predictions(prediction: Prediction, class_names: Sequence[str]) -> Predictio
                 class_name=class_names[label],
                 probabilities=mixed[row],
                 global_probabilities=of_model[row],
+                adapted_probabilities=adapted[row],
                 knn_probabilities=of_neighbors[row],
                 neighbors=neighbors[row],
             )

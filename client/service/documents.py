@@ -33,6 +33,10 @@ class InputPrediction(Document):
     global_probabilities: dict[str, float] = Field(
         description="By class: what the global model says."
     )
+    adapted_probabilities: dict[str, float] | None = Field(
+        description="By class: what the global model says, given how often each class "
+        "is stored; it is p_global where there is such a class prior, else null."
+    )
     knn_probabilities: dict[str, float] | None = Field(
         description="By class: what the neighbours say; null where none are stored."
     )
@@ -117,13 +121,18 @@ class Info(Document):
     model: str = Field(description="Fingerprint of the model that is served.")
     class_names: list[str] = Field(description="In the order of their numbers.")
     input_shape: list[int] = Field(description="How an input's lists are nested.")
-    input_type: Literal["uint8", "float32", "int64"] = Field(
-        description="Of the numbers in an input."
+    input_type: Literal["uint8", "float32", "int64", "token"] = Field(
+        description="Of the numbers in an input; token: ids of characters."
     )
     takes_pictures: bool = Field(description="Whether PNG and JPEG files are taken.")
+    takes_text: bool = Field(description="Whether text is taken.")
     knn_weight: float = Field(description="λ, the weight of the neighbours.")
     num_neighbors: int = Field(description="k, how many neighbours have a say.")
     kernel: str = Field(description="How a neighbour's distance counts.")
     kernel_scale: float = Field(description="The scale of the distances, sigma.")
+    class_prior: bool = Field(
+        description="Whether the global model is adapted to how often each class is "
+        "stored."
+    )
     accuracy: AccuracyInfo = Field(description="As measured when λ was chosen.")
     store: StoreInfo = Field(description="The client's memory.")

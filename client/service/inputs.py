@@ -11,6 +11,7 @@ from torch import Tensor
 
 from client.service.arrays import from_lists, from_npy
 from client.service.body import Body, unsupported
+from client.service.characters import decode_text, is_text
 from client.service.limits import Limits
 from client.service.multipart import Part, split_parts
 from client.service.pictures import decode_base64, decode_picture, is_picture
@@ -50,12 +51,13 @@ class InputReader:
     def __init__(self, spec: InputSpec, limits: Limits) -> None:
         self.spec, self._limits = spec, limits
         self.takes_pictures = is_picture(spec.image_shape, spec.dtype)
+        self.takes_text = is_text(spec)
 
     @property
     def sent_shape(self) -> tuple[int, ...]:
-        """How lists are nested: the input's shape; (d,) for d features."""
+        """How lists are nested: the input's shape; (d,) of features or characters."""
         shape: tuple[int, ...] = self.spec.image_shape
-        if self.spec.dtype == "float32" and shape[:2] == (1, 1):
+        if self.spec.dtype != "uint8" and shape[:2] == (1, 1):
             return shape[2:]
         return shape
 
@@ -89,7 +91,13 @@ class InputReader:
                 )
             content = decode_base64(given["image"])
             return decode_picture(content, self.spec.image_shape, self._limits)[None]
-        array = from_lists(given, self.sent_shape, self.spec.dtype, where)
+        if isinstance(given, dict) and self.takes_text:
+            if given.keys() != {"text"} or not isinstance(given["text"], str):
+                message = f'{where}: expected {{"text": "..."}} or a list'
+                raise RequestError(422, message)
+            ids = decode_text(given["text"], self.sent_shape[0], where)
+            return ids.reshape(1, *self.spec.image_shape)
+        array = from_lists(given, self.sent_shape, self.spec.stored_dtype, where)
         return array.reshape(1, *self.spec.image_shape)
 
     def joined(self, parts: Sequence[NDArray[Any]]) -> Tensor:
@@ -98,14 +106,21 @@ class InputReader:
         Raises
         ------
         RequestError
-            422 if there are none, or too many.
+            422 if there are none, or too many, or an id in a text is of no character.
         """
         count, limit = sum(map(len, parts)), self._limits.max_inputs
         if not 1 <= count <= limit:
             raise RequestError(
                 422, f"expected 1 to {limit} inputs in a request, found {count}"
             )
-        return torch.from_numpy(np.concatenate(parts))
+        inputs = np.concatenate(parts)
+        if self.spec.dtype == "token" and inputs.max() >= self.spec.num_classes:
+            raise RequestError(
+                422,
+                f"expected ids of characters from 0 to {self.spec.num_classes - 1}, "
+                f"found {inputs.max()}",
+            )
+        return torch.from_numpy(inputs)
 
     def _from_json(self, content: bytes) -> Tensor:
         document = read_json(content)
@@ -131,7 +146,7 @@ class InputReader:
     def _from_file(self, content: bytes, media_type: str) -> NDArray[Any]:
         """Return the inputs in a file, shape (n, ...)."""
         if media_type == NPY:
-            array = from_npy(content, self.sent_shape, self.spec.dtype)
+            array = from_npy(content, self.sent_shape, self.spec.stored_dtype)
             return array.reshape(-1, *self.spec.image_shape)
         if self.takes_pictures and media_type in PICTURES:
             return decode_picture(content, self.spec.image_shape, self._limits)[None]

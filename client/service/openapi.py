@@ -103,12 +103,7 @@ def _described_model(desk: Desk) -> tuple[Schema, Schema, tuple[str, ...]]:
 
 
 def _input(reader: InputReader) -> Schema:
-    is_uint8 = reader.spec.dtype == "uint8"
-    schema: Schema = (
-        {"type": "integer", "minimum": 0, "maximum": 255}
-        if is_uint8
-        else {"type": "number", "minimum": -LARGEST_FLOAT, "maximum": LARGEST_FLOAT}
-    )
+    schema = _number(reader)
     for length in reversed(reader.sent_shape):
         schema = {
             "type": "array",
@@ -116,6 +111,9 @@ def _input(reader: InputReader) -> Schema:
             "minItems": length,
             "maxItems": length,
         }
+    if reader.takes_text:
+        text = {"type": "string", "minLength": reader.sent_shape[0]}
+        return {"anyOf": [_object({"text": text}, "text"), schema]}
     if not reader.takes_pictures:
         return schema
     picture = {
@@ -124,6 +122,15 @@ def _input(reader: InputReader) -> Schema:
         "description": "A PNG or JPEG file in base64; its size is changed as needed.",
     }
     return {"anyOf": [_object({"image": picture}, "image"), schema]}
+
+
+def _number(reader: InputReader) -> Schema:
+    """Return what one number of an input is like."""
+    spec = reader.spec
+    if spec.dtype == "float32":
+        return {"type": "number", "minimum": -LARGEST_FLOAT, "maximum": LARGEST_FLOAT}
+    largest = 255 if spec.dtype == "uint8" else spec.num_classes - 1
+    return {"type": "integer", "minimum": 0, "maximum": largest}
 
 
 def _several_files(most: int) -> Schema:

@@ -8,6 +8,7 @@ from torch import Tensor
 from datastore.contents import Ids
 from datastore.examples import Added, Selection
 from datastore.neighbors import Neighbors
+from datastore.prediction.class_prior import ClassPrior
 from datastore.store_reader import StoreReader
 from knnper.data.examples import InputSpec
 
@@ -33,6 +34,10 @@ class Prediction(Protocol):
     @property
     def global_probabilities(self) -> Tensor:
         """p_global, float32 of shape (n, c)."""
+
+    @property
+    def adapted_probabilities(self) -> Tensor | None:
+        """p_global with the class prior, float32 of shape (n, c); None without one."""
 
     @property
     def knn_weight(self) -> float:
@@ -117,6 +122,10 @@ class Serving(Protocol):
     @property
     def kernel_scale(self) -> float:
         """σ, the scale of the distances."""
+
+    @property
+    def class_prior(self) -> ClassPrior | None:
+        """How the global model is adapted to the labels that are stored."""
 
     @property
     def accuracy(self) -> Accuracy:

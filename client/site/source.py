@@ -29,6 +29,9 @@ class SiteSource:
         """Return the test split."""
         return self.site.test.examples
 
+    def class_weights(self, client: str) -> None:
+        """Return None: a site's own test examples all count the same."""
+
     def is_seen(self, client: str) -> bool:  # noqa: ARG002
         """Return whether the client takes part in training."""
         return self.train

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from datastore.prediction.class_prior import ClassPrior
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -16,11 +18,20 @@ class Choice:
         k, at least 1.
     kernel_scale
         σ, positive.
+    class_prior
+        How the global model is adapted to the client's shares of the classes; None
+        leaves it as it is.
     """
 
     knn_weight: float
     num_neighbors: int
     kernel_scale: float
+    class_prior: ClassPrior | None = None
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether anything but the global model as it is has a say."""
+        return self.knn_weight > 0 or self.class_prior is not None
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ Two ways to get them: a split that is not in the store, or the stored examples
 themselves, each of them looked up among all others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from datastore.neighbors import Neighbors
+from datastore.prediction.class_prior import reweighted
 from datastore.validation import require_probabilities
 
 
@@ -33,6 +34,10 @@ class Queries:
         p_global, shape (m, c), rows summing to 1.
     labels
         int64, shape (m,), in [0, c).
+    class_ratios
+        q/π of the examples that a query is looked up in, float64 of shape (m, c) or
+        (1, c); None where the global model stays as it is. See
+        `datastore.prediction.class_prior`.
 
     Raises
     ------
@@ -43,12 +48,30 @@ class Queries:
     embeddings: Tensor
     probabilities: Tensor
     labels: Tensor
+    class_ratios: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_probabilities("global probabilities", self.probabilities)
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
+
+    def take(self, chosen: Tensor) -> "Queries":
+        """Return those that a bool (m,) marks."""
+        ratios = self.class_ratios
+        return Queries(
+            self.embeddings[chosen],
+            self.probabilities[chosen],
+            self.labels[chosen],
+            None if ratios is None else ratios.expand(len(self), -1)[chosen],
+        )
+
+    def adapted(self, sharpness: float) -> "Queries":
+        """Return them as the global model sees them with the class prior and a β."""
+        if self.class_ratios is None:
+            return self
+        seen = reweighted(self.probabilities, self.class_ratios, sharpness)
+        return replace(self, probabilities=seen)
 
 
 @dataclass(frozen=True)
@@ -71,6 +94,18 @@ class Evidence:
 
     def __len__(self) -> int:
         return len(self.queries) if self.squared_distances.shape[1] > 0 else 0
+
+    def take(self, chosen: Tensor) -> "Evidence":
+        """Return that of the queries which a bool (m,) marks."""
+        return Evidence(
+            self.queries.take(chosen),
+            self.squared_distances[chosen],
+            self.neighbor_labels[chosen],
+        )
+
+    def adapted(self, sharpness: float) -> "Evidence":
+        """Return what they show of the global model with the class prior and a β."""
+        return replace(self, queries=self.queries.adapted(sharpness))
 
 
 def held_out(store: Searchable, queries: Queries, num_neighbors: int) -> Evidence:

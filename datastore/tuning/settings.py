@@ -13,7 +13,7 @@ from knnper.config.ranges import (
 )
 from knnper.config.sections import Settings
 
-CriterionName = Literal["accuracy", "log_loss"]
+CriterionName = Literal["accuracy", "log_loss", "both"]
 EvidenceName = Literal["validation", "leave_one_out", "auto"]
 EvidenceKind = Literal["none", "validation", "leave_one_out"]
 
@@ -47,7 +47,8 @@ class TuningSettings(Settings):
     ----------
     criterion
         ``accuracy``: most examples right. ``log_loss``: the largest sum of
-        log p(y|x) of the mixture.
+        log p(y|x) of the mixture. ``both``: most examples right, and a hundredth of
+        that sum, which decides where few examples leave ties.
     evidence
         What is scored. ``validation``: the validation split, with the training split
         as the store. ``leave_one_out``: every example of both, with all others as the

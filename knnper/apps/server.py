@@ -10,7 +10,8 @@ from knnper.apps.site_run import lead_sites
 from knnper.data.site.agreement import SitesSettings
 from server.observer import LoggingObserver
 from server.run_folder import RunFolder
-from simulation.report import as_markdown, comparison_table, load_run
+from simulation.reporting.runs import load_run
+from simulation.reporting.table import as_markdown, table_of_run
 
 # Flower shows, and streams to `flwr run --stream`, what is written to this log.
 log = logging.getLogger("flwr")
@@ -30,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         folder = _lead(grid, order, observer)
     finally:
         observer.finished()
-    log.info("\n%s", as_markdown(comparison_table([load_run(folder.path)])))
+    log.info("\n%s", as_markdown(table_of_run(load_run(folder.path))))
     log.info("everything about this run is in %s", folder.path)
 
 

@@ -9,6 +9,7 @@ from server.conduct import Conductor
 from server.observer import Observer
 from server.run_folder import RunFolder
 from simulation.flower_engine import carrier_folder, flower_federation
+from simulation.label_counts import keep_label_counts
 from simulation.workbench import open_workbench
 
 
@@ -18,6 +19,7 @@ def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFol
     bench = open_workbench(order.experiment)
     folder = order.folder()
     with folder.locked(), carrier_folder(order.experiment.run) as shared:
+        keep_label_counts(bench.clients, folder.path)
         federation = flower_federation(
             grid, bench, folder.path, shared, threading.Event()
         )

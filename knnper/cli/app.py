@@ -14,7 +14,7 @@ from knnper.cli.doctor import doctor
 from knnper.cli.errors import ErrorReportingGroup
 from knnper.cli.export import export
 from knnper.cli.federation.app import federation
-from knnper.cli.figure import figure
+from knnper.cli.figures.app import figure
 from knnper.cli.methods import methods
 from knnper.cli.onboard import onboard
 from knnper.cli.partition import partition
@@ -24,6 +24,7 @@ from knnper.cli.server import server
 from knnper.cli.simulate import simulate
 from knnper.cli.store.app import store
 from knnper.cli.submit import submit, watch
+from knnper.cli.sweep import sweep
 
 app = typer.Typer(
     name="knnper",
@@ -58,6 +59,7 @@ def root(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     simulate,
     compare,
+    sweep,
     report,
     partition,
     methods,

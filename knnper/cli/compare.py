@@ -40,7 +40,7 @@ def compare(
     from pydantic_core import to_jsonable_python
 
     from knnper.durable_files import write_atomically
-    from simulation.comparison.code import num_made_otherwise
+    from simulation.batch.code import num_made_otherwise
     from simulation.comparison.comparing import compare as run_comparison
     from simulation.comparison.comparing import folders_of, num_runs
     from simulation.comparison.plan import read_comparison

@@ -39,7 +39,9 @@ def progress_observer() -> Iterator[Observer]:
 
 
 @contextlib.contextmanager
-def run_counter(total: int) -> Iterator[Callable[[int, bool], None]]:
+def run_counter(
+    total: int, noun: str = "runs"
+) -> Iterator[Callable[[int, bool], None]]:
     """Yield a function that is told how many more of ``total`` runs are done.
 
     Beside the number it takes whether they were made just now; the time that is left is
@@ -47,16 +49,16 @@ def run_counter(total: int) -> Iterator[Callable[[int, bool], None]]:
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield line_counter(total, say)
+        yield line_counter(total, say, noun=noun)
         return
     columns = (
-        TextColumn("runs"),
+        TextColumn(noun),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("runs", total=total, left="")
+        task = progress.add_task(noun, total=total, left="")
         left = TimeLeft(total)
 
         def advance(number: int, made: bool) -> None:
@@ -102,6 +104,7 @@ def line_counter(
     total: int,
     write: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
+    noun: str = "runs",
 ) -> Callable[[int, bool], None]:
     """Return a counter that writes a line now and then; see `run_counter`."""
     left, last_line = TimeLeft(total, clock), clock() - SECONDS_BETWEEN_LINES
@@ -111,7 +114,7 @@ def line_counter(
         left.note(number, made=made)
         if clock() - last_line >= SECONDS_BETWEEN_LINES or left.done == total:
             last_line = clock()
-            write(f"{left.done}/{total} runs {left.phrase()}".rstrip())
+            write(f"{left.done}/{total} {noun} {left.phrase()}".rstrip())
 
     return advance
 

@@ -1,41 +1,108 @@
-"""``knnper report``: finished runs side by side."""
+"""``knnper report``: finished runs side by side, as a table and as a page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from knnper.cli.options import AsJson
-from knnper.cli.output import print_json, print_table
+from knnper.cli.output import print_json, print_table, say
+
+if TYPE_CHECKING:
+    from simulation.reporting.report import Findings, Report
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Folders of finished runs, of comparisons or of sweeps.",
+    ),
 ]
 AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", help="Write the table as Markdown.")
+    bool, typer.Option("--markdown", help="Write the whole report as Markdown.")
+]
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--html", metavar="FILE", help="Write the report as one page that needs no net."
+    ),
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", help="Write the table with all figures."),
+]
+FigureFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
 ]
 
 
 def report(
-    runs: RunFolders, as_json: AsJson = False, markdown: AsMarkdown = False
+    runs: RunFolders,
+    as_json: AsJson = False,
+    markdown: AsMarkdown = False,
+    html: HtmlFile = None,
+    csv_file: CsvFile = None,
+    figures: FigureFolder = None,
 ) -> None:
-    """Compare finished runs: one row a method, for seen and unseen clients."""
+    """Compare finished runs: means and 95 % intervals over the seeds.
+
+    Runs that differ in the seed alone are one row, for seen and for unseen clients.
+    """
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
-    # Loading the titles of the methods loads torch.
-    from simulation.report import (
-        as_cells,
-        as_documents,
-        as_markdown,
-        comparison_table,
-        load_run,
-    )
+    # All below loads torch, which `knnper --help` need not wait for.
+    from simulation.reporting.report import findings_of
 
-    rows = comparison_table(load_run(path) for path in runs)
+    findings = findings_of(runs)
+    if csv_file is not None:
+        _write_csv(findings, csv_file)
+    if markdown or html is not None or figures is not None:
+        _write(findings, markdown, html, figures)
+    if not markdown:
+        _show(findings, as_json)
+
+
+def _show(findings: "Findings", as_json: bool) -> None:
+    from simulation.reporting.table import as_cells, as_documents
+
     if as_json:
-        print_json(as_documents(rows))
-    elif markdown:
-        typer.echo(as_markdown(rows))
-    else:
-        header, *cells = as_cells(rows)
-        print_table(header, cells)
+        print_json(as_documents(findings.rows))
+        return
+    header, *cells = as_cells(findings.rows)
+    print_table(header, cells)
+    for remark in findings.remarks:
+        say(remark)
+
+
+def _write_csv(findings: "Findings", path: Path) -> None:
+    from simulation.reporting.files import write_text
+    from simulation.reporting.table import as_csv
+
+    write_text(path, as_csv(findings.rows))
+    say(f"The table with all figures is in {path}")
+
+
+def _write(
+    findings: "Findings", markdown: bool, html: Path | None, figures: Path | None
+) -> None:
+    from simulation.reporting.page import as_markdown_report
+    from simulation.reporting.report import report_of
+
+    made = report_of(findings)
+    if html is not None:
+        _write_html(made, html)
+    if figures is not None:
+        from simulation.reporting.files import write_figures
+
+        say(f"{len(write_figures(made.sections, figures))} files are in {figures}")
+    if markdown:
+        typer.echo(as_markdown_report(made, figures))
+
+
+def _write_html(made: "Report", path: Path) -> None:
+    from simulation.reporting.files import write_text
+    from simulation.reporting.page import as_html
+
+    write_text(path, as_html(made))
+    say(f"The report is in {path}: one file, open it with a browser")

@@ -127,12 +127,13 @@ def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
 
 
 def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> None:
-    from simulation.report import as_cells, comparison_table, load_run
+    from simulation.reporting.runs import load_run
+    from simulation.reporting.table import as_cells, table_of_run
 
     if as_json:
         print_json(results)
         return
-    header, *rows = as_cells(comparison_table([load_run(folder.path)]))
+    header, *rows = as_cells(table_of_run(load_run(folder.path)))
     print_table(header, rows)
     say(f"Everything about this run is in {folder.path}")
 

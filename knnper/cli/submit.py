@@ -183,8 +183,9 @@ def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _show(place: Path) -> None:
-    from simulation.report import as_cells, comparison_table, load_run
+    from simulation.reporting.runs import load_run
+    from simulation.reporting.table import as_cells, table_of_run
 
-    header, *rows = as_cells(comparison_table([load_run(place)]))
+    header, *rows = as_cells(table_of_run(load_run(place)))
     print_table(header, rows)
     say(f"Everything about this run is in {place}")

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.sections import Augmentation
-from knnper.data.examples import InputDtype, InputSpec
+from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
 
 FRAME = 4
 """Pixels by which a crop is moved at most; never so far that it holds no image."""
@@ -66,7 +66,7 @@ def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
     Raises
     ------
     ConfigError
-        If ``spec`` describes features and ``augmentation`` is not ``none``.
+        If ``spec`` describes features or text and ``augmentation`` is not ``none``.
     """
     problems = list(augmentation_problems(augmentation, spec.dtype))
     if problems:
@@ -79,7 +79,7 @@ def augmentation_problems(
     """Yield why inputs of this type cannot be changed so."""
     if dtype != "uint8" and augmentation != "none":
         message = (
-            f"found {augmentation!r}, but the inputs are rows of features ({dtype}), "
+            f"found {augmentation!r}, but the inputs are {KINDS_OF_INPUT[dtype]}, "
             "which cannot be flipped or cropped; expected 'none'"
         )
         yield Problem("training.augmentation", message)

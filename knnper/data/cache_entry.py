@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 
 from knnper.config.errors import DataError
 from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
+from knnper.data.examples import InputDtype, InputSpec
 from knnper.data.pixel_statistics import channel_statistics
+from knnper.data.row_file import RowFile, rows_in_parts
 from knnper.data.whole_entry import sync_to_disc
 
 FORMAT_VERSION = 1
@@ -32,10 +33,16 @@ class Contents:
         One for each label.
     coarse_of
         The coarse label of each label, or None.
+    dtype
+        What the images are: pixels, or the ids of text.
+    domain_names
+        One for each domain, where there are any.
     """
 
     class_names: tuple[str, ...]
     coarse_of: tuple[int, ...] | None = None
+    dtype: Literal["uint8", "token"] = "uint8"
+    domain_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Manifest:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shapes: dict[str, tuple[int, ...]]
+    dtype: InputDtype = "uint8"
+    domain_names: tuple[str, ...] = ()
 
 
 class EntryWriter:
@@ -63,6 +72,7 @@ class EntryWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._arrays: dict[str, np.memmap[Any, Any]] = {}
+        self._grown: dict[str, RowFile] = {}
 
     def new_images(
         self, split: Split, shape: tuple[int, int, int, int]
@@ -101,19 +111,76 @@ class EntryWriter:
         """Store whom each of the n images of a split belongs to."""
         self._put_integers(f"{split}_client_ids", client_ids)
 
+    def put_domain_ids(
+        self, split: Split, domain_ids: Sequence[int] | NDArray[np.integer]
+    ) -> None:
+        """Store which domain each of the n images of a split is from."""
+        self._put_integers(f"{split}_domain_ids", domain_ids)
+
+    def append_of_client(
+        self,
+        split: Split,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        client_id: int,
+    ) -> None:
+        """Store some of a client's images after those that are there already.
+
+        For data sets of which only a part is in memory at a time. A split is either
+        appended to or put as a whole.
+
+        Parameters
+        ----------
+        images
+            uint8, shape (n, height, width, channels).
+        labels
+            Shape (n,).
+        client_id
+            Whom all of them belong to.
+
+        Raises
+        ------
+        DataError
+            If there is not enough room on the disc.
+        """
+        self._require_room(images.nbytes)
+        self._append(f"{split}_images", images)
+        self._append(f"{split}_labels", labels)
+        self._append(f"{split}_client_ids", np.full(len(labels), client_id, np.int64))
+
     def seal(self, name: str, contents: Contents) -> None:
         """Write the manifest and see to it that everything is on the disc."""
-        mean, std = channel_statistics(self._arrays["train_images"])
-        shapes = {key: array.shape for key, array in self._arrays.items()}
+        shapes = self._finish()
+        mean, std = self._statistics(contents)
         manifest = Manifest(
             FORMAT_VERSION, name, **asdict(contents), mean=mean, std=std, shapes=shapes
         )
-        for array in self._arrays.values():
-            array.flush()
         (self._folder / _MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
         for file in self._folder.iterdir():
             sync_to_disc(file)
         sync_to_disc(self._folder)
+
+    def _statistics(
+        self, contents: Contents
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if contents.dtype == "token":
+            return (), ()
+        return channel_statistics(rows_in_parts(self._file("train_images")))
+
+    def _finish(self) -> dict[str, tuple[int, ...]]:
+        """Bring all arrays into their files; return their shapes."""
+        for array in self._arrays.values():
+            array.flush()
+        mapped = {name: array.shape for name, array in self._arrays.items()}
+        return mapped | {name: rows.finish() for name, rows in self._grown.items()}
+
+    def _append(self, name: str, rows: NDArray[Any]) -> None:
+        if name not in self._grown:
+            self._grown[name] = RowFile(self._file(name), rows.shape[1:], rows.dtype)
+        self._grown[name].append(rows)
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"
 
     def _put_integers(
         self, name: str, values: Sequence[int] | NDArray[np.integer]
@@ -124,7 +191,7 @@ class EntryWriter:
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.memmap[Any, Any]:
-        file = self._folder / f"{name}.npy"
+        file = self._file(name)
         array = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
         self._arrays[name] = array
         return array
@@ -164,9 +231,11 @@ def read_entry(folder: Path) -> Dataset:
             num_classes=len(manifest.class_names),
             mean=manifest.mean,
             std=manifest.std,
+            dtype=manifest.dtype,
         ),
         class_names=manifest.class_names,
         coarse_of=manifest.coarse_of,
+        domain_names=manifest.domain_names,
     )
 
 
@@ -184,4 +253,5 @@ def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
         images=arrays[f"{split}_images"],
         labels=arrays[f"{split}_labels"],
         client_ids=arrays.get(f"{split}_client_ids"),
+        domain_ids=arrays.get(f"{split}_domain_ids"),
     )

@@ -8,12 +8,20 @@ from typing import Any
 from knnper.config.sections import Settings
 from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.domain_folder import DomainFolderSettings, load_domain_folder
 from knnper.data.image_folder import ImageFolderSettings, load_image_folder
+from knnper.data.leaf.femnist_hub import FemnistHubSettings, load_femnist_hub
+from knnper.data.leaf.loading import (
+    LeafSettings,
+    load_leaf_femnist,
+    load_leaf_shakespeare,
+)
 from knnper.data.synthetic_mixture import (
     SyntheticMixtureSettings,
     load_synthetic_mixture,
 )
 from knnper.data.table_set import TableSettings, load_table
+from knnper.data.text.plays import PlaysSettings, load_plays
 from knnper.data.torchvision_sets import (
     DownloadSettings,
     EmnistSettings,
@@ -22,6 +30,7 @@ from knnper.data.torchvision_sets import (
     load_emnist,
     load_fashion_mnist,
 )
+from knnper.data.user_csv import UserCsvSettings, load_user_csv
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,29 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             ImageFolderSettings,
             load_image_folder,
         ),
+        "domain_folder": DataSpec(
+            "Domain folder",
+            "your own images of several domains: ROOT/DOMAIN/CLASS/FILE",
+            DomainFolderSettings,
+            load_domain_folder,
+        ),
+        "user_csv": DataSpec(
+            "User CSV",
+            "images of many users, listed in CSV files, as Google Landmarks is",
+            UserCsvSettings,
+            load_user_csv,
+        ),
         "table": DataSpec(
             "Table",
             "your own rows of features: CSV or Parquet files, a column a feature",
             TableSettings,
             load_table,
+        ),
+        "plays": DataSpec(
+            "Plays",
+            "your own text: plays, or what each speaker says; the next character",
+            PlaysSettings,
+            load_plays,
         ),
         "synthetic_mixture": DataSpec(
             "Synthetic mixture",
@@ -93,6 +120,24 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             "handwritten letters and digits of 28x28 pixels, 10 to 62 classes",
             EmnistSettings,
             load_emnist,
+        ),
+        "leaf_femnist": DataSpec(
+            "FEMNIST (LEAF)",
+            "EMNIST by writer, from LEAF's files: 3,550 writers, 62 classes",
+            LeafSettings,
+            load_leaf_femnist,
+        ),
+        "femnist_hub": DataSpec(
+            "FEMNIST (Hub)",
+            "the same, downloaded from the Hugging Face Hub through flwr-datasets",
+            FemnistHubSettings,
+            load_femnist_hub,
+        ),
+        "leaf_shakespeare": DataSpec(
+            "Shakespeare (LEAF)",
+            "the next character, by speaking role, from LEAF's files",
+            LeafSettings,
+            load_leaf_shakespeare,
         ),
     }
 )

@@ -83,9 +83,15 @@ def decoded(paths: Sequence[Path], image_shape: ImageShape) -> Tensor:
     Raises
     ------
     DataError
-        If one cannot be read.
+        If one cannot be read, or inputs of this shape are no images.
     """
     height, width, channels = image_shape
+    if channels not in (1, 3):
+        shape = " x ".join(map(str, image_shape))
+        raise DataError(
+            f"{paths[0]}: image files have 1 or 3 channels, but inputs of the shape "
+            f"{shape} are expected; give an .npz file"
+        )
     images = torch.empty((len(paths), *image_shape), dtype=torch.uint8)
     for row, path in enumerate(paths):
         pixels = read_image(path, channels, (height, width))

@@ -22,11 +22,14 @@ class LabelledArrays:
         int64, shape (n,).
     client_ids
         int64, shape (n,): who each image belongs to, where the data set says so.
+    domain_ids
+        int64, shape (n,): which domain each image is from, where the data set says so.
     """
 
     images: NDArray[np.uint8 | np.float32]
     labels: NDArray[np.int64]
     client_ids: NDArray[np.int64] | None = None
+    domain_ids: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,6 +61,9 @@ class Dataset:
         None where the data set has one level of labels.
     feature_names
         For rows of features, what each of them is called.
+    domain_names
+        One for each of the domains that the images are from; empty where the data set
+        says nothing of them.
     """
 
     name: str
@@ -67,3 +73,4 @@ class Dataset:
     class_names: tuple[str, ...]
     coarse_of: tuple[int, ...] | None = None
     feature_names: tuple[str, ...] = ()
+    domain_names: tuple[str, ...] = ()

@@ -8,22 +8,36 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-InputDtype: TypeAlias = Literal["uint8", "float32"]
+InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
+StoredDtype: TypeAlias = Literal["uint8", "float32"]
 
-TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = MappingProxyType(
-    {"uint8": torch.uint8, "float32": torch.float32}
+_STORED_DTYPES: Mapping[InputDtype, StoredDtype] = MappingProxyType(
+    {"uint8": "uint8", "float32": "float32", "token": "uint8"}
 )
+TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = MappingProxyType(
+    {"uint8": torch.uint8, "float32": torch.float32, "token": torch.uint8}
+)
+
+KINDS_OF_INPUT: Mapping[InputDtype, str] = MappingProxyType(
+    {
+        "uint8": "images (uint8)",
+        "float32": "rows of features (float32)",
+        "token": "text (token)",
+    }
+)
+"""What inputs of each type are called where they are refused."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Some labelled images, or rows of features, in memory.
+    """Some labelled images, rows of features or windows of text, in memory.
 
     Attributes
     ----------
     images
-        Shape (n, height, width, channels), of the type that `InputSpec.dtype` says. A
-        row of d features is an image of shape (1, 1, d).
+        Shape (n, height, width, channels), of the type that `InputSpec.stored_dtype`
+        says. A row of d features is an image of shape (1, 1, d), and so is a window of
+        d characters.
     labels
         int64, shape (n,).
     """
@@ -73,14 +87,17 @@ class InputSpec:
     Attributes
     ----------
     image_shape
-        (height, width, channels); (1, 1, d) for rows of d features.
+        (height, width, channels); (1, 1, d) for rows of d features, and for windows of
+        d characters.
     num_classes
         c, the number of labels.
     mean, std
         Per channel; used to normalise. For ``uint8`` they are those of pixel values
-        scaled to [0, 1], for ``float32`` those of the values as they are.
+        scaled to [0, 1], for ``float32`` those of the values as they are. Empty for
+        ``token``.
     dtype
-        ``uint8`` for images, ``float32`` for features.
+        ``uint8`` for images, ``float32`` for features, ``token`` for text: ids from 0
+        to c - 1, of what the labels are also of.
     """
 
     image_shape: tuple[int, int, int]
@@ -88,6 +105,11 @@ class InputSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     dtype: InputDtype = "uint8"
+
+    @property
+    def stored_dtype(self) -> StoredDtype:
+        """The type of the numbers that an input is made of: ids of text are uint8."""
+        return _STORED_DTYPES[self.dtype]
 
 
 def no_examples(spec: InputSpec) -> Examples:

@@ -2,12 +2,15 @@
 
 import hashlib
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from knnper.config.errors import DataError
 from knnper.data.cache_entry import Split
+
+_LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,7 @@ class FolderListing:
 
     def fingerprint(self) -> str:
         """Return a digest of all relative paths, sizes, and times of modification."""
-        digest = hashlib.sha256("\0".join(self.class_names).encode())
-        for split in self.splits:
-            for file in self.files[split]:
-                path = f"{split}/{file.class_name}/{file.name}"
-                line = f"{path}\0{file.num_bytes}\0{file.modified_ns}\n"
-                digest.update(line.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
+        return digest_of(self.class_names, self.files.items())
 
 
 def list_folder(root: Path) -> FolderListing:
@@ -73,33 +70,73 @@ def list_folder(root: Path) -> FolderListing:
         If a split is missing or empty, ``test`` has a class that ``train`` has not, or
         something lies where it does not belong.
     """
-    class_names = _class_names(root / "train")
-    unknown = sorted(set(_class_names(root / "test")) - set(class_names))
+    class_names = folder_names(root / "train", _LAYOUT)
+    unknown = sorted(set(folder_names(root / "test", _LAYOUT)) - set(class_names))
     if unknown:
         raise DataError(
             f"{root / 'test'} has classes that {root / 'train'} does not have: "
             f"{', '.join(unknown)}; the classes are those of train"
         )
-    files = {split: _files(root / split) for split in FolderListing.splits}
+    splits = FolderListing.splits
+    files = {split: files_below(root / split, _LAYOUT) for split in splits}
     return FolderListing(root, class_names, files)
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def digest_of(
+    class_names: Sequence[str], files: Iterable[tuple[str, Sequence[FoundFile]]]
+) -> str:
+    """Return a digest of all relative paths, sizes, and times of modification.
+
+    Parameters
+    ----------
+    files
+        Of each folder that holds class folders, its name and its files.
+    """
+    digest = hashlib.sha256("\0".join(class_names).encode())
+    for folder, found in files:
+        for file in found:
+            path = f"{folder}/{file.class_name}/{file.name}"
+            line = f"{path}\0{file.num_bytes}\0{file.modified_ns}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, ...]:
+    """Return the names of the folders in ``folder``, sorted, without hidden ones.
+
+    Parameters
+    ----------
+    layout
+        What ``data.root`` must hold; said where it does not.
+    what
+        What each of the folders stands for.
+
+    Raises
+    ------
+    DataError
+        If ``folder`` is none, or holds files.
+    """
     if not folder.is_dir():
-        raise DataError(
-            f"{folder} is not a folder; data.root must hold train/CLASS/FILE and "
-            "test/CLASS/FILE"
-        )
+        raise DataError(f"{folder} is not a folder; data.root must hold {layout}")
     children = [child for child in folder.iterdir() if not child.name.startswith(".")]
     for child in children:
         if not child.is_dir():
-            raise DataError(f"{child} is a file where a class folder is expected")
+            raise DataError(f"{child} is a file where a {what} folder is expected")
     return tuple(sorted(child.name for child in children))
 
 
-def _files(folder: Path) -> list[FoundFile]:
+def files_below(folder: Path, layout: str) -> list[FoundFile]:
+    """Return the files in ``folder``/CLASS, sorted by class and name.
+
+    Raises
+    ------
+    DataError
+        If there is none, or something lies where it does not belong.
+    """
     found = [
-        file for name in _class_names(folder) for file in _files_of_class(folder, name)
+        file
+        for name in folder_names(folder, layout)
+        for file in _files_of_class(folder, name)
     ]
     if not found:
         raise DataError(f"{folder} holds no images; put them into {folder}/CLASS")

@@ -1,27 +1,28 @@
 """Mean and standard deviation of each channel."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
-_IMAGES_AT_ONCE = 4096
-
 
 def channel_statistics(
-    images: NDArray[np.uint8],
+    parts: Iterable[NDArray[np.uint8]],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of pixels scaled to [0, 1].
 
     Parameters
     ----------
-    images
-        uint8, shape (n, height, width, channels), n >= 1.
+    parts
+        Some of the images each, uint8 of shape (n, height, width, channels); one image
+        at least in all.
 
     Notes
     -----
-    Computed from exact histograms, a part of the images at a time. A channel that
-    never varies gets a standard deviation of 1, so that it can be divided by.
+    Computed from exact histograms, so that it does not depend on the parts. A channel
+    that never varies gets a standard deviation of 1, so that it can be divided by.
     """
-    histograms = _histograms(images)
+    histograms = np.sum([_histograms(part) for part in parts], axis=0)
     weights = histograms / histograms.sum(axis=1, keepdims=True)
     values = np.arange(256) / 255.0
     means = weights @ values
@@ -35,8 +36,6 @@ def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Count each of the 256 values in each channel; shape (channels, 256)."""
     channels = images.shape[-1]
     counts = np.zeros((channels, 256), dtype=np.int64)
-    for start in range(0, len(images), _IMAGES_AT_ONCE):
-        part = images[start : start + _IMAGES_AT_ONCE]
-        for channel in range(channels):
-            counts[channel] += np.bincount(part[..., channel].ravel(), minlength=256)
+    for channel in range(channels):
+        counts[channel] = np.bincount(images[..., channel].ravel(), minlength=256)
     return counts

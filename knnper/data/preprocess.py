@@ -1,9 +1,57 @@
-"""From stored images or features to what a model takes."""
+"""From stored images, features or text to what a model takes."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from knnper.config.errors import DataError
 from knnper.data.examples import InputSpec
+
+
+def normalizer(
+    spec: InputSpec, device: torch.device = torch.device("cpu")
+) -> Callable[[Tensor], Tensor]:
+    """Return what brings stored inputs to the form that models take.
+
+    Parameters
+    ----------
+    spec
+        Says what the inputs are: text is passed on by `TokenIds`, all else is
+        standardised by a `Normalizer`.
+    device
+        Where the inputs are when they are normalised.
+    """
+    return TokenIds(spec) if spec.dtype == "token" else Normalizer(spec, device)
+
+
+class TokenIds:
+    """Passes the ids of text on as they are, in the order of axes that models take.
+
+    Parameters
+    ----------
+    spec
+        Gives the number of ids that there are.
+    """
+
+    def __init__(self, spec: InputSpec) -> None:
+        self._num_ids = spec.num_classes
+
+    def __call__(self, windows: Tensor) -> Tensor:
+        """Return int64 of shape (n, T, 1, 1) from ids, uint8 of shape (n, 1, 1, T).
+
+        Raises
+        ------
+        DataError
+            If there is an id of no character.
+        """
+        largest = int(windows.max()) if windows.numel() else 0
+        if largest >= self._num_ids:
+            raise DataError(
+                f"found the id {largest} in a text, expected ids from 0 to "
+                f"{self._num_ids - 1}, as knnper.data.text.alphabet.encode makes them"
+            )
+        return windows.to(torch.int64).permute(0, 3, 1, 2)
 
 
 class Normalizer:

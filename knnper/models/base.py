@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from knnper.config.sections import Settings
 
@@ -35,11 +36,17 @@ class EmbeddingModel(nn.Module, ABC):
     classifier
         The layers of the head, from (n, p) to logits (n, c). Whatever lies outside
         belongs to φ.
+    published_head
+        What files from elsewhere may call the head instead of ``classifier``.
+    learns_from_embeddings
+        Whether `losses` depends on the inputs through φ(x) alone.
     """
 
     embedding_dim: int
     num_classes: int
     classifier: nn.Module
+    published_head: str = "classifier"
+    learns_from_embeddings: bool = True
 
     @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
@@ -48,7 +55,8 @@ class EmbeddingModel(nn.Module, ABC):
         Parameters
         ----------
         x
-            Normalised images, float32 of shape (n, channels, height, width).
+            Normalised images, float32 of shape (n, channels, height, width); of text
+            ids, int64 of shape (n, T, 1, 1).
         """
 
     def head(self, z: Tensor) -> Tensor:
@@ -59,3 +67,21 @@ class EmbeddingModel(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of ``x``, shape (n, c)."""
         return self.head(self.embed(x))
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return what training minimises the mean of, of each example: -log h(x)[y].
+
+        Parameters
+        ----------
+        inputs
+            As `embed` takes them, n of them.
+        labels
+            int64, shape (n,).
+
+        Returns
+        -------
+        Tensor
+            float32, shape (n,).
+        """
+        logits = self(inputs).float()
+        return functional.cross_entropy(logits, labels, reduction="none")

@@ -9,17 +9,20 @@ import torch
 
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import InputSpec
+from knnper.data.examples import InputDtype, InputSpec
 from knnper.models.base import EmbeddingModel, ModelSettings
+from knnper.models.checks import require_type
 from knnper.models.flat import FlatModel
 from knnper.models.leaf_cnn import LeafCnn, LeafCnnSettings
 from knnper.models.mlp import Mlp, MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
 from knnper.models.pretrained import load_weights
+from knnper.models.resnet18 import ResNet18, ResNet18Settings
 from knnper.models.softmax_regression import (
     SoftmaxRegression,
     SoftmaxRegressionSettings,
 )
+from knnper.models.stacked_lstm import StackedLstm, StackedLstmSettings
 from knnper.models.tiny_cnn import TinyCnn, TinyCnnSettings
 
 
@@ -38,12 +41,15 @@ class ModelSpec:
     build
         ``(settings, spec) -> EmbeddingModel`` with random weights, drawn from torch's
         generator.
+    takes
+        The types of inputs that it is made for.
     """
 
     title: str
     summary: str
     settings_type: type[ModelSettings]
     build: Callable[[Any, InputSpec], EmbeddingModel]
+    takes: tuple[InputDtype, ...] = ("uint8", "float32")
 
 
 MODELS: Mapping[str, ModelSpec] = {
@@ -65,17 +71,30 @@ MODELS: Mapping[str, ModelSpec] = {
         settings_type=MobileNetV2Settings,
         build=MobileNetV2,
     ),
+    "resnet18": ModelSpec(
+        title="ResNet-18",
+        summary="For photographs, or small images with its other stem; p is 512.",
+        settings_type=ResNet18Settings,
+        build=ResNet18,
+    ),
     "mlp": ModelSpec(
         title="MLP",
-        summary="Fully connected hidden layers, for rows of features; takes any input.",
+        summary="Fully connected hidden layers, for rows of features or images.",
         settings_type=MlpSettings,
         build=Mlp,
     ),
     "softmax_regression": ModelSpec(
         title="Softmax regression",
-        summary="One linear layer on the inputs as they are; takes any input.",
+        summary="One linear layer on the inputs as they are, features or images.",
         settings_type=SoftmaxRegressionSettings,
         build=SoftmaxRegression,
+    ),
+    "stacked_lstm": ModelSpec(
+        title="Stacked LSTM",
+        summary="LEAF's network for the next character; embeddings of 1024 numbers.",
+        settings_type=StackedLstmSettings,
+        build=StackedLstm,
+        takes=("token",),
     ),
 }
 
@@ -102,7 +121,7 @@ def build_model(
     Raises
     ------
     ConfigError
-        If the model does not take such images, or the weights file does not fit.
+        If the model does not take such inputs, or the weights file does not fit.
     TypeError
         If the settings are those of another model.
     """
@@ -112,6 +131,7 @@ def build_model(
             f"{choice.name} takes {entry.settings_type.__name__}, "
             f"found {type(settings).__name__}"
         )
+    require_type(spec, entry.takes, choice.name)
     with rng.torch():
         module = entry.build(settings, spec)
     if settings.weights is not None:

@@ -1,9 +1,25 @@
 """What a data set must look like for a model to take it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from knnper.config.errors import ConfigError, Problem
-from knnper.data.examples import InputSpec
+from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
+
+
+def require_type(spec: InputSpec, allowed: Sequence[InputDtype], model: str) -> None:
+    """Refuse inputs whose type is not among ``allowed``.
+
+    Raises
+    ------
+    ConfigError
+        With the kind of input that was found.
+    """
+    if spec.dtype not in allowed:
+        expected = " or ".join(KINDS_OF_INPUT[dtype] for dtype in allowed)
+        raise _problem(
+            f"{model} takes {expected}, found {KINDS_OF_INPUT[spec.dtype]}; choose "
+            "another model or data set"
+        )
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:

@@ -23,14 +23,15 @@ def load_weights(module: EmbeddingModel, path: Path) -> None:
     module
         The model, freshly initialised.
     path
-        The file; its tensors are named as in ``module.state_dict()``.
+        The file; its tensors are named as in ``module.state_dict()``, and those of the
+        head so or by `EmbeddingModel.published_head`.
 
     Raises
     ------
     ConfigError
         If the file cannot be read, or does not fit the model outside the head.
     """
-    found = _read(path)
+    found = _with_own_head(_read(path), module.published_head)
     expected = module.state_dict()
     if _head_differs(expected, found):
         found = _without_head(found)
@@ -52,6 +53,16 @@ def _read(path: Path) -> dict[str, Tensor]:
             "path, or leave it out to start from random weights"
         )
         raise ConfigError([Problem("model.weights", message)]) from error
+
+
+def _with_own_head(tensors: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Return the tensors with those of the head called ``classifier``."""
+    return {
+        f"classifier.{name.removeprefix(f'{head}.')}"
+        if name.startswith(f"{head}.")
+        else name: tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _head_differs(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:

@@ -4,19 +4,19 @@ Every run has a folder named by what it is. A comparison that was interrupted, o
 file grew, makes only what is missing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from server.run_folder import RunFolder
-from simulation.comparison.plan import Candidate, Comparison, Row, key_of
-from simulation.comparison.playing import Order, is_done, training_identity, why_failed
-from simulation.comparison.workers import play_side_by_side
+from simulation.batch.families import Advance, families_of, folder_of, is_made
+from simulation.batch.playing import why_failed
+from simulation.batch.workers import play_side_by_side
+from simulation.comparison.plan import Candidate, Comparison, Row
 
-Advance = Callable[[int, bool], None]
-"""``(number, made) -> None``: so many more runs are done; made now, or before."""
+COMMAND = ("knnper", "compare")
 
 
 @dataclass(frozen=True)
@@ -119,33 +119,22 @@ def _is_tuned(row: Row) -> bool:
     return len(row.candidates) > 1
 
 
-def _folder_of(experiment: Experiment, folder: Path) -> Path:
-    return folder / "runs" / key_of(experiment)
-
-
 def _make(
-    experiments: Iterable[Experiment],
+    experiments: Sequence[Experiment],
     folder: Path,
     num_workers: int,
     advance: Advance,
 ) -> None:
     """Make the runs that are missing; families that train alike stay together."""
-    families: dict[str, list[Order]] = {}
-    for experiment in experiments:
-        order = Order.of(experiment, _folder_of(experiment, folder))
-        family = families.setdefault(training_identity(experiment), [])
-        if order in family:  # another row has the same run
-            advance(1, False)
-        else:
-            family.append(order)
-    missing = []
-    for family in families.values():
-        if all(is_done(order.folder) for order in family):
-            advance(len(family), False)
-        else:
-            missing.append(family)
+    families = families_of(experiments, folder, COMMAND)
+    missing = [family for family in families if not is_made(family)]
+    # What is found may be found twice: rows can have a run in common.
+    found = len(experiments) - sum(len(family.orders) for family in missing)
+    if found > 0:
+        advance(found, False)
     for size in play_side_by_side(missing, num_workers):
-        advance(size, True)
+        if size > 0:
+            advance(size, True)
 
 
 def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:
@@ -166,7 +155,7 @@ def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:
 
 
 def _scored(candidate: Candidate, folder: Path) -> Scored:
-    path = _folder_of(candidate.tuning, folder)
+    path = folder_of(candidate.tuning, folder)
     failure = why_failed(path)
     if failure is not None:
         return Scored(candidate, failure=failure)
@@ -183,7 +172,7 @@ def _outcome(
 ) -> Outcome:
     runs, failures = {}, {}
     for seed in comparison.seeds:
-        path = _folder_of(chosen.tested(seed), folder)
+        path = folder_of(chosen.tested(seed), folder)
         failure = why_failed(path)
         if failure is None:
             runs[seed] = path
@@ -201,7 +190,7 @@ def _outcome(
 def folders_of(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     """Return the folders of all runs that tuned or tested these rows."""
     tuned = [
-        _folder_of(one.candidate.tuning, folder)
+        folder_of(one.candidate.tuning, folder)
         for outcome in outcomes
         if len(outcome.tried) > 1
         for one in outcome.tried

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from knnper.config.document import results_identity
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
 from knnper.config.parsing import parse_settings
@@ -214,8 +213,3 @@ def _candidate(
         f"run.seed={settings.tuning_seed}", "partition.evaluate_on=validation"
     )
     return Candidate(values, tuning, tested)
-
-
-def key_of(experiment: Experiment) -> str:
-    """Return a short name of an experiment's folder: equal results, equal names."""
-    return results_identity(experiment)[:16]

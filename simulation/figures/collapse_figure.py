@@ -24,7 +24,7 @@ def draw_collapse(
 ) -> Mapping[str, PartRecord]:
     """Make the figure in the folder ``output``; go on with it where it was left.
 
-    Writes fedbasis-collapse.csv, .png, .svg and .json.
+    Writes fedbasis-collapse.csv, .png, .svg, .pdf and .json.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def draw_drift(
 ) -> DriftCurves:
     """Make the figure in the folder ``output``; go on with it where it was left.
 
-    Writes drift.csv, drift.png, drift.svg and drift.json.
+    Writes drift.csv, .png, .svg, .pdf and .json.
 
     Parameters
     ----------

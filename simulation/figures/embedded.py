@@ -41,6 +41,13 @@ class Embedded:
             self.labels[start:stop],
         )
 
+    def at(self, positions: Integers) -> "Embedded":
+        """Return the images at ``positions``, int64 of shape (m,)."""
+        chosen = torch.from_numpy(positions)
+        return Embedded(
+            self.embeddings[chosen], self.probabilities[chosen], self.labels[chosen]
+        )
+
     def followed_by(self, other: "Embedded") -> "Embedded":
         """Return these images and then ``other``'s."""
         return Embedded(

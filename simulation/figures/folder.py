@@ -138,10 +138,11 @@ class FigureFolder:
         write_atomically(self.path / name, text.getvalue())
 
     def write_pictures(self, name: str, figure: Figure) -> None:
-        """Write ``name``.png and ``name``.svg."""
+        """Write ``name``.png, ``name``.svg and ``name``.pdf."""
         # Without a date and with named parts, the same figure is the same file.
         with rc_context({"svg.hashsalt": name}):
             figure.savefig(self.path / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(self.path / f"{name}.pdf", metadata={"CreationDate": None})
         figure.savefig(self.path / f"{name}.png", dpi=_DOTS_PER_INCH)
 
     @property

@@ -94,7 +94,7 @@ def draw_protonn(
 ) -> ProtoNNPoints:
     """Make the figure in the folder ``output``; go on with it where it was left.
 
-    Writes protonn.csv, protonn.png, protonn.svg and protonn.json.
+    Writes protonn.csv, .png, .svg, .pdf and .json.
 
     Parameters
     ----------

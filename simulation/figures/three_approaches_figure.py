@@ -48,7 +48,7 @@ def draw_three_approaches(
 ) -> ThreeApproaches:
     """Make the figure in the folder ``output``; go on with it where it was left.
 
-    Writes three-approaches.csv, .png, .svg and .json.
+    Writes three-approaches.csv, .png, .svg, .pdf and .json.
 
     Parameters
     ----------

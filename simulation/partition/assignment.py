@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers: TypeAlias = NDArray[np.int64]
+ClassWeights: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,10 +18,18 @@ class Assignment:
     ----------
     train, test
         For each of the M clients, sorted int64 indices into that split.
+    seen
+        Which clients are there during training, where that follows from the split;
+        None where ``unseen_fraction`` of them are drawn.
+    class_weights
+        For each client P_m(y), what an example of each label counts when the client is
+        tested, shape (c,); None where all count the same.
     """
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
+    seen: tuple[bool, ...] | None = None
+    class_weights: tuple[ClassWeights, ...] | None = None
 
 
 def assignment_of(

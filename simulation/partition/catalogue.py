@@ -13,6 +13,7 @@ from simulation.partition.iid import IidSettings, iid
 from simulation.partition.natural import NaturalSettings, natural
 from simulation.partition.pachinko import PachinkoSettings, pachinko
 from simulation.partition.pathological import PathologicalSettings, pathological
+from simulation.partition.pflbed import PflbedSettings, pflbed
 from simulation.partition.settings import PartitionSettings
 
 
@@ -98,6 +99,12 @@ PARTITIONS: Mapping[str, PartitionSpec] = MappingProxyType(
             "the clients that the data set itself names",
             NaturalSettings,
             _split_natural,
+        ),
+        "pflbed": PartitionSpec(
+            "pFLBED",
+            "clients of several domains; each is tested on all of its domain",
+            PflbedSettings,
+            pflbed,
         ),
     }
 )

@@ -95,17 +95,19 @@ def deal_part(
         test=_labels_at(dataset.test, test),
     )
     assignment = split(part)
-    return Assignment(
-        tuple(train[positions] for positions in assignment.train),
-        tuple(test[positions] for positions in assignment.test),
+    return replace(
+        assignment,
+        train=tuple(train[positions] for positions in assignment.train),
+        test=tuple(test[positions] for positions in assignment.test),
     )
 
 
 def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
     """Return what a split looks at: no images, which are too many to copy."""
-    ids = arrays.client_ids
+    clients, domains = arrays.client_ids, arrays.domain_ids
     return LabelledArrays(
         arrays.images[:0],
         arrays.labels[positions],
-        None if ids is None else ids[positions],
+        None if clients is None else clients[positions],
+        None if domains is None else domains[positions],
     )

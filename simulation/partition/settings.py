@@ -30,6 +30,11 @@ class PartitionSettings(Settings):
     proxy_fraction
         Part of the training split that the server keeps and no client has, [0, 1);
         drawn at random before the rest is dealt. ``dapper`` samples from it.
+    unseen_train_fraction
+        Part of its training data, and of what it holds out of it, that a client has
+        which arrives only after training, (0, 1]; the rest is nobody's. Smaller parts
+        lie in larger ones, and nothing else changes with it. 0.5 and 1 are the small
+        and the moderate sizes of fedbasis-pflbed.txt, appendix B.1.
     """
 
     unseen_fraction: ProperFraction = 0.0
@@ -37,6 +42,7 @@ class PartitionSettings(Settings):
     used_fraction: PositiveFraction = 1.0
     evaluate_on: Literal["test", "validation"] = "test"
     proxy_fraction: ProperFraction = 0.0
+    unseen_train_fraction: PositiveFraction = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

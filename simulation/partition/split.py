@@ -9,7 +9,7 @@ from knnper.config.errors import DataError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset
-from simulation.partition.assignment import Assignment, Integers
+from simulation.partition.assignment import Assignment, ClassWeights, Integers
 from simulation.partition.catalogue import PARTITIONS
 from simulation.partition.proxy import deal_part, keep_back, used
 from simulation.partition.settings import PartitionSettings
@@ -31,6 +31,9 @@ class ClientPart:
         Sorted, disjoint indices into the data set's training split, int64.
     test
         Sorted indices into its test split, int64.
+    class_weights
+        What a test example of each label counts, shape (c,); None where all count the
+        same.
     """
 
     name: str
@@ -38,6 +41,7 @@ class ClientPart:
     train: Integers
     validation: Integers
     test: Integers
+    class_weights: ClassWeights | None = None
 
     @property
     def num_examples(self) -> int:
@@ -90,8 +94,8 @@ def make_partition(
     )
     partition = replace(partition_of(assignment, settings, key), proxy=kept)
     if settings.evaluate_on == "validation":
-        return tested_on_validation(partition, settings, key)
-    return partition
+        partition = tested_on_validation(partition, settings, key)
+    return with_less_unseen(partition, settings.unseen_train_fraction, key)
 
 
 def tested_on_validation(
@@ -100,7 +104,8 @@ def tested_on_validation(
     """Return the clients with their validation samples in place of the test split.
 
     ``test`` then holds indices into the training split, and ``validation`` samples
-    held out of what was left to train on.
+    held out of what was left to train on. These have the labels that the client has, as
+    often as it has them, so they all count the same.
     """
     clients = []
     for client in partition.clients:
@@ -109,9 +114,38 @@ def tested_on_validation(
             settings.validation_fraction,
             key.child("second validation", client.name),
         )
-        clients.append(
-            replace(client, train=train, validation=validation, test=client.validation)
+        test = client.validation
+        clients.append(ClientPart(client.name, client.seen, train, validation, test))
+    return replace(partition, clients=tuple(clients))
+
+
+def with_less_unseen(
+    partition: Partition, fraction: float, key: RandomKey
+) -> Partition:
+    """Return the clients, the unseen ones with a part of what they learn from.
+
+    Parameters
+    ----------
+    fraction
+        Part of the training and of the validation samples that is left, (0, 1]; the
+        nearest whole numbers, and one at least where there was one.
+    key
+        Fixes which. What a smaller fraction leaves, a larger one leaves too.
+    """
+
+    def part(samples: Integers, *purpose: str) -> Integers:
+        return samples[used(len(samples), fraction, key.child("unseen", *purpose))]
+
+    clients = (
+        client
+        if client.seen
+        else replace(
+            client,
+            train=part(client.train, "train", client.name),
+            validation=part(client.validation, "validation", client.name),
         )
+        for client in partition.clients
+    )
     return replace(partition, clients=tuple(clients))
 
 
@@ -126,7 +160,10 @@ def partition_of(
         If no client would be left to train with.
     """
     names = client_names(len(assignment.train))
-    unseen = _choose_unseen(len(names), settings.unseen_fraction, key.child("unseen"))
+    seen = assignment.seen or _choose_seen(
+        len(names), settings.unseen_fraction, key.child("unseen")
+    )
+    weights = assignment.class_weights or (None,) * len(names)
     clients = []
     for number, name in enumerate(names):
         train, validation = _hold_out(
@@ -135,7 +172,9 @@ def partition_of(
             key.child("validation", name),
         )
         test = assignment.test[number]
-        clients.append(ClientPart(name, number not in unseen, train, validation, test))
+        clients.append(
+            ClientPart(name, seen[number], train, validation, test, weights[number])
+        )
     return Partition(tuple(clients))
 
 
@@ -165,14 +204,15 @@ def _bytes_of(indices: Integers) -> bytes:
     return len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes()
 
 
-def _choose_unseen(num_clients: int, fraction: float, key: RandomKey) -> set[int]:
+def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> tuple[bool, ...]:
     count = int(fraction * num_clients + 0.5)
     if count == num_clients:
         raise DataError(
             f"partition.unseen_fraction {fraction} of {num_clients} clients leaves no "
             "client to train with; lower it"
         )
-    return set(key.numpy().permutation(num_clients)[:count].tolist())
+    unseen = set(key.numpy().permutation(num_clients)[:count].tolist())
+    return tuple(number not in unseen for number in range(num_clients))
 
 
 def _hold_out(

@@ -83,8 +83,8 @@ def layers(model: FlatModel) -> Blocks:
     """Return a block for each layer and one for the head.
 
     A layer is a child of the model other than its head; a child that is a
-    `torch.nn.Sequential` stands for its own children. One that owns only vectors, as a
-    normalisation does, belongs to the layer before it.
+    `torch.nn.Sequential` or a `torch.nn.ModuleList` stands for its own children. One
+    that owns only vectors, as a normalisation does, belongs to the layer before it.
     """
     # What the model owns itself, outside of any layer, is a block of its own: 0.
     number_of, number = dict[nn.Module, int](), 1
@@ -104,7 +104,8 @@ def _layers(module: EmbeddingModel) -> Iterable[nn.Module]:
     for child in module.children():
         if child is module.classifier:
             continue
-        yield from child.children() if isinstance(child, nn.Sequential) else (child,)
+        is_list = isinstance(child, nn.Sequential | nn.ModuleList)
+        yield from child.children() if is_list else (child,)
     yield module.classifier
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from strategies.core.kept_embeddings import KeptEmbeddings
+
 Embed = Callable[[Tensor, Tensor], Tensor]
 """``(weights (num_weights,), images (n, height, width, channels)) -> (n, p)``."""
 
@@ -20,9 +22,16 @@ class EmbeddingPool:
     Images are recognised as the very objects that are held, models by their memory, so
     a copy is simply computed. The results differ from separate ones in their last bits
     at most.
+
+    Parameters
+    ----------
+    kept
+        Where what is embedded together stays for other runs of the same model; None
+        forgets it with the images.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptEmbeddings | None = None) -> None:
+        self._kept = kept
         self._models: list[tuple[Tensor, int]] = []
         self._parts: list[list[Tensor]] = []
         self._embedded: dict[tuple[int, int], dict[int, Tensor]] = {}
@@ -64,13 +73,17 @@ class EmbeddingPool:
             return embed(weights, images)
         if (model, part) not in self._embedded:
             held = self._parts[part]
-            rows = torch.split(
-                embed(weights, torch.cat(held)), [len(one) for one in held]
-            )
+            together = self._together(weights, torch.cat(held), embed)
+            rows = torch.split(together, [len(one) for one in held])
             self._embedded[model, part] = {
                 id(one): its_rows for one, its_rows in zip(held, rows, strict=True)
             }
         return self._embedded[model, part][id(images)]
+
+    def _together(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
+        if self._kept is None:
+            return embed(weights, images)
+        return self._kept.embed(weights, images, lambda: embed(weights, images))
 
     def _number_of_equal(self, weights: Tensor) -> int:
         for earlier, number in self._models:

@@ -26,6 +26,9 @@ class Evaluation:
         Per bin of confidence (15 equal widths over [0, 1]): examples, sum of the
         largest probability, correct examples. Guo et al., "On Calibration of Modern
         Neural Networks", 2017, Eq. 3.
+    weight_sum, weight_correct
+        Σ_i P(y_i) over all examples and over those that are right, where labels count
+        P(y); both None where all examples count the same.
     """
 
     num_examples: int
@@ -34,13 +37,20 @@ class Evaluation:
     bin_counts: tuple[int, ...]
     bin_confidence: tuple[float, ...]
     bin_correct: tuple[int, ...]
+    weight_sum: float | None = None
+    weight_correct: float | None = None
 
     @property
     def accuracy(self) -> float | None:
-        """The fraction that is right; None without examples."""
-        if self.num_examples == 0:
-            return None
-        return self.num_correct / self.num_examples
+        """The fraction that is right; None without examples.
+
+        Where labels count P(y) it is Σ_i P(y_i) 1[right] / Σ_i P(y_i), the personalised
+        accuracy of fedbasis-pflbed.txt, section 5, step 5. It is None where the
+        examples have no label that counts.
+        """
+        if self.weight_sum is not None and self.weight_correct is not None:
+            return self.weight_correct / self.weight_sum if self.weight_sum else None
+        return self.num_correct / self.num_examples if self.num_examples else None
 
 
 @dataclass(frozen=True)
@@ -92,16 +102,30 @@ class ClientResults:
     withheld: tuple[str, ...] = ()
 
 
-def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
-    """Return how ``predictor`` does on ``examples``."""
+def evaluate(
+    predictor: Predictor, examples: Examples, class_weights: Tensor | None = None
+) -> Evaluation:
+    """Return how ``predictor`` does on ``examples``.
+
+    Parameters
+    ----------
+    class_weights
+        P(y), what an example of each label counts, float64 of shape (c,); None where
+        all count the same.
+    """
     if len(examples) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
-    return score(predictor(examples.images), examples.labels)
+    return score(predictor(examples.images), examples.labels, class_weights)
 
 
-def score(probabilities: Tensor, labels: Tensor) -> Evaluation:
-    """Return how probabilities (n, c) fit int64 labels (n,), of 1 example at least."""
+def score(
+    probabilities: Tensor, labels: Tensor, class_weights: Tensor | None = None
+) -> Evaluation:
+    """Return how probabilities (n, c) fit int64 labels (n,), of 1 example at least.
+
+    ``class_weights`` are as in `evaluate`.
+    """
     # What is not finite predicts nothing: it counts as wrong, with no confidence.
     probabilities = probabilities.double()
     defined = torch.isfinite(probabilities).all(dim=1)
@@ -110,6 +134,7 @@ def score(probabilities: Tensor, labels: Tensor) -> Evaluation:
     correct = (predicted == labels) & defined
     of_label = probabilities.gather(1, labels[:, None]).squeeze(1)
     bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
+    counts = None if class_weights is None else class_weights[labels]
     return Evaluation(
         num_examples=len(labels),
         num_correct=int(correct.sum()),
@@ -117,6 +142,8 @@ def score(probabilities: Tensor, labels: Tensor) -> Evaluation:
         bin_counts=_integers(torch.ones_like(confidence), bins),
         bin_confidence=tuple(_per_bin(confidence, bins).tolist()),
         bin_correct=_integers(correct.double(), bins),
+        weight_sum=None if counts is None else float(counts.sum()),
+        weight_correct=None if counts is None else float(counts[correct].sum()),
     )
 
 

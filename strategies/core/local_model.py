@@ -25,9 +25,8 @@ Inputs are normalised, labels int64 of shape (n,).
 
 
 def cross_entropy(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return -log h(x)[y] of each example, shape (n,)."""
-    logits = module(inputs).float()
-    return functional.cross_entropy(logits, labels, reduction="none")
+    """Return the model's own loss of each example, shape (n,): -log h(x)[y] mostly."""
+    return module.losses(inputs, labels)
 
 
 def head_cross_entropy(

@@ -95,9 +95,11 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         makes it; None is all. The others, buffers too, end as they were. A layer, or
         a container with all its layers and dropout, of which nothing is trained is in
         evaluation mode and costs no backward pass. Where it is the head alone, the
-        body costs one forward pass in all, unless images are augmented.
+        body costs one forward pass in all, unless images are augmented or the model's
+        losses need more of the inputs than their embeddings.
     objective
-        What is minimised; by default the cross-entropy of the model's logits.
+        What is minimised; by default the model's own losses, the cross-entropy of its
+        logits.
     local_step
         What a step does; by default one of SGD on one mini-batch.
     """
@@ -138,7 +140,8 @@ def _trains_the_head_alone(
     if trainable is None or bool((trainable & ~task.head_mask).any()):
         return False
     plain = objective is cross_entropy and local_step is sgd_step
-    return plain and task.training.augmentation == "none"
+    fixed = task.training.augmentation == "none"
+    return plain and fixed and task.model.module.learns_from_embeddings
 
 
 def _as_it_is(embeddings: Tensor) -> Tensor:

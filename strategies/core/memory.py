@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from datastore.examples import NewExamples
+from datastore.prediction.class_prior import AdaptedHead, ClassPriorSettings
 from datastore.prediction.classifier import NeighborClassifier
 from datastore.prediction.kernel import KERNELS, KernelName
 from datastore.prediction.predictor import KnnPredictor
@@ -17,14 +18,8 @@ from datastore.settings import StoreSettings
 from datastore.store import Store
 from datastore.store_reader import StoreReader
 from datastore.tuning.candidates import Candidates, Choice, candidates
-from datastore.tuning.choice import choose
-from datastore.tuning.evidence import (
-    Evidence,
-    Queries,
-    held_out,
-    left_one_out,
-    no_evidence,
-)
+from datastore.tuning.choice import choose, choose_class_prior
+from datastore.tuning.evidence import Evidence, no_evidence
 from datastore.tuning.prior import prior_of_size
 from datastore.tuning.scores import CRITERIA
 from datastore.tuning.settings import (
@@ -36,6 +31,7 @@ from datastore.tuning.settings import (
 from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
+from strategies.core.memory_evidence import left_out_evidence, validation_evidence
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,9 @@ class KnnSettings(Settings):
         value is every client's λ. Several are a choice, of which 0 is always a part.
     tuning
         How it chooses.
+    class_prior
+        How the global model is adapted to the client's own shares of the classes,
+        where that scores no worse; not at all by default, as in the paper.
     store
         What the store keeps, and how it is searched; everything, exactly, by default.
     """
@@ -66,6 +65,7 @@ class KnnSettings(Settings):
     kernel_scale: PositiveFloat = 1.0
     knn_weights: KnnWeights = PAPER_KNN_WEIGHTS
     tuning: TuningSettings = field(default_factory=TuningSettings)
+    class_prior: ClassPriorSettings = field(default_factory=ClassPriorSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
 
     def candidates(self) -> Candidates:
@@ -112,7 +112,7 @@ class Tuned:
     Attributes
     ----------
     choice
-        λ, k and σ.
+        λ, k, σ and the class prior.
     kind
         What was scored.
     evidence
@@ -127,6 +127,8 @@ class Tuned:
         self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
     ) -> KnnPredictor:
         """Return what is served with the global model's φ and head, and a store."""
+        if self.choice.class_prior is not None:
+            head = AdaptedHead(head, store, self.choice.class_prior)
         return KnnPredictor(
             embed=embed,
             head=head,
@@ -137,7 +139,7 @@ class Tuned:
                 self.choice.kernel_scale,
             ),
             knn_weight=self.choice.knn_weight,
-            tuning=_report(self.choice, self.kind, len(self.evidence), settings.tuning),
+            tuning=_report(self.choice, self.kind, len(self.evidence), settings),
         )
 
 
@@ -162,14 +164,15 @@ def remember(
         See `memorize`.
     """
     kind = settings.evidence_of(len(train), len(validation))
-    most = max(settings.candidates().num_neighbors)
+    most, prior = max(settings.candidates().num_neighbors), settings.class_prior
     evidence = no_evidence(store.num_classes)
     store.add(train)
     if kind == "validation":
-        evidence = held_out(store, _queries(validation, head), most)
+        evidence = validation_evidence(store, validation, head, most, prior)
     store.add(validation)
     if kind == "leave_one_out":
-        evidence = all_left_out(store, head, most)
+        every = torch.arange(len(store))
+        evidence = left_out_evidence(store, every, head, most, prior)
     return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
 
 
@@ -187,31 +190,8 @@ def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
     return replace(settings.store, seed=seed)
 
 
-def all_left_out(store: StoreReader, head: Apply, num_neighbors: int) -> Evidence:
-    """Return the evidence of all that is stored, by leave-one-out.
-
-    Parameters
-    ----------
-    store
-        A client's memory; the evidence is in the order of its ids.
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
-    num_neighbors
-        The largest k that is to be scored.
-    """
-    contents = store.contents()
-    stored = NewExamples(store.vectors(contents.ids), torch.from_numpy(contents.labels))
-    ids = torch.from_numpy(contents.ids)
-    return left_one_out(store, _queries(stored, head), ids, num_neighbors)
-
-
-def _queries(examples: NewExamples, head: Apply) -> Queries:
-    """Return examples with the global model's probabilities."""
-    return Queries(examples.embeddings, head(examples.embeddings), examples.labels)
-
-
 def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
-    """Return the λ, k and σ of a client that stores so many examples."""
+    """Return what a client that stores so many examples chooses."""
     tuning = settings.tuning
     prior = prior_of_size(tuning.prior, tuning.prior_strength, num_stored)
     from_what = (
@@ -220,19 +200,25 @@ def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Cho
         else settings.candidates_without_evidence()
     )
     criterion = CRITERIA[tuning.criterion]
-    return choose(evidence, from_what, KERNELS[settings.kernel], criterion, prior)
+    class_prior = choose_class_prior(evidence, settings.class_prior)
+    kernel = KERNELS[settings.kernel]
+    return choose(evidence, from_what, kernel, criterion, prior, class_prior)
 
 
 def _report(
-    choice: Choice, kind: EvidenceKind, num_scored: int, tuning: TuningSettings
+    choice: Choice, kind: EvidenceKind, num_scored: int, settings: KnnSettings
 ) -> Mapping[str, float]:
-    """Return on how many examples was chosen, and k and σ where they were."""
+    """Return on how many examples was chosen, and what was beside λ."""
     report = {
         "num_held_out": float(num_scored if kind == "validation" else 0),
         "num_left_out": float(num_scored if kind == "leave_one_out" else 0),
     }
-    if tuning.num_neighbors_grid:
+    if settings.tuning.num_neighbors_grid:
         report["num_neighbors"] = float(choice.num_neighbors)
-    if tuning.kernel_scale_grid:
+    if settings.tuning.kernel_scale_grid:
         report["kernel_scale"] = choice.kernel_scale
+    if settings.class_prior.strengths:
+        report["class_prior"] = float(choice.class_prior is not None)
+    if choice.class_prior is not None and len(settings.class_prior.sharpness) > 1:
+        report["sharpness"] = choice.class_prior.sharpness
     return report

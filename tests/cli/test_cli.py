@@ -248,7 +248,9 @@ def test_report(finished: Path) -> None:
         ("FedAvg", "unseen", 0.5),
         ("kNN-Per", "unseen", 0.75),
     ]
-    assert "| kNN-Per | seen" in run("report", finished, "--markdown").stdout
+    assert "| kNN-Per | 75.0 | 25.0 | 25.0 | 50.0 |" in (
+        run("report", finished, "--markdown").stdout
+    )
     assert "75.0 %" in run("report", finished).stdout
     assert run("report", finished, "--markdown", "--json").exit_code == 2
     missing = run("report", finished, "nowhere")

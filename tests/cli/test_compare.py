@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from knnper.cli.app import app
 from knnper.cli.progress import TimeLeft, line_counter
 from knnper.config.yaml_text import dump_yaml
-from simulation.comparison.playing import Order, play
+from simulation.batch.playing import Family, play
 
 COMPARISON: dict[str, Any] = {
     "name": "small",
@@ -32,12 +32,10 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_this_process(
-        families: Sequence[Sequence[Order]], num_workers: int
-    ) -> Iterator[int]:
+    def in_this_process(families: Sequence[Family], num_workers: int) -> Iterator[int]:
         for family in families:
             play(family)
-            yield len(family)
+            yield len(family.orders)
 
     where = "simulation.comparison.comparing.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)

@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 import simulation.figures.drift_figure
 from knnper.cli.app import app
-from knnper.cli.figure import line_writer
+from knnper.cli.figures.progress import line_writer
 from tests.simulation.finished_run import finished_run
 
 DRIFT = ("--clients", "4", "--steps", "4", "--shift-at", "2")
+MEMORY = ("--clients", "3", "--alpha", "0.3", "--size", "9", "--deals", "1")
 PROTONN = ("--clients", "3", "--capacity", "0.5", "--dim", "4", "--steps", "2")
 
 
@@ -63,6 +64,42 @@ def test_the_protonn_figure(run: Path, tmp_path: Path) -> None:
     about = json.loads((tmp_path / "p" / "protonn.json").read_text())
     assert about["settings"]["training"]["num_steps"] == 2
     assert about["num_clients"] == 3
+
+
+def test_the_figures_of_the_memory(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, unseen_fraction=0.34)
+    printed = make("memory", run, tmp_path / "m", *MEMORY)
+    for number in (1, 2, 5, 7, 8, 9):
+        assert f"(Figure {number})" in printed
+    names = ("capacity", "knn-weight", "neighbors", "kernel-scale", "best-weight")
+    for name in (*names, "hardware"):
+        header, *rows = (tmp_path / "m" / f"{name}.csv").read_text().splitlines()
+        assert (
+            ",knn_weight" in header if name == "best-weight" else ",accuracy" in header
+        )
+        assert len(rows) >= 4
+        assert (tmp_path / "m" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        about = json.loads((tmp_path / "m" / f"{name}.json").read_text())
+        assert about["figure"] == name
+        assert about["settings"]["num_clients"] == 3
+
+
+def test_the_memory_wants_clients_that_were_not_there(
+    run: Path, tmp_path: Path
+) -> None:
+    command = ["figure", "memory", str(run), "--output", str(tmp_path / "m")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "run with --set partition.unseen_fraction=0.2" in result.output
+
+
+def test_the_figure_of_the_models_quality(tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "simulation" / "experiments" / "demo.yaml"
+    options = ("--epochs", "0", "--epochs", "0.2", "--alpha", "0.3", "--deals", "1")
+    printed = make("quality", demo, tmp_path / "q", *options)
+    assert "neighbours alone, λ = 1 (Figures 3 and 12)" in printed
+    assert "λ chosen by each client (Figure 13)" in printed
+    assert len((tmp_path / "q" / "quality.csv").read_text().splitlines()) == 5
 
 
 def test_another_seed_wants_another_folder(run: Path, tmp_path: Path) -> None:

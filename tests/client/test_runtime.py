@@ -39,6 +39,9 @@ class Source:
         self.num_test_reads += 1
         return examples([1, 1])
 
+    def class_weights(self, client: str) -> Tensor | None:
+        return None
+
     def is_seen(self, client: str) -> bool:
         return client == "seen"
 

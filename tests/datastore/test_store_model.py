@@ -66,7 +66,18 @@ def run_histories(
     )
 
 
-@pytest.mark.parametrize(("policy", "kind"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        pytest.param(
+            policy,
+            kind,
+            # The fast suite sees every policy, and every kind of index.
+            marks=[] if policy == "fifo" or kind == "flat" else pytest.mark.slow,
+        )
+        for policy, kind in COMBINATIONS
+    ],
+)
 def test_short_histories(policy: str, kind: str) -> None:
     run_histories(policy, INDEX_KINDS[kind].settings_type(), 5, 20)
 

@@ -1,5 +1,6 @@
 """Links, experiments, commands and paths in the pages are those of the code."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from simulation.catalogue import experiment_catalogue
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "[!.]*/*.md")
+    for pattern in ("*.md", "[!.]*/*.md", "docs/tutorials/*.md")
     for path in ROOT.glob(pattern)
     if path.parent.name != "runs"
 )
@@ -39,7 +40,16 @@ YET_TO_BE_WRITTEN = {
     "strategies/fedprox.py",
     "tests/strategies/test_fedprox.py",
     "knnper/data/npz_file.py",
+    "docs/methods/tempered_mean.md",
+    "strategies/tempered_mean.py",
+    "tests/strategies/test_tempered_mean.py",
+    "knnper/data/json_lines.py",
+    "tests/knnper_data/test_json_lines.py",
 }
+# The experiments of the others choose what their readers have just written.
+PAGES_OF_WHAT_IS_THERE = [
+    page for page in PAGES if not page.startswith("docs/tutorials/add_")
+]
 # Completes the excerpts of experiments.
 REST = {
     "name": "page",
@@ -68,10 +78,14 @@ def anchors(page: Path) -> set[str]:
 
 
 def commands(page: str, listings: Listings) -> Iterator[list[str]]:
-    """Yield the words of each command line in the listings of a page."""
+    """Yield the words of each command line in the listings of a page.
+
+    They end where the command does: at a pipe, a redirection, an ampersand.
+    """
     for block in listings(page, "(?:sh|bash|console)"):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
+            words = list(itertools.takewhile(lambda one: one not in "|>&", words))
             if words:
                 yield words
 
@@ -88,7 +102,7 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(target), f"{page} links to {link}: no such heading"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES_OF_WHAT_IS_THERE)
 def test_experiments_load(page: str, listings: Listings) -> None:
     for text in listings(page, "ya?ml"):
         document = parse_yaml(text, page)
@@ -155,6 +169,9 @@ def test_make_targets_exist(page: str, listings: Listings) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page: str) -> None:
-    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", prose(page))
-    missing = {name for name in named if not (ROOT / name).exists()}
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", prose(page))
+    places = (ROOT, (ROOT / page).parent)
+    missing = {
+        name for name in named if not any((one / name).exists() for one in places)
+    }
     assert missing <= YET_TO_BE_WRITTEN

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from datastore.index.catalogue import INDEX_KINDS
+from datastore.prediction.class_prior import ClassPriorSettings
 from datastore.protonn.settings import ProtoNNSettings
 from datastore.settings import StoreSettings
 from datastore.tuning.settings import PriorPoint, TuningSettings
@@ -36,6 +37,7 @@ TYPES: Mapping[str, SettingsTypes] = {
         "constant": ConstantSchedule,
         "multi_step": MultiStepSchedule,
     },
+    "personalization.class_prior": {"": ClassPriorSettings},
     "personalization.tuning": {"": TuningSettings},
     "personalization.tuning.prior": {"": PriorPoint},
     "personalization.prototypes": {"": ProtoNNSettings},

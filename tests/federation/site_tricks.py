@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
+from torch import Tensor
 
 from client.app import make_client_app
 from client.runtime import DataSource, Personalized
@@ -100,6 +101,9 @@ class _Source:
 
     def test(self, client: str) -> Examples:
         return self.inner.test(client)
+
+    def class_weights(self, client: str) -> Tensor | None:
+        return self.inner.class_weights(client)
 
     def is_seen(self, client: str) -> bool:
         return self.inner.is_seen(client)

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -219,6 +220,20 @@ def test_a_full_disc_is_noticed_beforehand() -> None:
 
     with pytest.raises(DataError, match="KNNPER_CACHE"):
         cached_dataset("toy", {}, build_large)
+
+
+def test_a_full_disc_is_noticed_while_images_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build_on(writer: EntryWriter) -> Contents:
+        labels = np.zeros(2, dtype=np.int64)
+        writer.append_of_client("train", TRAIN, labels, 0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
+        writer.append_of_client("train", TRAIN, labels, 1)
+        return Contents(("only",))
+
+    with pytest.raises(DataError, match="KNNPER_CACHE"):
+        cached_dataset("toy", {}, build_on)
 
 
 def test_a_cache_that_cannot_be_written(

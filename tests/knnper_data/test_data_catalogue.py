@@ -9,7 +9,12 @@ from knnper.data.digits import DigitsSettings
 
 REQUIRED = {
     "image_folder": {"root": "/data"},
+    "domain_folder": {"root": "/data"},
+    "user_csv": {"root": "/data", "train": "train.csv"},
     "table": {"train": "rows.csv", "label": "kind"},
+    "plays": {"path": "plays.json"},
+    "leaf_femnist": {"root": "/data"},
+    "leaf_shakespeare": {"root": "/data"},
 }
 
 
@@ -17,12 +22,18 @@ def test_names() -> None:
     expected = {
         "digits",
         "image_folder",
+        "domain_folder",
+        "user_csv",
         "cifar10",
         "cifar100",
         "fashion_mnist",
         "emnist",
         "table",
+        "plays",
         "synthetic_mixture",
+        "leaf_femnist",
+        "femnist_hub",
+        "leaf_shakespeare",
     }
     assert set(DATA_SETS) == expected
 

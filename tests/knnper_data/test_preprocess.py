@@ -1,7 +1,11 @@
+import pytest
 import torch
 
+from knnper.config.errors import DataError
 from knnper.data.examples import InputSpec, no_examples
-from knnper.data.preprocess import Normalizer
+from knnper.data.preprocess import Normalizer, normalizer
+
+TEXT = InputSpec((1, 1, 3), num_classes=5, mean=(), std=(), dtype="token")
 
 
 def test_channels_are_standardised_by_hand() -> None:
@@ -26,9 +30,27 @@ def test_features_are_not_scaled() -> None:
     assert torch.equal(rows, before)
 
 
+def test_ids_of_text_are_passed_on_as_they_are() -> None:
+    windows = torch.tensor([[[[4, 0, 2]]], [[[1, 1, 3]]]], dtype=torch.uint8)
+    found = normalizer(TEXT)(windows)
+    assert found.dtype == torch.int64
+    assert found.shape == (2, 3, 1, 1)
+    assert found.flatten(1).tolist() == [[4, 0, 2], [1, 1, 3]]
+    assert normalizer(TEXT)(windows[:0]).shape == (0, 3, 1, 1)
+
+
+def test_an_id_of_no_character_is_refused() -> None:
+    windows = torch.tensor([[[[4, 5, 2]]]], dtype=torch.uint8)
+    message = r"found the id 5 in a text, expected ids from 0 to 4"
+    with pytest.raises(DataError, match=message):
+        normalizer(TEXT)(windows)
+
+
 def test_nothing_is_of_the_type_of_the_rest() -> None:
     features = InputSpec((1, 1, 2), 2, (0.0, 0.0), (1.0, 1.0), dtype="float32")
     assert no_examples(features).images.dtype == torch.float32
     assert no_examples(features).images.shape == (0, 1, 1, 2)
     images = InputSpec((2, 2, 1), 2, (0.0,), (1.0,))
     assert no_examples(images).images.dtype == torch.uint8
+    assert no_examples(TEXT).images.dtype == torch.uint8
+    assert no_examples(TEXT).images.shape == (0, 1, 1, 3)

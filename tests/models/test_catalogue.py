@@ -8,15 +8,18 @@ from torch.nn import functional
 from knnper.config.errors import ConfigError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
+from knnper.config.torchvision_import import import_torchvision
 from knnper.data.examples import TORCH_DTYPES, InputSpec
-from knnper.data.preprocess import Normalizer
+from knnper.data.preprocess import normalizer
 from knnper.models.base import ModelSettings
 from knnper.models.catalogue import MODELS, build_model
 from knnper.models.flat import FlatModel
 from knnper.models.leaf_cnn import LeafCnnSettings
 from knnper.models.mlp import MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2Settings
+from knnper.models.resnet18 import ResNet18Settings
 from knnper.models.softmax_regression import SoftmaxRegressionSettings
+from knnper.models.stacked_lstm import StackedLstmSettings
 from knnper.models.tiny_cnn import TinyCnnSettings
 
 KEY = RandomKey(1, ("initial-weights",))
@@ -36,8 +39,9 @@ def build(name: str, settings: Settings, spec: InputSpec) -> FlatModel:
 
 
 def pictures(spec: InputSpec, count: int) -> Tensor:
-    drawn = RandomKey(2).numpy().integers(0, 256, (count, *spec.image_shape), "uint8")
-    return Normalizer(spec)(torch.from_numpy(drawn).to(TORCH_DTYPES[spec.dtype]))
+    limit = spec.num_classes if spec.dtype == "token" else 256
+    drawn = RandomKey(2).numpy().integers(0, limit, (count, *spec.image_shape), "uint8")
+    return normalizer(spec)(torch.from_numpy(drawn).to(TORCH_DTYPES[spec.dtype]))
 
 
 EVERY_MODEL = [
@@ -53,6 +57,14 @@ EVERY_MODEL = [
         spec_of(28, 1),
         1280,
         id="mobilenet-group-grey",
+    ),
+    pytest.param("resnet18", ResNet18Settings(), spec_of(32, 3), 512, id="resnet"),
+    pytest.param(
+        "resnet18",
+        ResNet18Settings(norm="group", stem="cifar"),
+        spec_of(8, 1),
+        512,
+        id="resnet-group-grey-small",
     ),
     pytest.param(
         "mlp", MlpSettings(hidden_sizes=(32, 16)), spec_of(8, 3), 16, id="mlp-images"
@@ -77,6 +89,13 @@ EVERY_MODEL = [
         InputSpec((1, 1, 1), 5, (0.0,), (1.0,), dtype="float32"),
         1,
         id="softmax-constant",
+    ),
+    pytest.param(
+        "stacked_lstm",
+        StackedLstmSettings(hidden_dim=6),
+        InputSpec((1, 1, 7), 5, (), (), dtype="token"),
+        24,
+        id="lstm",
     ),
 ]
 
@@ -143,6 +162,42 @@ def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
     assert count(group, nn.GroupNorm) == 52
 
 
+def test_resnet18_has_the_layers_of_torchvision() -> None:
+    published = import_torchvision().models.resnet18(num_classes=5)
+    expected = sum(one.numel() for one in published.parameters())
+    batch = build("resnet18", ResNet18Settings(), spec_of(64, 3))
+    group = build("resnet18", ResNet18Settings(norm="group"), spec_of(64, 3))
+
+    assert batch.num_parameters == group.num_parameters == expected
+    kinds = [type(layer) for layer in group.module.modules()]
+    assert (kinds.count(nn.GroupNorm), kinds.count(nn.BatchNorm2d)) == (20, 0)
+
+
+def test_resnet18_computes_what_torchvision_computes() -> None:
+    model = build("resnet18", ResNet18Settings(), spec_of(64, 3))
+    published = import_torchvision().models.resnet18(num_classes=5).eval()
+    state = model.module.state_dict()
+    published.load_state_dict(
+        {name.replace("classifier.", "fc."): state[name] for name in state}
+    )
+    images = pictures(spec_of(64, 3), 2)
+    with torch.no_grad():
+        torch.testing.assert_close(model.module.eval()(images), published(images))
+
+
+def test_the_stem_for_small_images_keeps_their_size() -> None:
+    small = build("resnet18", ResNet18Settings(stem="cifar"), spec_of(32, 3))
+    large = build("resnet18", ResNet18Settings(), spec_of(32, 3))
+
+    # 3x3 in place of 7x7 weights, of 3 channels for each of 64.
+    assert large.num_parameters - small.num_parameters == (49 - 9) * 3 * 64
+    seen = []
+    layer = small.module.get_submodule("layer1")
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    small.module.eval()(pictures(spec_of(32, 3), 1))
+    assert seen == [(1, 64, 32, 32)]
+
+
 def test_mlp_has_the_layers_that_are_asked_for() -> None:
     spec = spec_of(2, 3)
     plain = build("mlp", MlpSettings(hidden_sizes=(16, 8)), spec)
@@ -180,6 +235,7 @@ def test_mobilenet_v2_drops_features_before_the_head_in_training_only() -> None:
         ("leaf_cnn", LeafCnnSettings(), 28, 2, "1 or 3 channels, found 2"),
         ("tiny_cnn", TinyCnnSettings(), 7, 1, "multiples of 2, found 7x7"),
         ("mobilenet_v2", MobileNetV2Settings(), 32, 4, "1 or 3 channels, found 4"),
+        ("resnet18", ResNet18Settings(), 32, 2, "1 or 3 channels, found 2"),
     ],
 )
 def test_images_of_another_shape_are_refused(
@@ -192,6 +248,20 @@ def test_images_of_another_shape_are_refused(
     assert "choose another model or data set" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"stacked_lstm"}))
+def test_text_is_refused_by_all_that_is_not_made_for_it(name: str) -> None:
+    text = InputSpec((1, 1, 1), 5, (), (), dtype="token")
+    message = rf"model: {name} takes images \(uint8\) or .*, found text \(token\)"
+    with pytest.raises(ConfigError, match=message):
+        build(name, MODELS[name].settings_type(), text)
+
+
+def test_images_are_refused_by_the_lstm() -> None:
+    message = r"takes text \(token\), found images \(uint8\); choose another model"
+    with pytest.raises(ConfigError, match=message):
+        build("stacked_lstm", StackedLstmSettings(), spec_of(8, 1))
+
+
 def test_settings_of_another_model_are_refused() -> None:
     with pytest.raises(TypeError, match="tiny_cnn takes TinyCnnSettings, found Leaf"):
         build("tiny_cnn", LeafCnnSettings(), spec_of(8, 1))
@@ -202,8 +272,10 @@ def test_every_entry_takes_a_weights_file() -> None:
         "leaf_cnn",
         "tiny_cnn",
         "mobilenet_v2",
+        "resnet18",
         "mlp",
         "softmax_regression",
+        "stacked_lstm",
     }
     assert all(
         issubclass(entry.settings_type, ModelSettings) for entry in MODELS.values()

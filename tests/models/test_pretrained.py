@@ -15,6 +15,7 @@ from knnper.data.examples import InputSpec
 from knnper.models.catalogue import build_model
 from knnper.models.flat import FlatModel
 from knnper.models.mobilenet_v2 import MobileNetV2Settings
+from knnper.models.resnet18 import ResNet18Settings
 from knnper.models.tiny_cnn import TinyCnnSettings
 
 HEAD = ("classifier.weight", "classifier.bias")
@@ -90,6 +91,25 @@ def test_torchvisions_own_names_are_taken(file: Path) -> None:
     assert len(shared) == 52 * 5
     assert all(torch.equal(found[name], state[name]) for name in shared)
     assert found["classifier.1.weight"].shape == (10, 1280)
+
+
+@pytest.mark.parametrize("num_classes", [5, 1000])
+def test_a_head_may_be_called_as_torchvision_calls_it(
+    file: Path, num_classes: int
+) -> None:
+    with RandomKey(4).torch():
+        published = import_torchvision().models.resnet18(num_classes=num_classes)
+    state = published.state_dict()
+    save_file(state, file)
+    spec = InputSpec((32, 32, 3), 5, mean=(0.0,) * 3, std=(1.0,) * 3)
+    settings = ResNet18Settings(weights=str(file))
+    model = build_model(Choice("resnet18", settings), spec, RandomKey(5))
+    found = model.named(model.read())
+
+    own = {"classifier.weight", "classifier.bias"}
+    assert all(torch.equal(found[name], state[name]) for name in found.keys() - own)
+    fits = torch.equal(found["classifier.weight"], state["fc.weight"])
+    assert fits is (num_classes == 5)
 
 
 def test_all_misfits_outside_the_head_are_reported(

@@ -1,5 +1,6 @@
 import dataclasses
 import hashlib
+import itertools
 import struct
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_what_is_held_out_does_not_change_who_gets_what() -> None:
         )
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "pflbed"])
 def test_every_partition_is_made_by_name(name: str) -> None:
     settings_type = PARTITIONS[name].settings_type
     given: dict[str, Any] = {} if name == "natural" else {"num_clients": 3}
@@ -186,6 +187,57 @@ def test_summary() -> None:
     assert summary.test_sizes.tolist() == [1, 0, 2]
     assert summary.num_empty == 1
     assert (summary.min_size, summary.median_size, summary.max_size) == (0, 2.0, 4)
+
+
+class TestLessForTheUnseen:
+    """Unseen clients have a part of what they learn from, and that is all."""
+
+    def partition(self, fraction: float, **given: Any) -> Partition:
+        return iid_partition(
+            unseen_fraction=0.5, unseen_train_fraction=fraction, **given
+        )
+
+    def test_sizes_are_rounded_and_nobody_loses_all(self) -> None:
+        # 20 samples each, of which 4 are held out.
+        for fraction, sizes in ((0.5, (8, 2)), (0.2, (3, 1)), (1e-6, (1, 1))):
+            for client in self.partition(fraction).clients:
+                found = (len(client.train), len(client.validation))
+                assert found == ((16, 4) if client.seen else sizes)
+
+    @pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+    def test_nothing_else_changes(self, evaluate_on: str) -> None:
+        whole = self.partition(1.0, evaluate_on=evaluate_on)
+        part = self.partition(0.3, evaluate_on=evaluate_on)
+        for before, after in zip(whole.clients, part.clients, strict=True):
+            assert (after.name, after.seen) == (before.name, before.seen)
+            assert np.array_equal(after.test, before.test)
+            if after.seen:
+                assert np.array_equal(after.train, before.train)
+                assert np.array_equal(after.validation, before.validation)
+
+    def test_with_all_of_it_the_partition_is_as_it_was(self) -> None:
+        before = fingerprint(iid_partition(unseen_fraction=0.5))
+        assert fingerprint(self.partition(1.0)) == before
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        fractions=st.lists(st.floats(0.001, 1), min_size=2, max_size=4).map(sorted),
+        seed=st.integers(0, 1000),
+    )
+    def test_smaller_parts_lie_in_larger_ones(
+        self, fractions: list[float], seed: int
+    ) -> None:
+        parts = [
+            iid_partition(
+                RandomKey(seed), unseen_fraction=0.5, unseen_train_fraction=one
+            )
+            for one in fractions
+        ]
+        for smaller, larger in itertools.pairwise(parts):
+            for few, many in zip(smaller.clients, larger.clients, strict=True):
+                assert set(few.train) <= set(many.train)
+                assert set(few.validation) <= set(many.validation)
+                assert np.all(np.diff(few.train) > 0)
 
 
 class TestOnValidation:

@@ -1,4 +1,4 @@
-"""A data set without content: labels, and who each sample belongs to."""
+"""A data set without content: labels, and who and where each sample belongs to."""
 
 import numpy as np
 
@@ -11,6 +11,7 @@ def arrays_of(count: int) -> LabelledArrays:
         images=np.zeros((count, 2, 2, 1), dtype=np.uint8),
         labels=np.arange(count) % 4,
         client_ids=np.arange(count) % 3,
+        domain_ids=np.arange(count) // 4 % 2,
     )
 
 
@@ -21,4 +22,5 @@ DATASET = Dataset(
     spec=InputSpec((2, 2, 1), 4, (0.5,), (0.5,)),
     class_names=("a", "b", "c", "d"),
     coarse_of=(0, 0, 1, 1),
+    domain_names=("painting", "photo"),
 )

@@ -14,7 +14,10 @@ RESULT = ClientResult("a", True, 5, 1, GOOD, GOOD, GOOD, {"knn_weight": 0.5})
 BINS = GOOD.bin_counts
 
 
-@pytest.mark.parametrize("good", [GOOD, Evaluation(0, 0, 0.0, (), (), ())])
+WEIGHTED = dataclasses.replace(GOOD, weight_sum=0.5, weight_correct=0.5)
+
+
+@pytest.mark.parametrize("good", [GOOD, WEIGHTED, Evaluation(0, 0, 0.0, (), (), ())])
 def test_what_can_be_true_is_taken(good: Evaluation) -> None:
     assert evaluation_problem(good) is None
     assert result_problem(RESULT) is None
@@ -37,6 +40,16 @@ def test_what_can_be_true_is_taken(good: Evaluation) -> None:
         {"bin_correct": (4, *BINS[1:])},
         {"bin_confidence": (float("inf"), *(0.0,) * 14)},
         {"bin_confidence": (5.0, *(0.0,) * 14)},
+        {"weight_sum": 1.0},
+        {"weight_correct": 1.0},
+        {"weight_sum": 5.0, "weight_correct": 1.0},
+        {"weight_sum": 1.0, "weight_correct": 2.0},
+        {"weight_sum": 1.0, "weight_correct": -0.5},
+        {"weight_sum": -0.0005, "weight_correct": 0.0001},
+        {"weight_sum": -0.0005, "weight_correct": -0.0005},
+        {"weight_sum": float("inf"), "weight_correct": float("inf")},
+        {"weight_sum": 1.0, "weight_correct": float("nan")},
+        {"weight_sum": 1.0, "weight_correct": "x"},
     ],
 )
 def test_what_cannot_be_true_is_refused(changed: dict[str, Any]) -> None:

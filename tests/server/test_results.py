@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import math
 from pathlib import Path
 
@@ -78,6 +79,34 @@ def test_hand_computed_group() -> None:
     assert group.reference.fraction_hurt == 0.0
     # Two bins: |0.5 - 0.5| of 10, |0.6 - 0.7| of 30.
     assert group.reference.ece == pytest.approx(0.1 * 30 / 40)
+
+
+def weighted(num_examples: int, total: float, correct: float) -> Evaluation:
+    """Return an evaluation of which half is right, and in weights something else."""
+    half = evaluation(num_examples, num_examples // 2)
+    return dataclasses.replace(half, weight_sum=total, weight_correct=correct)
+
+
+def test_hand_computed_group_whose_labels_count_differently() -> None:
+    group = summarise(
+        [
+            client("a", weighted(10, 2.0, 1.8), weighted(10, 2.0, 1.0)),
+            client("b", weighted(30, 3.0, 1.5), weighted(30, 3.0, 1.8)),
+            client("c", weighted(30, 0.0, 0.0)),
+        ]
+    )
+    personal = group.personal
+    assert (personal.num_clients, personal.num_empty) == (3, 1)
+    assert personal.num_test_examples == 40
+    assert personal.accuracy_weighted == pytest.approx((10 * 0.9 + 30 * 0.5) / 40)
+    assert personal.accuracy_mean == pytest.approx(0.7)
+    assert personal.accuracy_worst == 0.5
+    assert personal.accuracy_std == pytest.approx(0.2)
+    assert personal.fraction_hurt == 0.5
+    assert group.reference.accuracy_weighted == pytest.approx((5 + 30 * 0.6) / 40)
+    # These count all examples alike.
+    assert personal.log_loss == 1.0
+    assert personal.ece == pytest.approx(0.0)
 
 
 def test_bins_are_pooled_before_the_gap_is_taken() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,25 @@ def test_client_results_belong_to_a_model(folder: RunFolder) -> None:
     }
     folder.append_hand_over("m1", Handed("c", None))
     assert folder.load_hand_over("m1")["c"] is None
+
+
+def test_weights_of_labels_are_kept(folder: RunFolder) -> None:
+    plain = result("a")
+    tested = dataclasses.replace(
+        plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
+    )
+    reported = dataclasses.replace(plain, personal=tested)
+    folder.append_hand_over("m", handed(reported))
+    assert folder.load_hand_over("m") == {"a": reported}
+
+
+def test_results_from_before_there_were_weights_are_read(folder: RunFolder) -> None:
+    document = dataclasses.asdict(result("a"))
+    for which in ("personal", "reference", "validation"):
+        del document[which]["weight_sum"], document[which]["weight_correct"]
+    line = json.dumps({"model": "m", "result": document})
+    (folder.path / "personalization.jsonl").write_text(f"{line}\n")
+    assert folder.load_hand_over("m") == {"a": result("a")}
 
 
 def test_a_torn_line_is_dropped_and_not_built_upon(folder: RunFolder) -> None:

@@ -11,7 +11,11 @@ from simulation.workbench import open_workbench
 
 
 def finished_run(
-    parent: Path, method: str = "fedavg", seed: int = 3, **model: object
+    parent: Path,
+    method: str = "fedavg",
+    seed: int = 3,
+    unseen_fraction: float = 0.0,
+    **model: object,
 ) -> Path:
     """Return the folder ``run`` in ``parent`` with a finished run.
 
@@ -23,13 +27,20 @@ def finished_run(
         Its name.
     seed
         Of the run.
+    unseen_fraction
+        Part of the six clients that take no part in training.
     model
         Settings of the model, beside its name and size.
     """
     document = {
         "name": "trained",
         "data": {"name": "digits"},
-        "partition": {"name": "dirichlet", "num_clients": 6, "alpha": 0.3},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 6,
+            "alpha": 0.3,
+            "unseen_fraction": unseen_fraction,
+        },
         "model": {"name": "tiny_cnn", "embedding_dim": 8, **model},
         "training": {"num_rounds": 2, "batch_size": 16},
         "method": {"name": method},

@@ -31,9 +31,9 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "engine",
-    ["serial", pytest.param("flower", marks=[pytest.mark.slow, pytest.mark.ray])],
+    "engine", ["serial", pytest.param("flower", marks=pytest.mark.ray)]
 )
 def test_ctrl_c_leaves_a_run_that_can_go_on(
     experiment: Path, tmp_path: Path, engine: str

@@ -21,7 +21,8 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Make a finished run of the digits with a tiny model."""
 
     def make(method: str = "fedavg", seed: int = 3, **model: object) -> Path:
-        return finished_run(tmp_path_factory.mktemp("runs"), method, seed, **model)
+        parent = tmp_path_factory.mktemp("runs")
+        return finished_run(parent, method, seed, unseen_fraction=0.0, **model)
 
     return make
 

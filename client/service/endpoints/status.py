@@ -86,10 +86,12 @@ def _info(desk: Desk, served: Served) -> Info:
         input_shape=list(reader.sent_shape),
         input_type=model.spec.dtype,
         takes_pictures=reader.takes_pictures,
+        takes_text=reader.takes_text,
         knn_weight=serving.knn_weight,
         num_neighbors=serving.num_neighbors,
         kernel=serving.kernel,
         kernel_scale=serving.kernel_scale,
+        class_prior=serving.class_prior is not None,
         accuracy=_accuracy(serving),
         store=_store(served, names),
     )

@@ -74,8 +74,10 @@ async function load() {
   byId("status").textContent = "A global model and this client's own examples, mixed.";
   byId("model").textContent = `model ${info.model} · knnper ${info.version}`;
   byId("picture-input").hidden = !info.takes_pictures;
-  byId("feature-input").hidden = info.takes_pictures;
+  byId("text-input").hidden = !info.takes_text;
+  byId("feature-input").hidden = info.takes_pictures || info.takes_text;
   byId("feature-count").textContent = info.input_shape.join(" × ");
+  byId("text-count").textContent = info.input_shape[0];
   byId("label").replaceChildren(
     ...info.class_names.map((name, number) => new Option(name, number)),
   );
@@ -208,6 +210,12 @@ async function predictFeatures() {
   await predict({ type: "application/json", content, input });
 }
 
+async function predictText() {
+  const input = { text: byId("text").value };
+  const content = JSON.stringify({ inputs: [input] });
+  await predict({ type: "application/json", content, input });
+}
+
 async function teach() {
   const label = Number(byId("label").value);
   const content = JSON.stringify({ examples: [{ input: current.input, label }] });
@@ -238,6 +246,7 @@ onSubmit("token-form", async () => {
   await load();
 });
 onSubmit("feature-input", predictFeatures);
+onSubmit("text-input", predictText);
 onSubmit("teach", teach);
 byId("file").addEventListener("change", (event) => takeFirst(event.target.files));
 for (const kind of ["dragover", "dragleave", "drop"]) {

@@ -72,7 +72,7 @@ def create(  # noqa: PLR0913 (one parameter an option)
     layout = (
         None
         if without_inputs
-        else InputLayout(model.spec.image_shape, model.spec.dtype)
+        else InputLayout(model.spec.image_shape, model.spec.stored_dtype)
     )
     spec = StoreSpec(model.spec.num_classes, layout, model.class_names)
     create_store(folder, spec, model.embedding_dim, model.fingerprint, settings).close()

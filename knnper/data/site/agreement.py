@@ -51,9 +51,10 @@ class SitesSettings(Settings):
     class_names
         The names of the labels, in their order.
     mean, std
-        Per channel; of pixel values scaled to [0, 1], or of features as they are.
+        Per channel; of pixel values scaled to [0, 1], or of features as they are. Empty
+        for text.
     dtype
-        ``uint8`` for images, ``float32`` for features.
+        ``uint8`` for images, ``float32`` for features, ``token`` for the ids of text.
     feature_names
         What the features are called, in order: sites with tables then find their
         columns by name. Empty where every site lists its columns in the agreed order.
@@ -68,11 +69,13 @@ class SitesSettings(Settings):
 
     def __post_init__(self) -> None:
         height, width, channels = self.image_shape
+        expected, why = channels, f"one for each of the {channels} channels of "
+        if self.dtype == "token":
+            expected, why = 0, "none, since text is not normalised whatever its "
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != channels:
+            if len(values) != expected:
                 raise ValueError(
-                    f"found {len(values)} values of {name}, expected one for each of "
-                    f"the {channels} channels of image_shape"
+                    f"found {len(values)} values of {name}, expected {why}image_shape"
                 )
         num_values = height * width * channels
         if self.feature_names and len(self.feature_names) != num_values:

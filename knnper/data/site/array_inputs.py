@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from knnper.config.errors import DataError
-from knnper.data.examples import InputSpec
+from knnper.data.examples import KINDS_OF_INPUT, InputSpec
 from knnper.data.site.agreement import SiteTask
 from knnper.data.site.collected import InputForm, ReadInputs
 
@@ -64,7 +64,7 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
     ------
     DataError
         If the shape is another one, or the values do not fit: whole numbers from 0 to
-        255 for ``uint8``, finite ones for ``float32``.
+        255 for ``uint8``, to c - 1 for ``token``, finite ones for ``float32``.
     """
     height, width, channels = spec.image_shape
     shapes = {(height, width, channels), (math.prod(spec.image_shape),)}
@@ -77,20 +77,23 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
             "as the federation agreed"
         )
     shaped = array.reshape(len(array), *spec.image_shape)
-    return _pixels(shaped, source) if spec.dtype == "uint8" else _reals(shaped, source)
+    if spec.dtype == "float32":
+        return _reals(shaped, source)
+    largest = _LARGEST_PIXEL if spec.dtype == "uint8" else spec.num_classes - 1
+    if array.dtype != np.uint8 or largest < _LARGEST_PIXEL:
+        _require_whole(shaped, largest, KINDS_OF_INPUT[spec.dtype], source)
+    return shaped.astype(np.uint8, copy=False)
 
 
-def _pixels(array: NDArray[Any], source: str) -> NDArray[np.uint8]:
-    if array.dtype != np.uint8:
-        with np.errstate(invalid="ignore"):
-            wrong = ~((array >= 0) & (array <= _LARGEST_PIXEL) & (array % 1 == 0))
-        if wrong.any():
-            raise DataError(
-                f"{source}: found {int(wrong.sum())} values in the inputs such as "
-                f"{array[wrong][0]}, expected whole numbers from 0 to "
-                f"{_LARGEST_PIXEL}: the federation agreed on images of uint8"
-            )
-    return array.astype(np.uint8, copy=False)
+def _require_whole(array: NDArray[Any], largest: int, kind: str, source: str) -> None:
+    with np.errstate(invalid="ignore"):
+        wrong = ~((array >= 0) & (array <= largest) & (array % 1 == 0))
+    if wrong.any():
+        raise DataError(
+            f"{source}: found {int(wrong.sum())} values in the inputs such as "
+            f"{array[wrong][0]}, expected whole numbers from 0 to {largest}: the "
+            f"federation agreed on {kind}"
+        )
 
 
 def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from PIL import Image
 from knnper.config.errors import DataError
 from knnper.config.suggestions import alternatives
 from knnper.data.class_folders import ClassFolders, list_class_folders, mixed
+from knnper.data.examples import KINDS_OF_INPUT
 from knnper.data.image_file import read_image, unreadable
 from knnper.data.site.agreement import SiteTask
 from knnper.data.site.collected import (
@@ -83,7 +84,7 @@ class ImageFiles:
         if task.spec.dtype != "uint8":
             raise DataError(
                 f"{self.root / self.names[0]} is an image, but the federation agreed "
-                "on rows of features (float32); give a table or an .npz file"
+                f"on {KINDS_OF_INPUT[task.spec.dtype]}; give a table or an .npz file"
             )
         height, width, channels = task.spec.image_shape
         if channels not in (1, 3):

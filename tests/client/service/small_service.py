@@ -35,6 +35,7 @@ from datastore.store import Store
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
+from knnper.data.text.alphabet import CHARACTER_NAMES, NUM_TOKENS
 from knnper.transport.model_folder.card import ModelCard
 from knnper.transport.model_folder.global_model import GlobalModel, model_of_card
 from strategies.assembly import build_task
@@ -44,6 +45,8 @@ TOKEN = "a token of the tests"
 CLASSES = ("cat", "dog", "eel")
 IMAGE = InputSpec((8, 8, 1), len(CLASSES), (0.5,), (0.25,))
 FEATURES = InputSpec((1, 1, 4), len(CLASSES), (0.0,) * 4, (1.0,) * 4, "float32")
+TEXT = InputSpec((1, 1, 6), NUM_TOKENS, (), (), "token")
+MODELS = {"uint8": "tiny_cnn", "float32": "mlp", "token": "stacked_lstm"}
 SERVING = Serving(
     model="",
     knn_weight=0.5,
@@ -61,18 +64,22 @@ SERVING = Serving(
 )
 
 
+def classes_of(spec: InputSpec) -> tuple[str, ...]:
+    """Return the names of the labels."""
+    return CHARACTER_NAMES if spec.dtype == "token" else CLASSES
+
+
 def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
     """Return an untrained model."""
-    name = "tiny_cnn" if spec.dtype == "uint8" else "mlp"
     card = ModelCard(
         name="tests",
-        model={"name": name},
+        model={"name": MODELS[spec.dtype]},
         precision="float32",
         evaluation_batch_size=64,
         num_threads=1,
         seed=seed,
         spec=spec,
-        class_names=CLASSES,
+        class_names=classes_of(spec),
         feature_names=(),
         method="kNN-Per",
         num_rounds=1,
@@ -96,8 +103,9 @@ def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:
     """Return random inputs of shape (count, ...)."""
     generator = RandomKey(seed, ("inputs",)).numpy()
     shape = (count, *spec.image_shape)
-    if spec.dtype == "uint8":
-        return torch.from_numpy(generator.integers(0, 256, shape, np.uint8))
+    if spec.stored_dtype == "uint8":
+        limit = 256 if spec.dtype == "uint8" else spec.num_classes
+        return torch.from_numpy(generator.integers(0, limit, shape, np.uint8))
     return torch.from_numpy(generator.standard_normal(shape, np.float32))
 
 
@@ -142,8 +150,8 @@ def small_served(
 ) -> SmallServed:
     """Return a tiny model and a store on disk with ``count`` named examples."""
     model = tiny_model(spec=spec)
-    layout = InputLayout(spec.image_shape, spec.dtype)
-    store_spec = StoreSpec(len(CLASSES), layout, CLASSES)
+    layout = InputLayout(spec.image_shape, spec.stored_dtype)
+    store_spec = StoreSpec(spec.num_classes, layout, classes_of(spec))
     store = create_store(
         folder, store_spec, model.embedding_dim, model.fingerprint, settings
     )

@@ -84,7 +84,9 @@ def require_clean(folder: Path, secrets: list[bytes]) -> None:
     assert proof.num_secrets == len(secrets)
 
 
-@pytest.mark.parametrize("index", ["flat", "hnsw", "sq8"])
+@pytest.mark.parametrize(
+    "index", ["flat", "hnsw", pytest.param("sq8", marks=pytest.mark.slow)]
+)
 def test_nothing_is_left_of_what_was_deleted(tmp_path: Path, index: str) -> None:
     folder = tmp_path / "store"
     with create_store(folder, SPEC, DIM, "first", settings(index)) as store:
@@ -103,7 +105,7 @@ def test_nothing_is_left_of_what_was_deleted(tmp_path: Path, index: str) -> None
         assert traces(folder, secrets) == []
 
 
-@pytest.mark.parametrize("index", ["hnsw", "sq8"])
+@pytest.mark.parametrize("index", ["hnsw", pytest.param("sq8", marks=pytest.mark.slow)])
 def test_nothing_is_left_after_evictions_and_reembedding(
     tmp_path: Path, index: str
 ) -> None:

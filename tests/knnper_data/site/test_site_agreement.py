@@ -56,7 +56,7 @@ def test_settings_of_a_task_make_it_again(task: SiteTask) -> None:
         ({"class_names": ["a", "b", "a"]}, "class_names holds 'a' more than once"),
         ({"feature_names": ["a", "b"]}, "found 2 feature_names, expected one for each"),
         ({"class_names": ["a"]}, "a list of at least 2"),
-        ({"dtype": "int8"}, "expected 'uint8' or 'float32'"),
+        ({"dtype": "int8"}, "expected 'uint8', 'float32' or 'token'"),
     ],
 )
 def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:

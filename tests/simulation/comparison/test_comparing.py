@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import simulation.comparison.playing as playing
+import simulation.batch.playing as playing
 import simulation.workbench as workbench
 from knnper.config.errors import DataError, RunError
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
 from server.run_folder import RunFolder
-from simulation.comparison.code import num_made_otherwise
+from simulation.batch.code import num_made_otherwise
+from simulation.batch.playing import (
+    FAILED,
+    Family,
+    Order,
+    play,
+    training_identity,
+)
 from simulation.comparison.comparing import compare, folders_of, num_runs
-from simulation.comparison.playing import FAILED, Order, play, training_identity
 from simulation.comparison.table import as_cells, as_csv, table_of
 from simulation.runner import simulate
 from tests.simulation.comparison.small_plan import ROWS, plan
@@ -32,7 +38,7 @@ def ignore(number: int, made: bool) -> None:
 def in_this_process(families: Any, num_workers: int) -> Any:
     for family in families:
         play(family)
-        yield len(family)
+        yield len(family.orders)
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ def test_runs_that_train_alike_train_once(
         assert first["seen"]["global"] == second["seen"]["global"]
     alone = tmp_path / "alone"
     experiment = memory.chosen.tested(1)
-    play([Order.of(experiment, alone)])
+    play(Family((Order.of(experiment, alone),), 2, ("knnper",)))
     assert (alone / "clients.csv").read_bytes() == (
         memory.runs[1] / "clients.csv"
     ).read_bytes()
@@ -246,7 +252,7 @@ def test_runs_of_other_code_are_told_apart(
     folders = folders_of(outcomes, folder)
     assert len(folders) == 10
     assert num_made_otherwise(folders) == 0
-    monkeypatch.setattr("simulation.comparison.code.code_fingerprint", lambda: "new")
+    monkeypatch.setattr("simulation.batch.code.code_fingerprint", lambda: "new")
     assert num_made_otherwise(folders) == 10
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from knnper.config.errors import ConfigError
 from knnper.config.yaml_text import dump_yaml
-from simulation.comparison.plan import Comparison, key_of, read_comparison
+from simulation.batch.families import key_of
+from simulation.comparison.plan import Comparison, read_comparison
 
 PARTITION = {"name": "iid", "num_clients": 4}
 BASE = {

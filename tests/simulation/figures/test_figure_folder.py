@@ -59,10 +59,11 @@ def test_the_same_picture_is_the_same_file(tmp_path: Path) -> None:
         figure = Figure()
         figure.add_subplot().plot([1, 2], label="line")
         FigureFolder(tmp_path).write_pictures("picture", figure)
-        names = ("picture.svg", "picture.png")
+        names = ("picture.svg", "picture.png", "picture.pdf")
         contents.append([(tmp_path / name).read_bytes() for name in names])
     assert contents[0] == contents[1]
     assert contents[0][1].startswith(b"\x89PNG")
+    assert contents[0][2].startswith(b"%PDF")
 
 
 def test_tables_and_documents(tmp_path: Path) -> None:

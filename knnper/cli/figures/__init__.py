@@ -1,0 +1,1 @@
+"""The commands of ``knnper figure``: figures of the papers."""

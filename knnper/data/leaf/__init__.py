@@ -1,0 +1,1 @@
+"""The data sets of the benchmark LEAF, dealt to users as they are there."""

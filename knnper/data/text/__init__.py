@@ -1,0 +1,1 @@
+"""Text: an example is one character to predict from the characters before it."""

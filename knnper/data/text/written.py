@@ -1,0 +1,113 @@
+"""Who wrote or says what, read from files of plain text or JSON."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from knnper.config.errors import DataError
+from knnper.data.text.alphabet import plain
+from knnper.data.text.speeches import speeches_of
+
+_EXPECTED = (
+    "a play as plain text (.txt), a folder of such plays, or a file .json with "
+    '{"speaker": "text"}'
+)
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file's name without its ending, its path and its bytes."""
+
+    name: str
+    path: Path
+    content: bytes
+
+
+def read_files(path: Path) -> tuple[TextFile, ...]:
+    """Return the file at ``path``, or the .txt files of a folder in order of names.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it cannot be read.
+    """
+    paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not paths or not path.exists():
+        what = "no file .txt in it" if path.exists() else "nothing there"
+        raise DataError(f"{path}: found {what}, expected {_EXPECTED}")
+    try:
+        return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def digest_of(files: Sequence[TextFile]) -> str:
+    """Return the SHA-256, in hexadecimal, of the files' names and bytes."""
+    digest = hashlib.sha256()
+    for file in files:
+        for part in (file.path.name.encode(errors="surrogateescape"), file.content):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
+    """Return each client's text by the client's name.
+
+    A speaker of one play among several is another client in another play.
+
+    Raises
+    ------
+    DataError
+        If a file is not UTF-8, is another JSON than expected, or nobody speaks in it.
+    """
+    if len(files) == 1:
+        return _texts_in(files[0])
+    return {
+        f"{file.name}/{speaker}": text
+        for file in files
+        for speaker, text in _texts_in(file).items()
+    }
+
+
+def _texts_in(file: TextFile) -> Mapping[str, str]:
+    text = _decoded(file)
+    if file.path.suffix == ".json":
+        return {name: plain(said) for name, said in _from_json(text, file.path).items()}
+    found = speeches_of(plain(text))
+    if not found:
+        raise DataError(
+            f"{file.path}: found no speech, expected lines that begin with who speaks, "
+            "as in 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
+        )
+    return found
+
+
+def _decoded(file: TextFile) -> str:
+    try:
+        return file.content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path}: byte {error.start} is not UTF-8; convert the file"
+        ) from error
+
+
+def _from_json(text: str, path: Path) -> Mapping[str, str]:
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not what is expected: {error}") from error
+    is_object = isinstance(found, dict)
+    if not is_object or not all(isinstance(said, str) for said in found.values()):
+        raise DataError(f"{path}: found other JSON, expected {_EXPECTED}")
+    return {str(name): said for name, said in found.items()}
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs more than once; put its texts into one")
+    return found

@@ -1,0 +1,238 @@
+"""Images of many users, listed in CSV files, as Google Landmarks is split by users."""
+
+import csv
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from knnper.config.errors import DataError
+from knnper.config.ranges import NonNegativeInt, PositiveInt, ProperFraction
+from knnper.config.sections import Settings
+from knnper.config.seeding import RandomKey
+from knnper.data.cache import cached_dataset
+from knnper.data.cache_entry import Contents, EntryWriter, Split
+from knnper.data.dataset import Dataset
+from knnper.data.decoded_images import ImageForm, write_images
+from knnper.data.table_file import values_in_order
+
+Name = Annotated[str, Field(min_length=1)]
+_FOLDERS_DEEP = 3
+
+
+@dataclass(frozen=True)
+class UserCsvSettings(Settings):
+    """Which lists, what their columns mean, and where the images are.
+
+    Attributes
+    ----------
+    train
+        A CSV file with a header; a row is an image of a user.
+    root
+        The folder of the images: ``a/b/c/abcdef.jpg`` or ``abcdef.jpg`` for the image
+        ``abcdef``.
+    test
+        Another such file, which may lack users; null takes `test_fraction` of each
+        user's images in `train`.
+    user_column, image_column, class_column
+        What the columns are called.
+    suffix
+        What follows an image's name.
+    image_size
+        Height and width that every image is resized to, in pixels; null keeps the
+        size, which must then be the same for all.
+    channels
+        3 for colour, 1 for grey.
+    test_fraction, seed
+        Part of each user's images that is tested on where there is no list of them,
+        and what chooses these; a user's only image is not.
+    """
+
+    train: str
+    root: str
+    test: str | None = None
+    user_column: Name = "user_id"
+    image_column: Name = "image_id"
+    class_column: Name = "class"
+    suffix: str = ".jpg"
+    image_size: PositiveInt | None = None
+    channels: Literal[1, 3] = 3
+    test_fraction: ProperFraction = 0.2
+    seed: NonNegativeInt = 0
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One image: whose it is, if the list says so, its name and its class."""
+
+    user: str | None
+    image: str
+    class_name: str
+
+
+@dataclass(frozen=True)
+class _File:
+    """Where an image is, and what tells a change of it."""
+
+    path: str
+    num_bytes: int
+    modified_ns: int
+
+
+Lists = dict[Split, list[_Row]]
+
+
+def load_user_csv(settings: UserCsvSettings) -> Dataset:
+    """Return the images that the lists name, with the user of each.
+
+    The user splits of Google Landmarks v2 are such lists: Hsu, Qi, Brown, "Federated
+    Visual Classification with Real-World Data Distribution", ECCV 2020. The classes are
+    those of ``train``, in the order of their names, or of their numbers where all are
+    whole numbers.
+
+    Raises
+    ------
+    DataError
+        If a list cannot be read, lacks a column or a value, or names an image that is
+        not there or is in both; if test images have classes that no training image
+        has; if an image cannot be read, or the sizes differ while ``image_size`` is
+        null.
+    """
+    listed = _read(settings.train, settings, needs_user=True)
+    class_names = values_in_order(row.class_name for row in listed)
+    rows = _splits(listed, settings)
+    _require_consistent(rows, class_names)
+    files = {split: _files(part, settings) for split, part in rows.items()}
+    source = {
+        "rows": _digest(rows, files),
+        "image_size": settings.image_size,
+        "channels": settings.channels,
+    }
+
+    def build(writer: EntryWriter) -> Contents:
+        paths = {split: [file.path for file in part] for split, part in files.items()}
+        write_images(writer, paths, ImageForm(settings.image_size, settings.channels))
+        _put_rows(writer, rows, class_names)
+        return Contents(class_names)
+
+    return cached_dataset("user_csv", source, build)
+
+
+def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Row]:
+    path = Path(file).expanduser().absolute()
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            table = csv.DictReader(stream)
+            columns = {settings.image_column, settings.class_column}
+            columns |= {settings.user_column} if needs_user else set()
+            missing = sorted(columns - set(table.fieldnames or ()))
+            if missing:
+                raise DataError(
+                    f"{path} has no column {', '.join(missing)}, found "
+                    f"{', '.join(table.fieldnames or ()) or 'nothing'}; name the "
+                    "columns in data.user_column, image_column and class_column"
+                )
+            rows = [_row(path, table.line_num, one, settings) for one in table]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a CSV file: {error}") from error
+    if not rows:
+        raise DataError(f"{path} lists no images; add some")
+    return rows
+
+
+def _row(
+    path: Path, line: int, found: dict[str, str], settings: UserCsvSettings
+) -> _Row:
+    user = found.get(settings.user_column)
+    image, class_name = found[settings.image_column], found[settings.class_column]
+    if not image or not class_name or (settings.user_column in found and not user):
+        raise DataError(
+            f"{path}, line {line}: a user, an image or a class is missing; fill it in, "
+            "or leave the line out"
+        )
+    return _Row(user, image, class_name)
+
+
+def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
+    if settings.test is not None:
+        test = _read(settings.test, settings, needs_user=False)
+        return {"train": listed, "test": test}
+    tested = _held_out(listed, settings)
+    return {
+        "train": [row for place, row in enumerate(listed) if place not in tested],
+        "test": [row for place, row in enumerate(listed) if place in tested],
+    }
+
+
+def _held_out(listed: list[_Row], settings: UserCsvSettings) -> set[int]:
+    """Return the places of the rows that are tested on, some of each user's."""
+    places_of: dict[str, list[int]] = {}
+    for place, row in enumerate(listed):
+        places_of.setdefault(str(row.user), []).append(place)
+    key = RandomKey(settings.seed).child("user test")
+    tested: set[int] = set()
+    for user, places in places_of.items():
+        count = min(int(settings.test_fraction * len(places) + 0.5), len(places) - 1)
+        shuffled = key.child(user).numpy().permutation(places)
+        tested.update(shuffled[:count].tolist())
+    return tested
+
+
+def _require_consistent(rows: Lists, class_names: Sequence[str]) -> None:
+    unknown = {row.class_name for row in rows["test"]} - set(class_names)
+    if unknown:
+        raise DataError(
+            "test images have classes that no training image has: "
+            f"{', '.join(sorted(unknown))}; the classes are those of data.train"
+        )
+    twice = {row.image for row in rows["train"]} & {row.image for row in rows["test"]}
+    if twice:
+        raise DataError(
+            f"{len(twice)} images are both trained and tested on, {min(twice)} among "
+            "them; list each in one file, and once in data.train where it is the only "
+            "one"
+        )
+
+
+def _files(rows: Sequence[_Row], settings: UserCsvSettings) -> list[_File]:
+    root = Path(settings.root).expanduser().absolute()
+    return [_file(root, f"{row.image}{settings.suffix}") for row in rows]
+
+
+def _file(root: Path, name: str) -> _File:
+    nested = root.joinpath(*name[:_FOLDERS_DEEP], name)
+    for path in (nested, root / name):
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return _File(str(path), status.st_size, status.st_mtime_ns)
+    raise DataError(
+        f"there is neither {nested} nor {root / name}; correct data.root or "
+        "data.suffix, or leave the image out of the list"
+    )
+
+
+def _digest(rows: Lists, files: dict[Split, list[_File]]) -> str:
+    digest = hashlib.sha256()
+    for split, part in rows.items():
+        for row, file in zip(part, files[split], strict=True):
+            line = (split, row.user, row.class_name, file)
+            digest.update(f"{line!r}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _put_rows(writer: EntryWriter, rows: Lists, class_names: Sequence[str]) -> None:
+    users = values_in_order(
+        row.user for part in rows.values() for row in part if row.user is not None
+    )
+    number_of = {user: number for number, user in enumerate(users)}
+    label_of = {name: label for label, name in enumerate(class_names)}
+    for split, part in rows.items():
+        writer.put_labels(split, [label_of[row.class_name] for row in part])
+        owners = [number_of[row.user] for row in part if row.user is not None]
+        if len(owners) == len(part):
+            writer.put_client_ids(split, owners)

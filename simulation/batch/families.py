@@ -1,0 +1,66 @@
+"""Runs by what they train, in folders that are named by what they are."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from knnper.config.document import results_identity
+from knnper.config.sections import Experiment
+from simulation.batch.playing import Family, Order, is_done, training_identity
+
+Advance = Callable[[int, bool], None]
+"""``(number, made) -> None``: so much more is done; made now, or before."""
+
+
+def key_of(experiment: Experiment) -> str:
+    """Return a short name of an experiment's folder: equal results, equal names."""
+    return results_identity(experiment)[:16]
+
+
+def folder_of(experiment: Experiment, folder: Path) -> Path:
+    """Return where in the folder of a batch an experiment's run is."""
+    return folder / "runs" / key_of(experiment)
+
+
+def families_of(
+    experiments: Iterable[Experiment],
+    folder: Path,
+    command: Sequence[str],
+    *,
+    keeps_training: bool = False,
+) -> list[Family]:
+    """Return the runs of a batch, each once, those that train the same together.
+
+    Parameters
+    ----------
+    experiments
+        What to run.
+    folder
+        Holds a folder for each run.
+    command, keeps_training
+        See `Family`.
+    """
+    found: dict[str, dict[Path, Experiment]] = {}
+    for experiment in experiments:
+        runs = found.setdefault(training_identity(experiment), {})
+        runs.setdefault(folder_of(experiment, folder), experiment)
+    return [
+        _family(runs, tuple(command), keeps_training=keeps_training)
+        for runs in found.values()
+    ]
+
+
+def _family(
+    runs: Mapping[Path, Experiment], command: tuple[str, ...], *, keeps_training: bool
+) -> Family:
+    first = next(iter(runs.values()))
+    return Family(
+        orders=tuple(Order.of(run, folder) for folder, run in runs.items()),
+        num_rounds=first.training.num_rounds,
+        command=command,
+        keeps_training=keeps_training,
+    )
+
+
+def is_made(family: Family) -> bool:
+    """Return whether all runs of a family ended."""
+    return all(is_done(order.folder) for order in family.orders)

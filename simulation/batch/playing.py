@@ -1,0 +1,227 @@
+"""Runs that share their training, made one after the other."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from knnper.config.document import from_json, results_identity, to_json
+from knnper.config.errors import CheckpointError
+from knnper.config.sections import Choice, Experiment, Settings
+from knnper.durable_files import write_atomically
+from server.checkpoint import CheckpointFolder
+from server.hand_over import HandOverError
+from server.observer import SilentObserver
+from server.rounds import TooManyFailuresError
+from server.run_folder import RunFolder
+from simulation.batch.code import sign
+from simulation.catalogue import experiment_catalogue
+from simulation.partition.settings import PartitionSettings
+from simulation.runner import simulate
+from simulation.workbench import Workbench, open_workbench
+from strategies.catalogue import METHODS
+from strategies.core.embedding_pool import EmbeddingPool
+from strategies.core.kept_embeddings import KeptEmbeddings
+from strategies.core.method import AS_IT_IS, NoSettings
+from strategies.core.records import Record
+
+_Trained = tuple[Workbench, RunFolder]
+
+FAILED = "failed.txt"
+"""In a run's folder: why it ended without results."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run.
+
+    Attributes
+    ----------
+    experiment
+        As `to_json` writes it.
+    folder
+        Where to.
+    """
+
+    experiment: str
+    folder: Path
+
+    @classmethod
+    def of(cls, experiment: Experiment, folder: Path) -> "Order":
+        """Return the order to run ``experiment`` in ``folder``."""
+        return cls(to_json(experiment), folder)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs that train the same.
+
+    Attributes
+    ----------
+    orders
+        The runs, of one `training_identity`.
+    num_rounds
+        That the experiments ask for; a method may make fewer.
+    command
+        What made them, for their manifests.
+    keeps_training
+        Whether one of them keeps its last state in the end, so that another that is
+        added to the family later need not be trained. Not so where clients have states
+        too.
+    """
+
+    orders: tuple[Order, ...]
+    num_rounds: int
+    command: tuple[str, ...]
+    keeps_training: bool = False
+
+
+def training_identity(experiment: Experiment) -> str:
+    """Return what two experiments have in common that train the same.
+
+    They may differ in what is put on top of the method alone, in the name that the
+    method has with it, and in how much data the clients have that never train.
+    """
+    build = METHODS[experiment.method.name].build
+    name = next(name for name, spec in METHODS.items() if spec.build is build)
+    return results_identity(
+        replace(
+            experiment,
+            partition=_as_trained_on(experiment.partition),
+            method=replace(experiment.method, name=name),
+            personalization=Choice(AS_IT_IS, NoSettings()),
+        )
+    )
+
+
+def _as_trained_on(partition: Choice[Settings]) -> Choice[Settings]:
+    settings = partition.settings
+    if not isinstance(settings, PartitionSettings):
+        return partition
+    return replace(partition, settings=replace(settings, unseen_train_fraction=1.0))
+
+
+def is_done(folder: Path) -> bool:
+    """Return whether a run ended, with results or by diverging."""
+    return (folder / FAILED).is_file() or RunFolder(folder).is_finished()
+
+
+def why_failed(folder: Path) -> str | None:
+    """Return why a run that ended has no results; None where it has."""
+    path = folder / FAILED
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def play(family: Family) -> None:
+    """Make the runs that are missing; what they share is computed once.
+
+    That is the rounds, and the images as the trained model embeds them.
+
+    Raises
+    ------
+    KnnPerError
+        If a run cannot be made. One whose clients fail, as they do where a rate is too
+        large, is a finding: the reason stays in its folder, and the others go on.
+    """
+    player = _Player(family.command, keeps_embeddings=len(family.orders) > 1)
+    for order in family.orders:
+        player.play(order)
+        if order.folder not in player.with_state():
+            _tidy(order.folder)
+    for folder in player.with_state():
+        # Models of all clients would take gigabytes.
+        if not family.keeps_training or (folder / "clients").is_dir():
+            _tidy(folder)
+
+
+class _Player:
+    """Plays runs of one training; knows of it by the type of its state.
+
+    What is put on top of a method may add to its state; it trains the same then.
+    """
+
+    def __init__(self, command: Sequence[str], *, keeps_embeddings: bool) -> None:
+        self._command = command
+        self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)
+        self._trained: dict[type[Record], _Trained] = {}
+        self._diverged: dict[type[Record], str] = {}
+
+    def play(self, order: Order) -> None:
+        """Make a run, unless it is there."""
+        experiment = from_json(order.experiment, experiment_catalogue())
+        bench = open_workbench(experiment, pool=self._pool)
+        if is_done(order.folder):
+            if _has_state(order.folder):
+                self._note(bench, RunFolder.open(order.folder))
+            return
+        folder = _folder(order.folder, bench.experiment)
+        try:
+            self._make(bench, folder)
+        except (TooManyFailuresError, HandOverError) as error:
+            write_atomically(folder.path / FAILED, f"{error}\n")
+        else:
+            self._note(bench, folder)
+
+    def with_state(self) -> set[Path]:
+        """Return the folders of one run for each type of state, which have it."""
+        return {folder.path for _, folder in self._trained.values()}
+
+    def _make(self, bench: Workbench, folder: RunFolder) -> None:
+        kind = bench.method.state_type
+        sign(folder.path)
+        if kind in self._diverged:  # and would again
+            raise TooManyFailuresError(self._diverged[kind])
+        if kind in self._trained:
+            _take_over(bench, folder, *self._trained[kind])
+        try:
+            simulate(bench, folder, SilentObserver(), self._command)
+        except TooManyFailuresError as error:
+            self._diverged[kind] = str(error)
+            raise
+
+    def _note(self, bench: Workbench, folder: RunFolder) -> None:
+        self._trained.setdefault(bench.method.state_type, (bench, folder))
+
+
+def _has_state(folder: Path) -> bool:
+    """Return whether a run that was made before still has its last state."""
+    return (folder / "checkpoints").is_dir() and not why_failed(folder)
+
+
+def _folder(path: Path, experiment: Experiment) -> RunFolder:
+    """Return the run's folder, with what was left there."""
+    if not (path / "experiment.yaml").is_file():
+        return RunFolder.create(path, experiment)
+    return RunFolder.open(path)
+
+
+def _take_over(
+    bench: Workbench, folder: RunFolder, other: Workbench, others: RunFolder
+) -> None:
+    """Put another run's last state where this one goes on from it.
+
+    Where it cannot be read any more, the rounds are made anew.
+    """
+    theirs = CheckpointFolder(others.checkpoints, results_identity(other.experiment))
+    try:
+        last = theirs.load_latest(other.method.state_type)
+    except CheckpointError:
+        return
+    if last is None or last.server_round != bench.method.num_rounds:
+        return
+    if (others.path / "clients").is_dir():
+        shutil.copytree(
+            others.path / "clients", folder.path / "clients", dirs_exist_ok=True
+        )
+    folder.drop_rounds_after(0)
+    for record in others.rounds():
+        folder.append_round(record)
+    ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
+    ours.save(last.server_round, last.state)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what only a run that goes on needs."""
+    if is_done(folder):
+        for name in ("checkpoints", "clients", "tensorboard"):
+            shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Finished runs as tables, charts and one page to send around."""

@@ -1,0 +1,75 @@
+"""A report as one HTML page that needs nothing else, and as Markdown."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from simulation.reporting.drawing import MOST_SHOWN
+from simulation.reporting.inline_svg import THEMED, as_svg
+from simulation.reporting.report import Report
+from simulation.reporting.runs import GROUPS
+from simulation.reporting.sections import Section
+from simulation.reporting.table import Row, number, points, seconds_of
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def as_html(report: Report) -> str:
+    """Return the report as an HTML page with its charts and its style inside."""
+    environment = _environment(autoescape=True)
+    environment.filters["chart"] = _chart
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return environment.get_template("report.html").render(
+        **_content(report),
+        style=Markup(style),
+        themed=THEMED,
+        most_open=MOST_SHOWN,
+    )
+
+
+def as_markdown_report(report: Report, figures: Path | None = None) -> str:
+    """Return the report as Markdown; charts are told by their alternative texts.
+
+    Parameters
+    ----------
+    figures
+        The folder of the chart's files, for links; without it there are none.
+    """
+    environment = _environment(autoescape=False)
+    environment.filters["cell"] = _markdown_cell
+    template = environment.get_template("report.md")
+    return template.render(**_content(report), figures=figures)
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    environment = Environment(
+        autoescape=autoescape,
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(points=points, number=number, seconds=seconds_of)
+    return environment
+
+
+def _content(report: Report) -> dict[str, object]:
+    return {"report": report, "groups": _by_group(report.findings.rows)}
+
+
+def _by_group(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    groups = {name: [row for row in rows if row.group == name] for name in GROUPS}
+    return {name: found for name, found in groups.items() if found}
+
+
+def _chart(section: Section) -> Markup:
+    if section.picture is None:
+        return Markup("")
+    # The element escapes what it is made of.
+    return Markup(as_svg(section.picture, section.name))
+
+
+def _markdown_cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,270 @@
+"""How the runs did: a row a setup and group of clients, over the seeds."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simulation.intervals import Estimate, estimate
+from simulation.reporting.runs import GROUPS, Run
+from simulation.reporting.setups import Setup, setups_of
+
+FIGURES: Mapping[str, str] = {
+    "average": "accuracy_weighted",
+    "mean": "accuracy_mean",
+    "bottom_decile": "accuracy_bottom_decile",
+    "worst": "accuracy_worst",
+    "fraction_hurt": "fraction_hurt",
+    "ece": "ece",
+    "log_loss": "log_loss",
+}
+"""What a row calls the figures of `server.results.Summary`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one model did on one group of clients.
+
+    Attributes
+    ----------
+    label
+        The setup's; of an unpersonalised model, that model's. No two rows of a group
+        share one.
+    method
+        The method's title.
+    setup
+        The setup's label.
+    group
+        ``seen`` or ``unseen``.
+    runs
+        The names of the runs' folders, one a seed.
+    figures
+        By the names of `FIGURES`, over the seeds; and ``gain``, by how much the average
+        is above that of the unpersonalised model of the same run.
+    num_clients, num_rounds
+        Of the first run; None is not known.
+    seconds
+        What training took, with the hand-over for a personalised model: mean.
+    is_reference
+        Whether it is the unpersonalised model of a method that goes on from it.
+    """
+
+    label: str
+    method: str
+    setup: str
+    group: str
+    runs: tuple[str, ...]
+    figures: Mapping[str, Estimate]
+    num_clients: int
+    num_rounds: int | None
+    seconds: float | None
+    is_reference: bool
+
+
+def table_of(setups: Sequence[Setup]) -> list[Row]:
+    """Return the rows of a table that compares setups: seen clients, then unseen.
+
+    A setup gives one row a group, and one more for its unpersonalised model where that
+    differs. Setups that trained the same global model share its row.
+    """
+    rows = [row for group in GROUPS for one in setups for row in _rows(one, group)]
+    shown = {_model(row) for row in rows if not row.is_reference}
+    table = []
+    for row in rows:
+        if not row.is_reference or _model(row) not in shown:
+            table.append(row)
+            shown.add(_model(row))
+    names = Counter((row.group, row.label) for row in table)
+    return [_named(row) if names[row.group, row.label] > 1 else row for row in table]
+
+
+def table_of_run(run: Run) -> list[Row]:
+    """Return the rows of one run."""
+    return table_of(setups_of([run]))
+
+
+def as_documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the rows as plain values, fractions of 1; None is not known.
+
+    Beside each figure's mean stand its standard deviation and the half width of its
+    95 % interval.
+    """
+    return [
+        {
+            "label": row.label,
+            "method": row.method,
+            "setup": row.setup,
+            "group": row.group,
+            "runs": list(row.runs),
+            **dict(_flat_figures(row.figures)),
+            "num_clients": row.num_clients,
+            "num_rounds": row.num_rounds,
+            "seconds": row.seconds,
+            "is_reference": row.is_reference,
+        }
+        for row in rows
+    ]
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """Return every figure, a column each; empty where there is none."""
+    text = io.StringIO()
+    documents = [{**one, "runs": " ".join(one["runs"])} for one in as_documents(rows)]
+    fields = list(documents[0]) if documents else []
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(documents)
+    return text.getvalue()
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    header, *body = as_cells(rows)
+    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+    lines = [_padded(cells, widths) for cells in (header, *body)]
+    rule = _padded(["-" * width for width in widths], widths)
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def as_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Return a header and the rows as text; with the seeds where there are several."""
+    several = any(len(row.runs) > 1 for row in rows)
+    header = ["method", "group", "average", "bottom decile", "share hurt"]
+    header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]
+    return [header, *(_cells(row, several) for row in rows)]
+
+
+def percent(figure: Estimate) -> str:
+    """Return a fraction in percent with its interval, as in ``79.9 ± 1.2 %``."""
+    if figure.mean is None:
+        return "-"
+    mean = f"{100 * figure.mean:.1f}"
+    if figure.half_width is None:
+        return f"{mean} %"
+    return f"{mean} ± {100 * figure.half_width:.1f} %"
+
+
+def points(figure: Estimate) -> str:
+    """Return a fraction in percent, as `percent` does, without the sign."""
+    return percent(figure).removesuffix(" %")
+
+
+def number(figure: Estimate) -> str:
+    """Return a figure with its interval, as in ``1.178 ± 0.020``."""
+    if figure.mean is None:
+        return "-"
+    if figure.half_width is None:
+        return f"{figure.mean:.3f}"
+    return f"{figure.mean:.3f} ± {figure.half_width:.3f}"
+
+
+def seconds_of(row: Row) -> str:
+    """Return the seconds of a row as text."""
+    return "-" if row.seconds is None else f"{row.seconds:.1f}"
+
+
+def _named(row: Row) -> Row:
+    """Return the row; of an unpersonalised model with whose it is in its label."""
+    if not row.is_reference:
+        return row
+    return replace(row, label=f"{row.label} of {row.setup}")
+
+
+def _model(row: Row) -> tuple[object, ...]:
+    """Return by what two rows of the same model are known."""
+    average, decile = row.figures["average"], row.figures["bottom_decile"]
+    return (row.method, row.group, average, decile, row.num_clients)
+
+
+def _rows(setup: Setup, group: str) -> Iterator[Row]:
+    personal = [run.results[group] for run in setup.runs]
+    reference = [one["global"] for one in personal]
+    if personal[0]["num_clients"] == 0:
+        return
+    title = setup.runs[0].reference_title
+    if title is not None and _differ(personal, reference):
+        yield _row(setup, title, group, reference, is_reference=True)
+    yield _row(setup, setup.title, group, personal, is_reference=False)
+
+
+def _differ(
+    personal: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]
+) -> bool:
+    return any(
+        {key: value for key, value in one.items() if key != "global"} != other
+        for one, other in zip(personal, reference, strict=True)
+    )
+
+
+def _row(
+    setup: Setup,
+    method: str,
+    group: str,
+    figures: Sequence[Mapping[str, Any]],
+    *,
+    is_reference: bool,
+) -> Row:
+    seconds = (_seconds(run, with_hand_over=not is_reference) for run in setup.runs)
+    return Row(
+        label=method if is_reference else setup.label,
+        method=method,
+        setup=setup.label,
+        group=group,
+        runs=tuple(run.name for run in setup.runs),
+        figures={
+            **{
+                name: estimate(one.get(key) for one in figures)
+                for name, key in FIGURES.items()
+            },
+            "gain": estimate(map(_gain, figures)),
+        },
+        num_clients=figures[0]["num_clients"],
+        num_rounds=setup.runs[0].results["training"].get("num_rounds"),
+        seconds=estimate(seconds).mean,
+        is_reference=is_reference,
+    )
+
+
+def _gain(figures: Mapping[str, Any]) -> float | None:
+    own, reference = (
+        one.get(FIGURES["average"]) for one in (figures, figures.get("global", {}))
+    )
+    return None if own is None or reference is None else own - reference
+
+
+def _seconds(run: Run, *, with_hand_over: bool) -> float | None:
+    training = run.results["training"]
+    seconds: float | None = training.get("seconds")
+    if seconds is not None and with_hand_over:
+        seconds += training.get("personalization_seconds", 0.0)
+    return seconds
+
+
+def _cells(row: Row, several: bool) -> list[str]:
+    return [
+        row.label,
+        row.group,
+        percent(row.figures["average"]),
+        percent(row.figures["bottom_decile"]),
+        percent(row.figures["fraction_hurt"]),
+        str(row.num_clients),
+        *([str(len(row.runs))] if several else []),
+        "-" if row.num_rounds is None else str(row.num_rounds),
+        seconds_of(row),
+    ]
+
+
+def _flat_figures(
+    figures: Mapping[str, Estimate],
+) -> Iterator[tuple[str, float | None]]:
+    for name, one in figures.items():
+        yield name, one.mean
+        yield f"{name}_std", one.std
+        yield f"{name}_half_width", one.half_width
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"

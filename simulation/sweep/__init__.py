@@ -1,0 +1,1 @@
+"""One experiment, or several methods, at many settings and several seeds."""

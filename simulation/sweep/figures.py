@@ -1,0 +1,102 @@
+"""The figures of a sweep's runs, and what the seeds say of each point."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.results import summarise
+from server.run_folder import RunFolder
+from simulation.intervals import Estimate, estimate
+from simulation.sweep.points import Values
+from simulation.sweep.running import Outcome
+from simulation.sweep.settings import FIGURES, GLOBAL, SweepSettings
+
+GROUPS = ("seen", "unseen", "all")
+COLUMNS = tuple(
+    f"{group}.{prefix}{figure}"
+    for group in GROUPS
+    for prefix in ("", GLOBAL)
+    for figure in FIGURES
+)
+"""What there is of each run, as in ``unseen.global.accuracy_weighted``."""
+
+Figures = Mapping[str, float | None]
+"""By column; None where there is no such figure."""
+
+
+@dataclass(frozen=True)
+class PointFigures:
+    """How a point did.
+
+    Attributes
+    ----------
+    variant, title, values
+        Of the point.
+    estimates
+        By column, over its seeds.
+    num_runs, num_failed
+        Seeds that have figures, and seeds with which training diverged.
+    """
+
+    variant: str
+    title: str
+    values: Values
+    num_runs: int
+    num_failed: int
+    estimates: Mapping[str, Estimate] = field(repr=False)
+
+
+def column_of(settings: SweepSettings) -> str:
+    """Return the column that a sweep shows and chooses by."""
+    return f"{settings.group}.{settings.y}"
+
+
+def figures_of(run: Path) -> Figures:
+    """Return the figures of a finished run by column, fractions of 1."""
+    folder = RunFolder(run)
+    results = folder.results()
+    handed = folder.load_hand_over(results["training"]["state_sha256"])
+    everybody = summarise([one for one in handed.values() if one is not None])
+    groups = {**results, "all": everybody.as_document()}
+    return {
+        f"{group}.{prefix}{figure}": document.get(figure)
+        for group in GROUPS
+        for prefix, document in (("", groups[group]), (GLOBAL, groups[group]["global"]))
+        for figure in FIGURES
+    }
+
+
+def estimated(outcomes: Sequence[Outcome]) -> list[PointFigures]:
+    """Return the mean and the interval of every figure of each point."""
+    return [_estimated(outcome) for outcome in outcomes]
+
+
+def _estimated(outcome: Outcome) -> PointFigures:
+    found = [figures_of(run) for run in outcome.runs.values()]
+    return PointFigures(
+        variant=outcome.point.variant,
+        title=outcome.point.title,
+        values=outcome.point.values,
+        num_runs=len(outcome.runs),
+        num_failed=len(outcome.failures),
+        estimates={
+            column: estimate(figures[column] for figures in found) for column in COLUMNS
+        },
+    )
+
+
+def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return every run of a sweep with all its figures, as plain values."""
+    return [
+        {
+            "variant": outcome.point.variant,
+            **outcome.point.values,
+            "seed": seed,
+            "run": outcome.runs[seed].name if seed in outcome.runs else None,
+            "failure": outcome.failures.get(seed),
+            **(figures_of(outcome.runs[seed]) if seed in outcome.runs else {}),
+        }
+        for outcome in outcomes
+        for seed in outcome.point.runs
+    ]

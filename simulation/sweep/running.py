@@ -1,0 +1,126 @@
+"""A sweep from its plan to its runs; what is there is not made again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.run_folder import RunFolder
+from simulation.batch.families import Advance, families_of, folder_of, is_made
+from simulation.batch.playing import Family, is_done, why_failed
+from simulation.batch.workers import play_side_by_side
+from simulation.sweep.plan import Point, Sweep
+
+COMMAND = ("knnper", "sweep")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point that was made.
+
+    Attributes
+    ----------
+    point
+        What it is.
+    runs
+        The folders of its runs by seed.
+    failures
+        Why, by seed, of those that failed: their training diverged.
+    """
+
+    point: Point
+    runs: Mapping[int, Path]
+    failures: Mapping[int, str]
+
+
+def num_steps(sweep: Sweep) -> int:
+    """Return how many steps a sweep takes.
+
+    A step is a round of a training, which several runs may share, or the hand-over of
+    a run.
+    """
+    return sum(map(_num_steps, _families(sweep, Path())))
+
+
+def run_sweep(
+    sweep: Sweep, folder: Path, num_workers: int, advance: Advance
+) -> list[Outcome]:
+    """Make all runs that are missing in ``folder``; return the points.
+
+    Parameters
+    ----------
+    sweep
+        What to run.
+    folder
+        Holds a folder for each run.
+    num_workers
+        Processes side by side; what they compute does not depend on it.
+    advance
+        Told of the steps that are done.
+
+    Raises
+    ------
+    RunError
+        If another process is at work in the folder.
+    KnnPerError
+        If a run cannot be made for another reason than that its training diverges.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with RunFolder(folder).locked():
+        _make(_families(sweep, folder), num_workers, advance)
+    return [_outcome(point, folder) for point in sweep.points]
+
+
+def _families(sweep: Sweep, folder: Path) -> list[Family]:
+    return families_of(sweep.experiments, folder, COMMAND, keeps_training=True)
+
+
+def _make(families: Sequence[Family], num_workers: int, advance: Advance) -> None:
+    steps = _Steps(families)
+    advance(steps.newly_done(), False)
+    missing = [family for family in families if not is_made(family)]
+    for _ in play_side_by_side(missing, num_workers):
+        advance(steps.newly_done(), True)
+
+
+class _Steps:
+    """Counts the steps that are done by looking at the runs' folders."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._unfinished = list(families)
+        self._finished = 0
+        self._told = 0
+
+    def newly_done(self) -> int:
+        """Return how many more there are than ever before."""
+        finished = [family for family in self._unfinished if is_made(family)]
+        self._finished += sum(map(_num_steps, finished))
+        self._unfinished = [one for one in self._unfinished if one not in finished]
+        done = self._finished + sum(map(_num_done, self._unfinished))
+        # Rounds since the last checkpoint are repeated, and counted once.
+        newly, self._told = max(0, done - self._told), max(done, self._told)
+        return newly
+
+
+def _num_steps(family: Family) -> int:
+    return family.num_rounds + len(family.orders)
+
+
+def _num_done(family: Family) -> int:
+    """Return the steps of a family that is not finished."""
+    num_runs = sum(is_done(order.folder) for order in family.orders)
+    if num_runs > 0:
+        return family.num_rounds + num_runs
+    rounds = (len(RunFolder(order.folder).rounds()) for order in family.orders)
+    return min(max(rounds), family.num_rounds)
+
+
+def _outcome(point: Point, folder: Path) -> Outcome:
+    runs, failures = {}, {}
+    for seed, experiment in point.runs.items():
+        path = folder_of(experiment, folder)
+        failure = why_failed(path)
+        if failure is None:
+            runs[seed] = path
+        else:
+            failures[seed] = failure
+    return Outcome(point, runs, failures)

@@ -1,0 +1,93 @@
+"""Text that is sent as it is written, or as the ids of its characters."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from knnper.data.text.alphabet import encode
+from tests.client.service.small_service import TEXT, SmallServed, asking, small_served
+
+WORDS = "To be, or not"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> SmallServed:
+    return small_served(tmp_path_factory.mktemp("served") / "store", spec=TEXT)
+
+
+@pytest.fixture(scope="module")
+def client(served: SmallServed) -> Iterator[httpx.Client]:
+    with asking(served) as client:
+        yield client
+
+
+def predicted(client: httpx.Client, given: Any) -> httpx.Response:
+    return client.post("/predict", json={"inputs": [given]})
+
+
+def test_text_and_its_ids_are_the_same_question(client: httpx.Client) -> None:
+    ids = encode(WORDS)[-6:]
+    file = io.BytesIO()
+    np.save(file, ids)
+    headers = {"content-type": "application/x-npy"}
+    of_text = predicted(client, {"text": WORDS})
+    of_ids = predicted(client, ids.tolist())
+    of_file = client.post("/predict", content=file.getvalue(), headers=headers)
+    assert of_text.status_code == 200, of_text.text
+    assert of_text.json() == of_ids.json() == of_file.json()
+    assert len(of_text.json()["predictions"][0]["probabilities"]) == 81
+
+
+def test_curly_quotation_marks_are_plain_ones(client: httpx.Client) -> None:
+    curly = predicted(client, {"text": "\u201cIs\u2019t you\u201d"})
+    assert curly.json() == predicted(client, {"text": '"Is\'t you"'}).json()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text": "short"}, "at least 6 characters, of which the last 6 are read, fou"),
+        ({"text": 3}, 'inputs[0]: expected {"text": "..."} or a list'),
+        ({"image": "abc"}, 'inputs[0]: expected {"text": "..."} or a list'),
+        ([0, 1, 2, 3, 4, 81], "ids of characters from 0 to 80, found 81"),
+        ([0, 1, 2], "found a list of 3 where 6 entries"),
+        ([0, 1, 2, 3, 4, 0.5], "expected whole numbers, found fractions"),
+    ],
+)
+def test_other_inputs_are_refused(
+    client: httpx.Client, given: Any, message: str
+) -> None:
+    answer = predicted(client, given)
+    assert answer.status_code == 422
+    assert message in answer.json()["message"]
+
+
+def test_what_is_taught_as_text_is_a_neighbour(client: httpx.Client) -> None:
+    example = {"input": {"text": WORDS}, "label": "' '", "name": "hamlet"}
+    added = client.post("/examples", json={"examples": [example]})
+    assert added.status_code == 200, added.text
+    nearest = predicted(client, {"text": WORDS}).json()["predictions"][0]["neighbors"][
+        0
+    ]
+    assert (nearest["name"], nearest["class_name"]) == ("hamlet", "' '")
+
+
+def test_what_is_taken_is_told(client: httpx.Client) -> None:
+    info = client.get("/info").json()
+    assert (info["input_type"], info["input_shape"]) == ("token", [6])
+    assert (info["takes_pictures"], info["takes_text"]) == (False, True)
+    schema = client.get("/openapi.json").json()["paths"]["/predict"]["post"]
+    content = schema["requestBody"]["content"]
+    one = content["application/json"]["schema"]["properties"]["inputs"]["items"]
+    text, ids = one["anyOf"]
+    assert text["properties"] == {"text": {"type": "string", "minLength": 6}}
+    assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 80}
+    assert set(content) == {
+        "application/json",
+        "application/x-npy",
+        "multipart/form-data",
+    }

@@ -1,0 +1,47 @@
+"""Every tutorial does what it says, from a fresh clone on."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.tutorials.listings import listings_of
+from tests.docs.tutorials.playing import ROOT, fresh_clone, play
+from tests.federation.running_commands import Commands
+
+FOLDER = ROOT / "docs/tutorials"
+# One after the other, where a page goes on from what another one left.
+PAGES = (
+    ("first_simulation",),
+    ("own_data",),
+    ("deploy", "onboard"),
+    ("add_a_method",),
+    ("add_a_dataset",),
+    ("read_a_report",),
+    ("run_a_sweep",),
+)
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    with Commands(tmp_path / "logs") as started:
+        yield started
+
+
+def test_every_page_is_listed_and_played() -> None:
+    pages = {path.stem for path in FOLDER.glob("*.md")} - {"README"}
+    assert pages == {name for played in PAGES for name in played}
+    listed = re.findall(r"\((\w+)\.md\)", (FOLDER / "README.md").read_text())
+    assert sorted(listed) == sorted(pages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pages", PAGES, ids=" and ".join)
+def test_the_page_does_what_it_says(
+    pages: tuple[str, ...], tmp_path: Path, commands: Commands
+) -> None:
+    clone = fresh_clone(tmp_path / "clone")
+    listings = [one for name in pages for one in listings_of(FOLDER / f"{name}.md")]
+    problems = play(listings, clone, commands)
+    assert not problems, "\n".join(problems)

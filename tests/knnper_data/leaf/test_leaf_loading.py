@@ -1,0 +1,186 @@
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knnper.config.errors import DataError
+from knnper.config.sections import Choice
+from knnper.config.seeding import RandomKey
+from knnper.data import row_file
+from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.leaf import json_stream
+from knnper.data.leaf.loading import (
+    LeafSettings,
+    load_leaf_femnist,
+    load_leaf_shakespeare,
+)
+from knnper.data.text.alphabet import ALPHABET, NUM_TOKENS, UNKNOWN
+from simulation.partition.natural import NaturalSettings
+from simulation.partition.split import make_partition
+from tests.knnper_data.leaf.leaf_files import UserData, images, write
+
+ADA: UserData = {"ada": (images(*range(10)), list(range(10)))}
+BOB: UserData = {"bob": (images(90, 91), [60, 61])}
+TEST: UserData = {"bob": (images(200), [1]), "ada": (images(201), [2])}
+WINDOW = "x" * 80
+
+
+def femnist(root: Path, **chosen: Any) -> Dataset:
+    return load_leaf_femnist(LeafSettings(root=str(root), **chosen))
+
+
+def owned(split: LabelledArrays) -> list[tuple[int, int, int]]:
+    """Return client, grey and label of each image."""
+    assert split.client_ids is not None
+    greys = split.images[:, 5, 5, 0].tolist()
+    return list(
+        zip(split.client_ids.tolist(), greys, split.labels.tolist(), strict=True)
+    )
+
+
+def test_leafs_own_split_is_taken_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "b.json", BOB)
+    write(tmp_path / "train" / "a.json", ADA)
+    write(tmp_path / "test" / "a.json", TEST)
+    found = femnist(tmp_path, min_samples=9)
+    grades = [(0, grey, grey) for grey in range(10)]
+    assert owned(found.train) == [*grades, (1, 90, 60), (1, 91, 61)]
+    assert owned(found.test) == [(1, 200, 1), (0, 201, 2)]
+    assert found.spec.image_shape == (28, 28, 1)
+    assert found.spec.num_classes == 62
+    assert found.class_names[9:11] == ("9", "A")
+    assert found.class_names[35:37] == ("Z", "a")
+    assert found.spec.mean == pytest.approx([(sum(range(10)) + 90 + 91) / 12 / 255])
+
+
+def test_all_data_is_divided_user_by_user(tmp_path: Path) -> None:
+    write(tmp_path / "all_data" / "a.json", ADA)
+    write(tmp_path / "all_data" / "b.json", BOB)
+    found = femnist(tmp_path, split="time", test_fraction=0.3)
+    kept = [(0, grey, grey) for grey in range(7)]
+    assert owned(found.train) == [*kept, (1, 90, 60)]
+    assert owned(found.test) == [(0, 7, 7), (0, 8, 8), (0, 9, 9), (1, 91, 61)]
+
+
+def test_a_random_split_depends_on_the_seed_and_loses_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "all_data" / "a.json", ADA)
+    splits = []
+    for seed in (0, 1):
+        found = femnist(tmp_path, seed=seed, test_fraction=0.5)
+        everything = [*owned(found.train), *owned(found.test)]
+        assert sorted(everything) == [(0, grey, grey) for grey in range(10)]
+        splits.append(owned(found.test))
+    assert len(splits[0]) == 5
+    assert splits[0] != splits[1]
+
+
+def test_users_with_few_samples(tmp_path: Path) -> None:
+    data: UserData = {"none": ([], []), "one": (images(7), [8]), **ADA}
+    write(tmp_path / "all_data" / "a.json", data)
+    found = femnist(tmp_path)
+    assert owned(found.train)[0] == (0, 7, 8)
+    assert {client for client, _, _ in owned(found.test)} == {1}
+    without = femnist(tmp_path, min_samples=2)
+    assert {client for client, _, _ in owned(without.train)} == {0}
+
+
+def test_the_cache_knows_what_decides(tmp_path: Path, cache_folder: Path) -> None:
+    def entries() -> int:
+        return sum(path.is_dir() for path in cache_folder.iterdir())
+
+    write(tmp_path / "whole" / "a.json", ADA)
+    for seed in (0, 1, 1):
+        femnist(tmp_path / "whole", seed=seed)
+    assert entries() == 2
+    write(tmp_path / "divided" / "train" / "a.json", ADA)
+    write(tmp_path / "divided" / "test" / "a.json", TEST)
+    for seed in (0, 1):
+        femnist(tmp_path / "divided", seed=seed)
+    assert entries() == 3
+
+
+def test_clients_are_the_users(tmp_path: Path) -> None:
+    write(tmp_path / "all_data" / "a.json", {**ADA, **BOB})
+    found = femnist(tmp_path, test_fraction=0.5)
+    choice = Choice("natural", NaturalSettings(validation_fraction=0.0))
+    ada, bob = make_partition(found, choice, RandomKey(0)).clients
+    assert (len(ada.train), len(ada.test)) == (5, 5)
+    assert (len(bob.train), len(bob.test)) == (1, 1)
+
+
+def test_a_user_in_two_files(tmp_path: Path) -> None:
+    write(tmp_path / "all_data" / "a.json", ADA)
+    write(tmp_path / "all_data" / "copy.json", ADA)
+    with pytest.raises(DataError, match=r"'ada' is in .*a\.json and again in .*copy"):
+        femnist(tmp_path)
+
+
+def test_a_user_that_is_empty_in_another_file(tmp_path: Path) -> None:
+    write(tmp_path / "all_data" / "a.json", ADA)
+    write(tmp_path / "all_data" / "b.json", {"ada": ([], []), **BOB})
+    assert len(femnist(tmp_path).train) == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "chosen", "message"),
+    [
+        ({}, {}, "no user has samples for: train, test"),
+        ({"one": (images(1), [1])}, {}, "no user has samples for: test"),
+        (ADA, {"test_fraction": 0.0}, "no user has samples for: test"),
+        (ADA, {"min_samples": 11}, "no user has samples for: train, test"),
+    ],
+)
+def test_nothing_to_train_or_test_on(
+    tmp_path: Path, data: UserData, chosen: dict[str, Any], message: str
+) -> None:
+    write(tmp_path / "a.json", data)
+    with pytest.raises(DataError, match=message):
+        femnist(tmp_path, **chosen)
+
+
+def test_shakespeare(tmp_path: Path) -> None:
+    text = "To be, or not to be: that is the question.\n" * 3
+    windows = [text[at : at + 80] for at in range(5)]
+    following = [text[at + 80] for at in range(5)]
+    data: UserData = {
+        "HAMLET_HAMLET": (windows, following),
+        "HAMLET_ΓΕΡΤΡΟΥΔΗ": ([WINDOW, "é" * 80], ["}", "☃"]),
+    }
+    write(tmp_path / "data" / "all_data" / "all_data.json", data)
+    settings = LeafSettings(root=str(tmp_path), split="time", test_fraction=0.5)
+    found = load_leaf_shakespeare(settings)
+    assert found.spec.dtype == "token"
+    assert found.spec.image_shape == (1, 1, 80)
+    assert found.spec.num_classes == len(found.class_names) == NUM_TOKENS
+    assert found.spec.mean == found.spec.std == ()
+    tokens = found.train.images[0].ravel().tolist()
+    assert "".join(ALPHABET[token] for token in tokens) == windows[0]
+    assert [ALPHABET[label] for label in found.train.labels] == [*following[:2], "}"]
+    assert found.test.images[-1].ravel().tolist() == [UNKNOWN] * 80
+    assert found.test.labels[-1] == UNKNOWN
+    assert found.test.client_ids is not None
+    assert found.test.client_ids.tolist() == [0, 0, 0, 1]
+
+
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "_LEAST_CHUNK", 1 << 14)
+    monkeypatch.setattr(row_file, "_ROWS_AT_ONCE", 8)
+    greys = np.arange(40) * 6
+
+    def peak(num_users: int) -> int:
+        root = tmp_path / str(num_users)
+        user = (images(*greys), [1] * len(greys))
+        write(root / "a.json", {str(number): user for number in range(num_users)})
+        tracemalloc.start()
+        assert len(femnist(root).train) == num_users * 32
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(1)
+    few, many = peak(3), peak(24)
+    assert many < 1.2 * few

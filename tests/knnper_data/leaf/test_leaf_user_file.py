@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knnper.config.errors import DataError
+from knnper.data.leaf.samples import image_decoder
+from knnper.data.leaf.user_file import User, read_users
+from tests.knnper_data.leaf.leaf_files import UserData, document, image, images, write
+
+DATA: UserData = {"ada": (images(1, 2), [3, 4]), "bob": (images(5), [6])}
+
+
+def users_of(path: Path) -> list[User]:
+    return list(read_users(path, image_decoder()))
+
+
+def test_users_come_with_their_samples(tmp_path: Path) -> None:
+    ada, bob = users_of(write(tmp_path / "a.json", DATA, hierarchies=["x", "y"]))
+    assert (ada.name, bob.name) == ("ada", "bob")
+    assert ada.samples.inputs[:, 0, 0, 0].tolist() == [1, 2]
+    assert ada.samples.labels.tolist() == [3, 4]
+    assert bob.samples.labels.tolist() == [6]
+
+
+def test_the_order_of_the_keys_does_not_matter(tmp_path: Path) -> None:
+    whole = document(DATA)
+    backwards = {key: whole[key] for key in reversed(list(whole))}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(backwards, indent=2))
+    assert [user.name for user in users_of(path)] == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_names_in_any_script(tmp_path: Path, ascii_only: bool) -> None:
+    names = ["Zoë", "王\n", 'quote " and } brace', "back\\slash\\", "😀", ""]
+    path = tmp_path / "a.json"
+    content = document({name: (images(1), [2]) for name in names})
+    path.write_text(json.dumps(content, ensure_ascii=ascii_only), encoding="utf-8")
+    assert [user.name for user in users_of(path)] == names
+
+
+def test_one_sample_and_none(tmp_path: Path) -> None:
+    data: UserData = {"one": (images(7), [8]), "none": ([], [])}
+    one, none = users_of(write(tmp_path / "a.json", data))
+    assert (len(one.samples), len(none.samples)) == (1, 0)
+    assert none.samples.inputs.shape == (0, 28, 28, 1)
+
+
+def test_no_users_at_all(tmp_path: Path) -> None:
+    assert users_of(write(tmp_path / "a.json", {})) == []
+
+
+def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
+    """Its split lists no user that it emptied, and all hierarchies."""
+    data: UserData = {**DATA, "left out": ([], [])}
+    path = write(
+        tmp_path / "a.json",
+        data,
+        users=["ada", "bob", "not there"],
+        num_samples=[2, 1, 0],
+        hierarchies=["a", "b", "c", "d"],
+    )
+    assert [user.name for user in users_of(path)] == ["ada", "bob", "left out"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": [2, 3]}, "num_samples is 3 for user 'bob', who has 1"),
+        (
+            {"users": ["ada", "bob", "eve"], "num_samples": [2, 1, 4]},
+            "users without data in user_data: 'eve'",
+        ),
+        (
+            {"users": [*"abcde"], "num_samples": [1] * 5},
+            "users without data in user_data: 'a', 'b', 'c' and 2 more",
+        ),
+        (
+            {"users": ["ada"], "num_samples": [2]},
+            "data of users that are not listed: 'bob'",
+        ),
+        ({"num_samples": [2]}, "2 users, 1 in num_samples"),
+        ({"users": ["ada", "ada"]}, "2 users, of which 1 differ"),
+        ({"users": None}, "expected lists users .* Field required"),
+        ({"num_samples": None}, "expected lists users .* Field required"),
+        ({"num_samples": [2, -1]}, "expected lists users"),
+        ({"users": 5}, "expected lists users"),
+        ({"user_data": None}, "users without data in user_data"),
+        ({"user_data": []}, r"expected '\{', found '\[\]"),
+        ({"user_data": {"ada": []}}, "expected an object"),
+        (
+            {"user_data": {"ada": {"x": images(1), "y": []}}},
+            r"a\.json: user 'ada': x has 1 samples and y 0",
+        ),
+        (
+            {"user_data": {"ada": {"x": [image(1)[:-1]], "y": [1]}}},
+            r"a\.json: user 'ada': found 783 numbers of an image",
+        ),
+    ],
+)
+def test_a_file_that_does_not_agree(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / "a.json", DATA, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        users_of(path)
+    assert "a.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.6, 0.9, 0.9999])
+def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
+    path = write(tmp_path / "a.json", DATA)
+    text = path.read_bytes()
+    path.write_bytes(text[: int(part * len(text))])
+    with pytest.raises(DataError, match=r"a\.json cannot be read as JSON.*cut off"):
+        users_of(path)
+
+
+def test_a_file_that_goes_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", DATA)
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(DataError, match="expected the end of the file"):
+        users_of(path)
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.json cannot be read"):
+        users_of(tmp_path / "gone.json")

@@ -1,0 +1,133 @@
+"""ROOT/DOMAIN/CLASS/FILE, with a test split in which all classes count the same."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from knnper.config.errors import DataError
+from knnper.config.seeding import RandomKey
+from knnper.data.dataset import LabelledArrays
+from knnper.data.domain_folder import (
+    DomainFolderSettings,
+    balanced_part,
+    load_domain_folder,
+)
+
+SIZES = {
+    ("photo", "dog"): 12,
+    ("photo", "cat"): 8,
+    ("sketch", "cat"): 4,
+    ("sketch", "owl"): 2,
+}
+
+
+def save(file: Path, red: int, size: int = 2) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size, size, 3), (red, 5, 6), dtype=np.uint8)).save(file)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a folder of images whose red tells domain and class."""
+    folder = tmp_path / "images"
+    for kind, ((domain, label), size) in enumerate(SIZES.items()):
+        for number in range(size):
+            save(folder / domain / label / f"{number:02}.png", 10 * kind + 1)
+    return folder
+
+
+def rows_of(arrays: LabelledArrays) -> Counter[tuple[int, int, int]]:
+    """Return how often each (red, label, domain) occurs."""
+    assert arrays.domain_ids is not None
+    reds = arrays.images[:, 0, 0, 0].tolist()
+    ids = (arrays.labels.tolist(), arrays.domain_ids.tolist())
+    return Counter(zip(reds, *ids, strict=True))
+
+
+def test_each_domain_has_a_balanced_test_split(root: Path) -> None:
+    found = load_domain_folder(DomainFolderSettings(str(root), test_fraction=0.2))
+
+    assert found.class_names == ("cat", "dog", "owl")
+    assert found.domain_names == ("photo", "sketch")
+    assert found.train.client_ids is None
+    # A fifth of 20 photos and of 6 sketches, of two classes each: 2 and 1 of a class.
+    assert rows_of(found.test) == {
+        (1, 1, 0): 2,
+        (11, 0, 0): 2,
+        (21, 0, 1): 1,
+        (31, 2, 1): 1,
+    }
+    assert rows_of(found.train) == {
+        (1, 1, 0): 10,
+        (11, 0, 0): 6,
+        (21, 0, 1): 3,
+        (31, 2, 1): 1,
+    }
+
+
+def test_the_second_time_it_is_read_from_the_cache(root: Path) -> None:
+    first = load_domain_folder(DomainFolderSettings(str(root)))
+    again = load_domain_folder(DomainFolderSettings(str(root)))
+    assert again.domain_names == first.domain_names
+    assert rows_of(again.test) == rows_of(first.test)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from("abc"), min_size=1, max_size=40),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 1000),
+)
+def test_of_every_class_the_same_number_or_half(
+    kinds: list[str], fraction: float, seed: int
+) -> None:
+    key = RandomKey(seed)
+    chosen = balanced_part(kinds, fraction, key)
+    there = Counter(kinds)
+    each = max(1, int(fraction * len(kinds) / len(there) + 0.5))
+    taken = Counter(np.asarray(kinds)[chosen].tolist())
+    assert {kind: taken[kind] for kind in there} == {
+        kind: min(each, size // 2) for kind, size in there.items()
+    }
+    assert np.array_equal(chosen, balanced_part(kinds, fraction, key))
+
+
+def test_which_images_depends_on_the_seed() -> None:
+    kinds = ["a"] * 30
+    first, second = (balanced_part(kinds, 0.5, RandomKey(seed)) for seed in (0, 1))
+    assert first.sum() == second.sum() == 15
+    assert not np.array_equal(first, second)
+
+
+def test_what_lies_in_the_wrong_place_is_named(root: Path) -> None:
+    (root / "photo" / "notes.txt").write_text("")
+    with pytest.raises(DataError, match=r"notes\.txt is a file where a class folder"):
+        load_domain_folder(DomainFolderSettings(str(root)))
+    (root / "list.txt").write_text("")
+    with pytest.raises(DataError, match=r"list\.txt is a file where a domain folder"):
+        load_domain_folder(DomainFolderSettings(str(root)))
+
+
+def test_a_domain_without_images(root: Path) -> None:
+    (root / "clipart" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="clipart holds no images"):
+        load_domain_folder(DomainFolderSettings(str(root)))
+
+
+def test_no_domains(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="must hold DOMAIN/CLASS/FILE"):
+        load_domain_folder(DomainFolderSettings(str(tmp_path / "nowhere")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no domains"):
+        load_domain_folder(DomainFolderSettings(str(tmp_path / "empty")))
+
+
+def test_unequal_sizes_are_named(root: Path) -> None:
+    save(root / "sketch" / "cat" / "large.png", 1, size=5)
+    with pytest.raises(DataError, match=r"large\.png.* 5x5"):
+        load_domain_folder(DomainFolderSettings(str(root)))

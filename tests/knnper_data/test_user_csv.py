@@ -1,0 +1,130 @@
+"""Images of users, listed in CSV files."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from knnper.config.errors import DataError
+from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.user_csv import UserCsvSettings, load_user_csv
+
+TRAIN = [("u1", "aaa1", 7), ("u1", "aab2", 12), ("u2", "b", 7), ("u2", "abc4", 7)]
+REDS = {"aaa1": 1, "aab2": 2, "b": 3, "abc4": 4, "ccc5": 5, "ccc6": 6}
+
+
+def write(file: Path, rows: list[Any], header: str = "user_id,image_id,class") -> str:
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a folder of images, laid out as Google Landmarks is but for one."""
+    folder = tmp_path / "images"
+    for name, red in REDS.items():
+        file = folder.joinpath(*name[:3], f"{name}.png")
+        file = folder / f"{name}.png" if name == "b" else file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((2, 2, 3), red, dtype=np.uint8)).save(file)
+    return folder
+
+
+def load(root: Path, train: str, **given: Any) -> Dataset:
+    return load_user_csv(UserCsvSettings(train, str(root), suffix=".png", **given))
+
+
+def rows_of(arrays: LabelledArrays) -> list[tuple[int, int, int]]:
+    """Return (red, label, user) of each image."""
+    assert arrays.client_ids is not None
+    reds = arrays.images[:, 0, 0, 0].tolist()
+    ids = (arrays.labels.tolist(), arrays.client_ids.tolist())
+    return list(zip(reds, *ids, strict=True))
+
+
+def test_two_lists(root: Path, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    test = write(tmp_path / "test.csv", [("u0", "ccc5", 12)])
+    found = load(root, train, test=test)
+
+    # 7 before 12: numbers, not texts. Users are those of both lists.
+    assert found.class_names == ("7", "12")
+    assert rows_of(found.train) == [(1, 0, 1), (2, 1, 1), (3, 0, 2), (4, 0, 2)]
+    assert rows_of(found.test) == [(5, 1, 0)]
+
+
+def test_a_test_list_need_not_name_users(root: Path, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    test = write(tmp_path / "test.csv", [("ccc5", 12)], "image_id,class")
+    found = load(root, train, test=test)
+    assert found.test.client_ids is None
+    assert found.test.labels.tolist() == [1]
+
+
+def test_without_one_a_part_of_each_users_images_is_tested_on(
+    root: Path, tmp_path: Path
+) -> None:
+    rows = [("u1", f"x{number}", number % 3) for number in range(10)]
+    rows += [("u2", f"y{number}", 0) for number in range(4)] + [("u3", "z0", 1)]
+    for _, name, _ in rows:
+        Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(root / f"{name}.png")
+    found = load(root, write(tmp_path / "train.csv", rows), test_fraction=0.3)
+
+    users = [
+        Counter(user for _, _, user in rows_of(split))
+        for split in (found.train, found.test)
+    ]
+    assert users == [{0: 7, 1: 3, 2: 1}, {0: 3, 1: 1}]
+    again = load(root, write(tmp_path / "train.csv", rows), test_fraction=0.3, seed=1)
+    assert again.test.labels.tolist() != found.test.labels.tolist()
+
+
+def test_columns_may_have_other_names(root: Path, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", TRAIN, "who,what,kind")
+    names = {"user_column": "who", "image_column": "what", "class_column": "kind"}
+    found = load(root, train, **names, test_fraction=0.5)
+    assert (len(found.train), len(found.test)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "message"),
+    [
+        (TRAIN, "user_id,image_id,kind", "no column class, found user_id, image_id"),
+        ([], "user_id,image_id,class", r"train\.csv lists no images"),
+        ([("u1", "", 3)], "user_id,image_id,class", "line 2: a user, an image or"),
+        ([("", "b", 3)], "user_id,image_id,class", "line 2: a user, an image or"),
+        ([("u1", "b")], "user_id,image_id,class", "line 2: a user, an image or"),
+        (
+            [("u1", "nope", 3)],
+            "user_id,image_id,class",
+            "there is neither .*n/o/p/nope",
+        ),
+    ],
+)
+def test_a_wrong_list(
+    root: Path, tmp_path: Path, rows: list[Any], header: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(root, write(tmp_path / "train.csv", rows, header))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("u1", "ccc5", 99), "no training image has: 99"),
+        (("u1", "aaa1", 7), "1 images are both trained and tested on, aaa1"),
+    ],
+)
+def test_a_wrong_test_list(root: Path, tmp_path: Path, row: Any, message: str) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    with pytest.raises(DataError, match=message):
+        load(root, train, test=write(tmp_path / "test.csv", [row]))
+
+
+def test_a_missing_list(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.csv cannot be read as a CSV file"):
+        load(root, str(tmp_path / "none.csv"))

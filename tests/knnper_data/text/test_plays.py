@@ -1,0 +1,149 @@
+"""The data set of plays: windows by client, splits, and files that are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from knnper.config.errors import DataError
+from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.text.alphabet import encode
+from knnper.data.text.plays import PlaysSettings, load_plays
+
+ANNE = "the quick brown fox jumps over the lazy dog " * 3
+BEN = "pack my box with five dozen liquor jugs. " * 2
+
+
+@pytest.fixture(autouse=True)
+def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = {"Ben": BEN, "Anne": ANNE, "Cy": "Too little."}
+    Path("said.json").write_text(json.dumps(written))
+
+
+def load(path: str = "said.json", **changes: Any) -> Dataset:
+    chosen = {"window": 8, "stride": 3, "min_characters": 20, **changes}
+    return load_plays(PlaysSettings(path, **chosen))
+
+
+def of_client(split: LabelledArrays, client: int) -> list[tuple[bytes, int]]:
+    assert split.client_ids is not None
+    chosen = split.client_ids == client
+    windows = split.images[chosen].reshape(-1, split.images.shape[3])
+    return [
+        (row.tobytes(), int(label))
+        for row, label in zip(windows, split.labels[chosen], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("split", ["time", "random"])
+def test_every_example_is_a_window_and_what_follows(split: str) -> None:
+    dataset = load(split=split)
+    for client, text in enumerate([ANNE, BEN]):
+        ids = encode(text)
+        expected = [
+            (ids[at - 8 : at].tobytes(), int(ids[at])) for at in range(8, len(ids), 3)
+        ]
+        train, test = of_client(dataset.train, client), of_client(dataset.test, client)
+        assert sorted(train + test) == sorted(expected)
+        assert len(test) == round(0.2 * len(expected))
+        if split == "time":
+            assert train + test == expected
+
+
+def test_the_inputs_are_described_as_text() -> None:
+    spec = load().spec
+    assert (spec.image_shape, spec.num_classes) == ((1, 1, 8), 81)
+    assert (spec.dtype, spec.stored_dtype) == ("token", "uint8")
+    assert (spec.mean, spec.std) == ((), ())
+    again = load()
+    assert again.spec == spec
+    assert again.class_names[encode("a")[0]] == "'a'"
+
+
+def test_the_seed_chooses_what_is_tested_on() -> None:
+    def tested(seed: int) -> LabelledArrays:
+        return load(split="random", seed=seed).test
+
+    assert not np.array_equal(tested(0).images, tested(1).images)
+
+
+def test_a_play_and_a_folder_of_plays() -> None:
+    play = f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n"
+    Path("plays").mkdir()
+    for name in ("first", "second"):
+        Path("plays", f"{name}.txt").write_text(play)
+    Path("plays/first.txt").rename("alone.txt")
+    alone = load("alone.txt")
+    Path("plays/third.txt").write_text(play)
+    both = load("plays")
+    assert alone.train.client_ids is not None
+    assert both.train.client_ids is not None
+    assert set(alone.train.client_ids) == {0, 1}
+    assert set(both.train.client_ids) == {0, 1, 2, 3}
+    assert len(both.train) == 2 * len(alone.train)
+
+
+def test_a_changed_file_is_read_anew() -> None:
+    before = load()
+    Path("said.json").write_text(json.dumps({"Ben": BEN}))
+    assert len(load().train) < len(before.train)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"Prose. No play.", "found no speech, expected lines that begin"),
+        ("a.txt", b"ANNE. caf\xe9", "byte 9 is not UTF-8; convert the file"),
+        ("a.json", b'{"Anne": 3}', "found other JSON, expected a play as plain text"),
+        ("a.json", b"[1]", "found other JSON"),
+        ("a.json", b'{"Anne": "a', "is not what is expected: Unterminated string"),
+        ("a.json", b'{"A": "a", "A": "b"}', "'A' occurs more than once; put its texts"),
+        ("a.json", b'{"Anne": "Too little."}', "with 20 characters, the longest .* 11"),
+        ("a.json", b"{}", "found no speaker with 20 characters"),
+    ],
+)
+def test_files_that_are_refused(name: str, content: bytes, message: str) -> None:
+    Path(name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load(name)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(DataError, match=r"none.txt: found nothing there, expect"):
+        load("none.txt")
+    Path("empty").mkdir()
+    with pytest.raises(DataError, match=r"found no file .txt in it"):
+        load("empty")
+
+
+def test_a_window_as_long_as_the_text_leaves_nothing() -> None:
+    with pytest.raises(DataError, match=r"lower data.min_characters or data.window"):
+        load(window=len(ANNE))
+
+
+def test_all_may_not_be_trained_on() -> None:
+    with pytest.raises(DataError, match="too few examples to test on any; raise data"):
+        load(stride=100)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    window=st.integers(1, 30),
+    stride=st.integers(1, 20),
+    fraction=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+)
+def test_what_is_tested_on_comes_after_what_is_trained_on(
+    window: int, stride: int, fraction: float
+) -> None:
+    dataset = load(window=window, stride=stride, test_fraction=fraction)
+    for client, text in enumerate([ANNE, BEN]):
+        ids = encode(text)
+        targets = [ids[at] for at in range(window, len(ids), stride)]
+        train, test = of_client(dataset.train, client), of_client(dataset.test, client)
+        assert [label for _, label in train + test] == targets
+        assert len(test) == min(int(fraction * len(targets) + 0.5), len(targets) - 1)

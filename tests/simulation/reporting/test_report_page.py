@@ -1,0 +1,259 @@
+"""The page: valid, self-contained, told to whoever cannot see it, and escaped."""
+
+import json
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from simulation.figures.palette import INK, SERIES, colors_of
+from simulation.reporting.files import write_figures
+from simulation.reporting.page import as_html, as_markdown_report
+from simulation.reporting.report import Report, findings_of, report_of
+from tests.simulation.reporting.made_runs import made_run
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+WEIRD = 'a<b>&"c|'
+
+
+class Page(HTMLParser):
+    """Keeps what the tests ask of a page; refuses tags that do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert "svg" in self.open, f"<{tag}/> closes itself outside of an image"
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the report of two seeds of two setups, and of one of another method."""
+    root = tmp_path_factory.mktemp("runs")
+    paths = [
+        made_run(root / f"{WEIRD}{seed}{rate}", seed=seed, rate=rate)
+        for rate in (1, 2)
+        for seed in (0, 1)
+    ]
+    paths.append(made_run(root / "local", method="local", rate=1))
+    counts = {
+        "class_names": [WEIRD, "dog"],
+        "clients": [
+            {"client": "0", "seen": True, "train": [1, 2]}
+            | {"validation": [0, 1], "test": [1, 1]}
+        ],
+    }
+    (paths[0] / "partition.json").write_text(json.dumps(counts))
+    return report_of(findings_of(paths))
+
+
+@pytest.fixture(scope="module")
+def html(report: Report) -> str:
+    return as_html(report)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_every_section_is_there(report: Report, page: Page) -> None:
+    assert all(section.picture for section in report.sections)
+    assert len(page.all("svg")) == len(report.sections) == 7
+    ids = {one.get("id") for _, one in page.elements}
+    assert {section.name for section in report.sections} < ids
+    assert {"table", "departures", "repeat"} < ids
+
+
+def test_ids_are_unique_and_references_lead_somewhere(page: Page) -> None:
+    ids = Counter(str(one["id"]) for _, one in page.elements if "id" in one)
+    assert set(ids.values()) == {1}
+    links = [
+        str(one.get("href"))
+        for tag, one in page.elements
+        if "href" in one and tag != "image"
+    ]
+    links += [
+        value.split("url(")[1].split(")")[0]
+        for _, one in page.elements
+        for value in map(str, one.values())
+        if "url(" in value
+    ]
+    assert links
+    assert {link.removeprefix("#") for link in links} <= ids.keys()
+
+
+def test_nothing_is_fetched(html: str, page: Page) -> None:
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "@import" not in html
+    assert not {"script", "link", "iframe", "object", "img"} & {
+        tag for tag, _ in page.elements
+    }
+    pictures = [str(one["href"]) for one in page.all("image")]
+    assert pictures
+    assert all(one.startswith("data:image/png;base64,") for one in pictures)
+    (policy,) = [one for one in page.all("meta") if "http-equiv" in one]
+    assert str(policy["content"]).startswith("default-src 'none'")
+
+
+def test_every_image_has_an_alternative_text(report: Report, page: Page) -> None:
+    told = [one["aria-label"] for one in page.all("svg")]
+    assert told == [one.picture.alternative for one in report.sections if one.picture]
+    assert all(one["role"] == "img" for one in page.all("svg"))
+
+
+def test_tables_have_headers(page: Page) -> None:
+    assert len(page.all("table")) == len(page.all("caption")) == 3
+    assert all(one.get("scope") in ("row", "col") for one in page.all("th"))
+
+
+def test_names_are_escaped(html: str, page: Page) -> None:
+    assert "a<b>" not in html
+    assert f"{WEIRD}01" in page.text
+    assert "kNN-Per, rate 2" in page.text
+
+
+def test_colors_follow_the_page(html: str) -> None:
+    start = html.index("<main>")
+    assert "var(--ink)" in html[start:]
+    for color in (INK, *SERIES):
+        assert color.light not in html[start:].lower()
+        assert f": {color.light};" in html[:start]
+        assert f": {color.dark};" in html[:start]
+
+
+def test_how_to_repeat_it(page: Page) -> None:
+    assert "knnper simulate 'a b.yaml'" in page.text
+    assert "--set run.seed=1 --output runs/again-1" in page.text
+    assert "torch 2.7.0" in page.text
+
+
+def test_remarks_on_what_cannot_be_compared(report: Report, page: Page) -> None:
+    (remark,) = report.findings.remarks
+    assert remark.startswith("Not all setups have the same seeds")
+    assert remark in page.text
+
+
+def test_runs_of_other_splits_are_told(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / name, method=name) for name in ("local", "fedavg")]
+    results = paths[0] / "results.json"
+    results.write_text(results.read_text().replace("split of", "another split of"))
+    (remark,) = findings_of(paths).remarks
+    assert remark.startswith("Runs with the same seed have different splits")
+
+
+def test_clients_without_figures_are_told(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run")
+    document = json.loads((path / "results.json").read_text())
+    document["hand_over"] = {"withheld": ["a", "b"], "away": ["c"]}
+    (path / "results.json").write_text(json.dumps(document))
+    (remark,) = findings_of([path]).remarks
+    assert remark.startswith("run: 2 clients keep their figures to themselves, 1 did")
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", [], method="fedavg", losses=())
+    for name in ("clients.csv", "personalization.jsonl"):
+        (path / name).unlink(missing_ok=True)
+    page = Page(as_html(report_of(findings_of([path]))))
+    assert len(page.all("svg")) == 0
+    for sentence in (
+        "No run has partition.json",
+        "The runs have no rounds",
+        "No method",
+    ):
+        assert sentence in page.text
+
+
+def test_markdown_says_the_same(report: Report) -> None:
+    text = as_markdown_report(report)
+    for section in report.sections:
+        assert f"## {section.title}" in text
+        assert section.picture is not None
+        assert section.picture.alternative in text
+        assert section.text in text
+    assert "| kNN-Per, rate 1 | " in text
+    assert "    knnper simulate 'a b.yaml'\n" in text
+    linked = as_markdown_report(report, Path("figures"))
+    assert "](figures/weights.svg)" in linked
+
+
+def test_charts_become_files(report: Report, tmp_path: Path) -> None:
+    written = write_figures(report.sections, tmp_path / "new" / "figures")
+    names = [section.name for section in report.sections]
+    assert [path.name for path in written] == [
+        f"{name}.{ending}" for name in names for ending in ("svg", "pdf")
+    ]
+    for path in written:
+        start = path.read_bytes()[:5]
+        assert start == (b"%PDF-" if path.suffix == ".pdf" else b"<?xml")
+    before = {path: path.read_bytes() for path in written}
+    write_figures(report.sections, tmp_path / "new" / "figures")
+    assert {path: path.read_bytes() for path in written} == before
+
+
+def test_with_many_setups_the_best_are_drawn(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / str(n), rate=n, seed=0) for n in range(10)]
+    report = report_of(findings_of(paths))
+    weights = next(one for one in report.sections if one.name == "weights")
+    assert weights.picture is not None
+    assert len(weights.picture.figure.axes) == 8
+    assert "At most 8 of the 10 setups are drawn" in weights.text
+
+
+def test_a_method_keeps_its_colour() -> None:
+    few = colors_of(["Ditto", "kNN-Per"])
+    many = colors_of(
+        ["FedAvg", "kNN-Per", "APFL", "FedRep", "FedBN", "Local", "x", "y"]
+    )
+    assert few[1] == many[1] == SERIES[0]
+    assert len(set(many)) == 8
+    late = colors_of([*map(str, range(8)), "kNN-Per"])
+    assert len(set(late[:8])) == 8
+    assert late[8] == SERIES[0]
+    assert len(colors_of(["kNN-Per"] * 20)) == 20
+
+
+@pytest.mark.parametrize("color", [INK, *SERIES])
+def test_colours_can_be_told_from_the_ground(color: object) -> None:
+    assert contrast(color.light, "#ffffff") >= 3  # type: ignore[attr-defined]
+    assert contrast(color.dark, "#14171c") >= 3  # type: ignore[attr-defined]
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the ratio that WCAG 2 defines."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
