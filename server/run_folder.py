@@ -137,8 +137,8 @@ class RunFolder:
         if results_identity(started) != results_identity(resumed):
             message = (
                 f"found {', '.join(overrides)}, which makes it another experiment; "
-                "expected settings of the section run other than the seed. Start the "
-                "changed experiment in a folder of its own"
+                "expected settings of the section run that change no result, such as "
+                "run.num_workers. Start the changed experiment in a folder of its own"
             )
             raise ConfigError([Problem("override", message)], str(source))
         return resumed

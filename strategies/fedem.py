@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from knnper.config.ranges import PositiveInt
 from knnper.config.sections import Settings
@@ -212,12 +211,7 @@ def example_losses(
     task: Task, components: Sequence[Tensor], examples: Examples
 ) -> Tensor:
     """Return loss(h_m(x_i), y_i), shape (n, M), of n examples and M components."""
-    losses = [
-        functional.cross_entropy(
-            task.logits(weights, examples.images), examples.labels, reduction="none"
-        )
-        for weights in components
-    ]
+    losses = [task.losses(weights, examples) for weights in components]
     return torch.stack(losses, dim=1)
 
 

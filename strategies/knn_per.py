@@ -80,9 +80,10 @@ def memorize(
 ) -> KnnPredictor:
     """Return the predictor of a client that remembers ``data``.
 
-    λ, and k and σ where they are tuned, are chosen on the validation split with only
-    the training split in the store, or by leave-one-out; see `TuningSettings`. The
-    store that is served holds both splits, as the paper retrains on both (section 5).
+    λ, k and σ where they are tuned, and the class prior where one is set, are chosen on
+    the validation split with only the training split in the store, or by leave-one-out;
+    see `TuningSettings`. The store that is served holds both splits, as the paper
+    retrains on both (section 5).
     Where ``base`` was trained on both too, the choice is made with what it was before.
 
     Parameters
@@ -100,7 +101,7 @@ def memorize(
     """
     embedded = _embedded(base, data)
     store = _empty_store(embedded, num_classes, settings, rng)
-    chooser = base if settings.candidates().is_fixed else base.without_validation()
+    chooser = base if settings.is_fixed else base.without_validation()
     if chooser is base:
         tuned = remember(store, *embedded, base.head, settings)
     else:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from knnper.config.errors import RunError
 from knnper.config.ranges import NonNegativeFloat, PositiveFloat
@@ -141,10 +140,8 @@ def qfedavg(task: Task, settings: QFedAvgSettings) -> Method:
 
 
 def mean_loss(task: Task, weights: Tensor, examples: Examples) -> Tensor:
-    """Return F_k(w), the mean cross-entropy in evaluation mode, shape ()."""
-    logits = task.logits(weights, examples.images)
-    total = functional.cross_entropy(logits, examples.labels, reduction="sum")
-    return total / max(len(examples), 1)
+    """Return F_k(w), the mean of the model's losses in evaluation mode, shape ()."""
+    return task.loss_sum(weights, examples) / max(len(examples), 1)
 
 
 class _FairSums:

@@ -86,8 +86,10 @@ def choose_class_prior(
     """
     if not settings.strengths:
         return None
-    queries = evidence.queries
     in_doubt = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
+    if len(evidence) == 0:
+        return ClassPrior(settings, in_doubt[0])
+    queries = evidence.queries
     sharpness = max(in_doubt, key=lambda value: _log_posterior(queries, value))
     return ClassPrior(settings, sharpness)
 

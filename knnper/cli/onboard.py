@@ -133,7 +133,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
 
 
 def describe_choice(serving: "Serving") -> str:
-    """Return λ and k, and on what they were chosen."""
+    """Return λ, k and the class prior, and on what they were chosen."""
     tuned_on = serving.tuned_on
     how = "no example to choose on"
     if tuned_on.num_examples:
@@ -141,7 +141,17 @@ def describe_choice(serving: "Serving") -> str:
         how = f"chosen on {counted(tuned_on.num_examples, 'example')}: {where}"
     return (
         f"λ = {serving.knn_weight:g} (0: the global model alone, 1: the neighbours "
-        f"alone), k = {serving.num_neighbors}; {how}"
+        f"alone), k = {serving.num_neighbors}{_adapted(serving)}; {how}"
+    )
+
+
+def _adapted(serving: "Serving") -> str:
+    prior = serving.class_prior
+    if prior is None:
+        return ""
+    return (
+        f", the global model adapted to the site's own shares of the classes (class "
+        f"prior, β = {prior.sharpness:g})"
     )
 
 
@@ -150,7 +160,7 @@ def describe_gain(serving: "Serving") -> str:
     gain = serving.expected_gain
     if serving.tuned_on.overruled:
         return "falls back to the global model: the neighbours would make it worse"
-    if serving.knn_weight == 0:
+    if serving.knn_weight == 0 and serving.class_prior is None:
         return "falls back to the global model: the neighbours showed no gain over it"
     if gain.expected is None or gain.margin is None:
         return (

@@ -109,7 +109,8 @@ def _choose(plan: "Sweep", rows: "Sequence[PointFigures]", folder: Path) -> None
 
     best = best_points(plan, rows)
     for one in best:
-        say(f"best of {one.variant} on validation data: {dict(one.values)}")
+        of_variant = f" of {one.variant}" if plan.settings.variants else ""
+        say(f"best{of_variant} on validation data: {dict(one.values)}")
     path = folder / "chosen.yaml"
     write_atomically(path, chosen_sweep(plan, best))
     say(f"To test it, once: knnper sweep {shlex.quote(str(path))}")

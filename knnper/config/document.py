@@ -13,7 +13,13 @@ from knnper.config.loading import load_experiment
 from knnper.config.sections import Choice, Experiment, Settings
 from knnper.config.yaml_text import dump_yaml
 
-_NUMERIC = ("seed", "threads_per_worker", "evaluation_batch_size")
+_NUMERIC = (
+    "seed",
+    "max_failed_fraction",
+    "max_update_norm_ratio",
+    "threads_per_worker",
+    "evaluation_batch_size",
+)
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
@@ -74,9 +80,10 @@ def from_json(
 def results_identity(experiment: Experiment) -> str:
     """Return a SHA-256, in hexadecimal, of all that the results depend on.
 
-    Of the section ``run`` that is the seed, and the threads, batches and kind of device
-    by which sums are made. Two experiments with the same identity end with the same
-    numbers, whatever they are called and wherever they run.
+    Of the section ``run`` that is the seed, what makes an update or a round count as
+    failed, and the threads, batches and kind of device by which sums are made. Two
+    experiments with the same identity end with the same numbers, whatever they are
+    called and wherever they run.
     """
     document = to_document(experiment)
     run = {name: document["run"][name] for name in _NUMERIC}

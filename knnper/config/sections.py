@@ -154,7 +154,8 @@ class FederationSettings(Settings):
 class RunSettings(Settings):
     """How the experiment is carried out.
 
-    Results depend on ``seed``; in their last bits on ``threads_per_worker``, on
+    Results depend on ``seed``, and where clients fail on ``max_failed_fraction`` and
+    ``max_update_norm_ratio``; in their last bits on ``threads_per_worker``, on
     ``evaluation_batch_size`` and on whether ``gpus_per_client`` is 0; on nothing else
     here.
 

@@ -13,6 +13,7 @@ from knnper.data.image_folder import ImageFolderSettings, load_image_folder
 from knnper.data.leaf.femnist_hub import FemnistHubSettings, load_femnist_hub
 from knnper.data.leaf.loading import (
     LeafSettings,
+    LeafTextSettings,
     load_leaf_femnist,
     load_leaf_shakespeare,
 )
@@ -136,7 +137,7 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
         "leaf_shakespeare": DataSpec(
             "Shakespeare (LEAF)",
             "the next character, by speaking role, from LEAF's files",
-            LeafSettings,
+            LeafTextSettings,
             load_leaf_shakespeare,
         ),
     }

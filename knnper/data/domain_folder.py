@@ -140,6 +140,11 @@ def _build(
     writer: EntryWriter, listing: _DomainListing, settings: DomainFolderSettings
 ) -> Contents:
     found = list(_images(listing, settings))
+    if not any(one.split == "test" for one in found):
+        raise DataError(
+            f"{listing.root}: there are no images to test on, since data.test_fraction "
+            "takes at most half of a class; some domain needs two images of a class"
+        )
     splits: tuple[Split, ...] = ("train", "test")
     images = {split: [one for one in found if one.split == split] for split in splits}
     paths = {split: [one.path for one in part] for split, part in images.items()}

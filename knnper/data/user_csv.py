@@ -4,7 +4,7 @@ import csv
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -66,11 +66,18 @@ class UserCsvSettings(Settings):
 
 @dataclass(frozen=True)
 class _Row:
-    """One image: whose it is, if the list says so, its name and its class."""
+    """One image: whose it is, if the list says so, its name, its class, its place."""
 
     user: str | None
     image: str
     class_name: str
+    listed_in: Path
+    line: int
+
+    @property
+    def where(self) -> str:
+        """The list and the line in it, for messages."""
+        return f"{self.listed_in}, line {self.line}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ def load_user_csv(settings: UserCsvSettings) -> Dataset:
     rows = _splits(listed, settings)
     _require_consistent(rows, class_names)
     files = {split: _files(part, settings) for split, part in rows.items()}
+    _require_tested(rows)
     source = {
         "rows": _digest(rows, files),
         "image_size": settings.image_size,
@@ -124,23 +132,33 @@ def load_user_csv(settings: UserCsvSettings) -> Dataset:
 def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Row]:
     path = Path(file).expanduser().absolute()
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
             table = csv.DictReader(stream)
             columns = {settings.image_column, settings.class_column}
             columns |= {settings.user_column} if needs_user else set()
-            missing = sorted(columns - set(table.fieldnames or ()))
-            if missing:
-                raise DataError(
-                    f"{path} has no column {', '.join(missing)}, found "
-                    f"{', '.join(table.fieldnames or ()) or 'nothing'}; name the "
-                    "columns in data.user_column, image_column and class_column"
-                )
+            _require_columns(path, table.fieldnames or (), columns)
             rows = [_row(path, table.line_num, one, settings) for one in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a CSV file: {error}") from error
     if not rows:
         raise DataError(f"{path} lists no images; add some")
     return rows
+
+
+def _require_columns(path: Path, found: Sequence[str], needed: set[str]) -> None:
+    missing = sorted(needed - set(found))
+    if missing:
+        raise DataError(
+            f"{path} has no column {', '.join(missing)}, found "
+            f"{', '.join(found) or 'nothing'}; name the "
+            "columns in data.user_column, image_column and class_column"
+        )
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"{path} has more than one column {', '.join(map(repr, twice))}; expected "
+            "each name once, rename or remove the others"
+        )
 
 
 def _row(
@@ -153,7 +171,12 @@ def _row(
             f"{path}, line {line}: a user, an image or a class is missing; fill it in, "
             "or leave the line out"
         )
-    return _Row(user, image, class_name)
+    if PurePath(image).is_absolute() or ".." in PurePath(image).parts:
+        raise DataError(
+            f"{path}, line {line}: found the image {image!r}, expected a name below "
+            "data.root, without '..' in it"
+        )
+    return _Row(user, image, class_name, path, line)
 
 
 def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
@@ -197,21 +220,36 @@ def _require_consistent(rows: Lists, class_names: Sequence[str]) -> None:
         )
 
 
+def _require_tested(rows: Lists) -> None:
+    if not rows["test"]:
+        raise DataError(
+            "there are no images to test on; raise data.test_fraction, of which a "
+            "user's only image is never taken, or list some in data.test"
+        )
+
+
 def _files(rows: Sequence[_Row], settings: UserCsvSettings) -> list[_File]:
     root = Path(settings.root).expanduser().absolute()
-    return [_file(root, f"{row.image}{settings.suffix}") for row in rows]
+    return [_file(root, row, settings.suffix) for row in rows]
 
 
-def _file(root: Path, name: str) -> _File:
-    nested = root.joinpath(*name[:_FOLDERS_DEEP], name)
-    for path in (nested, root / name):
+def _file(root: Path, row: _Row, suffix: str) -> _File:
+    name = f"{row.image}{suffix}"
+    flat, letters = root / name, name[:_FOLDERS_DEEP]
+    # A slash among the letters would be the root of all folders.
+    nested = flat if "/" in letters else root.joinpath(*letters, name)
+    for path in (nested, flat):
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{row.where}: the image {row.image!r} cannot be looked up: {error}"
+            ) from error
         return _File(str(path), status.st_size, status.st_mtime_ns)
     raise DataError(
-        f"there is neither {nested} nor {root / name}; correct data.root or "
+        f"{row.where}: there is neither {nested} nor {flat}; correct data.root or "
         "data.suffix, or leave the image out of the list"
     )
 

@@ -176,6 +176,7 @@ class FlatModel:
             bool, shape (num_weights,). A tensor of which nothing is chosen gets no
             gradient. A module is in evaluation mode if it, and what lies below it, has
             such tensors and no others; then all below it is too, dropout as well.
+            Recurrent layers alone stay as they are.
         """
         chosen = [
             bool(trainable[entry.start : entry.stop].any()) for entry in self.entries
@@ -187,7 +188,12 @@ class FlatModel:
         parameters = [tensor for tensor in tensors if tensor.requires_grad]
         fixed = {entry.module for entry in frozen}
         still = _fixed_subtrees(self.module, fixed, kept)
-        modules = [module for module in still if module.training]
+        # cuDNN has no backward pass through a recurrent layer in evaluation mode.
+        modules = [
+            module
+            for module in still
+            if module.training and not isinstance(module, nn.RNNBase)
+        ]
         try:
             for tensor in parameters:
                 tensor.requires_grad_(False)

@@ -27,8 +27,15 @@ def code_fingerprint() -> str:
 
 
 def sign(folder: Path) -> None:
-    """Note in a run's folder that this code makes it."""
-    write_atomically(folder / CODE, code_fingerprint())
+    """Note in a run's folder that this code makes it, unless other code began it."""
+    if not (folder / CODE).is_file():
+        write_atomically(folder / CODE, code_fingerprint())
+
+
+def sign_as(folder: Path, origin: Path) -> None:
+    """Note that a run has a part of the one in ``origin``: older code made both."""
+    if _signature(folder) in ("", code_fingerprint()):
+        write_atomically(folder / CODE, _signature(origin))
 
 
 def num_made_otherwise(folders: Iterable[Path]) -> int:

@@ -1,11 +1,14 @@
 """Runs by what they train, in folders that are named by what they are."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from knnper.config.document import results_identity
+from knnper.config.document import from_json, results_identity, to_document
 from knnper.config.sections import Experiment
+from simulation.batch.inputs import INPUTS, Inputs, inputs_of, require_inputs
 from simulation.batch.playing import Family, Order, is_done, training_identity
+from simulation.catalogue import experiment_catalogue
 
 Advance = Callable[[int, bool], None]
 """``(number, made) -> None``: so much more is done; made now, or before."""
@@ -59,6 +62,29 @@ def _family(
         command=command,
         keeps_training=keeps_training,
     )
+
+
+def require_same_inputs(families: Iterable[Family]) -> None:
+    """Do nothing if all runs that are there were made from the data as it is now.
+
+    Raises
+    ------
+    RunError
+        As `require_inputs`.
+    """
+    known: dict[str, Inputs] = {}
+    for family in families:
+        folders = [order.folder for order in family.orders]
+        made = [folder for folder in folders if (folder / INPUTS).is_file()]
+        if not made:
+            continue
+        experiment = from_json(family.orders[0].experiment, experiment_catalogue())
+        document = to_document(experiment)
+        # Of what trains the same, data and weights are the same.
+        key = json.dumps([document["data"], document["model"]])
+        known[key] = known.get(key) or inputs_of(experiment)
+        for folder in made:
+            require_inputs(folder, known[key])
 
 
 def is_made(family: Family) -> bool:

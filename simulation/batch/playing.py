@@ -14,9 +14,11 @@ from server.hand_over import HandOverError
 from server.observer import SilentObserver
 from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
-from simulation.batch.code import sign
+from simulation.batch.code import sign, sign_as
+from simulation.batch.inputs import Inputs, inputs_of, keep_inputs, require_inputs
 from simulation.catalogue import experiment_catalogue
 from simulation.partition.settings import PartitionSettings
+from simulation.partition.split import fingerprint
 from simulation.runner import simulate
 from simulation.workbench import Workbench, open_workbench
 from strategies.catalogue import METHODS
@@ -144,23 +146,25 @@ class _Player:
         self._command = command
         self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)
         self._trained: dict[type[Record], _Trained] = {}
-        self._diverged: dict[type[Record], str] = {}
+        self._diverged: dict[type[Record], tuple[str, Path]] = {}
+        self._inputs: Inputs | None = None
 
     def play(self, order: Order) -> None:
         """Make a run, unless it is there."""
         experiment = from_json(order.experiment, experiment_catalogue())
         bench = open_workbench(experiment, pool=self._pool)
+        inputs = self._inputs_of(bench)
+        require_inputs(order.folder, inputs)
         if is_done(order.folder):
-            if _has_state(order.folder):
-                self._note(bench, RunFolder.open(order.folder))
+            self._recall(bench, RunFolder(order.folder))
             return
         folder = _folder(order.folder, bench.experiment)
+        keep_inputs(folder.path, inputs)
         try:
             self._make(bench, folder)
         except (TooManyFailuresError, HandOverError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
-        else:
-            self._note(bench, folder)
+        self._recall(bench, folder)
 
     def with_state(self) -> set[Path]:
         """Return the folders of one run for each type of state, which have it."""
@@ -168,24 +172,28 @@ class _Player:
 
     def _make(self, bench: Workbench, folder: RunFolder) -> None:
         kind = bench.method.state_type
-        sign(folder.path)
         if kind in self._diverged:  # and would again
-            raise TooManyFailuresError(self._diverged[kind])
+            reason, origin = self._diverged[kind]
+            sign_as(folder.path, origin)
+            raise TooManyFailuresError(reason)
         if kind in self._trained:
             _take_over(bench, folder, *self._trained[kind])
-        try:
-            simulate(bench, folder, SilentObserver(), self._command)
-        except TooManyFailuresError as error:
-            self._diverged[kind] = str(error)
-            raise
+        sign(folder.path)
+        simulate(bench, folder, SilentObserver(), self._command)
 
-    def _note(self, bench: Workbench, folder: RunFolder) -> None:
-        self._trained.setdefault(bench.method.state_type, (bench, folder))
+    def _recall(self, bench: Workbench, folder: RunFolder) -> None:
+        """Remember how the training of a run that ended went."""
+        kind, reason = bench.method.state_type, why_failed(folder.path)
+        # A hand-over fails after the last round.
+        if reason and len(folder.rounds()) < bench.method.num_rounds:
+            self._diverged.setdefault(kind, (reason, folder.path))
+        elif folder.checkpoints.is_dir():
+            self._trained.setdefault(kind, (bench, folder))
 
-
-def _has_state(folder: Path) -> bool:
-    """Return whether a run that was made before still has its last state."""
-    return (folder / "checkpoints").is_dir() and not why_failed(folder)
+    def _inputs_of(self, bench: Workbench) -> Inputs:
+        # Runs that train the same have all but the split in common.
+        self._inputs = self._inputs or inputs_of(bench.experiment)
+        return replace(self._inputs, split=fingerprint(bench.partition))
 
 
 def _folder(path: Path, experiment: Experiment) -> RunFolder:
@@ -218,6 +226,7 @@ def _take_over(
         folder.append_round(record)
     ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
     ours.save(last.server_round, last.state)
+    sign_as(folder.path, others.path)
 
 
 def _tidy(folder: Path) -> None:

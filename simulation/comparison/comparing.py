@@ -11,7 +11,13 @@ from pathlib import Path
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from server.run_folder import RunFolder
-from simulation.batch.families import Advance, families_of, folder_of, is_made
+from simulation.batch.families import (
+    Advance,
+    families_of,
+    folder_of,
+    is_made,
+    require_same_inputs,
+)
 from simulation.batch.playing import why_failed
 from simulation.batch.workers import play_side_by_side
 from simulation.comparison.plan import Candidate, Comparison, Row
@@ -89,8 +95,9 @@ def compare(
     Raises
     ------
     RunError
-        If another process is at work in the folder, all candidates of a row fail, or
-        the reference row fails when it is tested.
+        If another process is at work in the folder, runs in it were made from other
+        data, all candidates of a row fail, or the reference row fails when it is
+        tested.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with RunFolder(folder).locked():
@@ -127,6 +134,7 @@ def _make(
 ) -> None:
     """Make the runs that are missing; families that train alike stay together."""
     families = families_of(experiments, folder, COMMAND)
+    require_same_inputs(families)
     missing = [family for family in families if not is_made(family)]
     # What is found may be found twice: rows can have a run in common.
     found = len(experiments) - sum(len(family.orders) for family in missing)

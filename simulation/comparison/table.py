@@ -11,6 +11,7 @@ from typing import Any
 
 from server.run_folder import RunFolder
 from simulation.comparison.comparing import Outcome
+from simulation.outside_text import markdown_row
 
 GROUPS = ("seen", "unseen")
 
@@ -202,7 +203,7 @@ def as_markdown(rows: Sequence[TableRow]) -> str:
     """Return the rows as a Markdown table."""
     header, *body = as_cells(rows)
     rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, rule, *body))
+    return "".join(f"{markdown_row(cells)}\n" for cells in (header, rule, *body))
 
 
 def as_csv(rows: Sequence[TableRow]) -> str:

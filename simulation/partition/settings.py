@@ -18,7 +18,7 @@ class PartitionSettings(Settings):
         paper's experiment on unseen clients (knn-per.txt, section 6).
     validation_fraction
         Fraction of each client's training data held out for its own choices, [0, 1);
-        0.2 in the paper (section 5).
+        0.2 in the paper (section 5). Drawn at random, but of text the last part.
     used_fraction
         Part of both splits of the data set that is used at all, (0, 1], drawn by the
         seed; the rest is nobody's. For small trials with large data.

@@ -11,6 +11,7 @@ from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset
 from simulation.partition.assignment import Assignment, ClassWeights, Integers
 from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.holding_out import HoldOut, hold_out_any, hold_out_for
 from simulation.partition.proxy import deal_part, keep_back, used
 from simulation.partition.settings import PartitionSettings
 
@@ -92,14 +93,18 @@ def make_partition(
     assignment = deal_part(
         dataset, dealt, test, lambda one: split(one, settings, key.child("assignment"))
     )
-    partition = replace(partition_of(assignment, settings, key), proxy=kept)
+    hold_out = hold_out_for(dataset.spec.dtype)
+    partition = replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
     if settings.evaluate_on == "validation":
-        partition = tested_on_validation(partition, settings, key)
+        partition = tested_on_validation(partition, settings, key, hold_out)
     return with_less_unseen(partition, settings.unseen_train_fraction, key)
 
 
 def tested_on_validation(
-    partition: Partition, settings: PartitionSettings, key: RandomKey
+    partition: Partition,
+    settings: PartitionSettings,
+    key: RandomKey,
+    hold_out: HoldOut,
 ) -> Partition:
     """Return the clients with their validation samples in place of the test split.
 
@@ -109,7 +114,7 @@ def tested_on_validation(
     """
     clients = []
     for client in partition.clients:
-        train, validation = _hold_out(
+        train, validation = hold_out(
             client.train,
             settings.validation_fraction,
             key.child("second validation", client.name),
@@ -150,7 +155,10 @@ def with_less_unseen(
 
 
 def partition_of(
-    assignment: Assignment, settings: PartitionSettings, key: RandomKey
+    assignment: Assignment,
+    settings: PartitionSettings,
+    key: RandomKey,
+    hold_out: HoldOut = hold_out_any,
 ) -> Partition:
     """Name the clients, hold out validation data and choose the unseen clients.
 
@@ -166,7 +174,7 @@ def partition_of(
     weights = assignment.class_weights or (None,) * len(names)
     clients = []
     for number, name in enumerate(names):
-        train, validation = _hold_out(
+        train, validation = hold_out(
             assignment.train[number],
             settings.validation_fraction,
             key.child("validation", name),
@@ -213,12 +221,3 @@ def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> tuple[boo
         )
     unseen = set(key.numpy().permutation(num_clients)[:count].tolist())
     return tuple(number not in unseen for number in range(num_clients))
-
-
-def _hold_out(
-    samples: Integers, fraction: float, key: RandomKey
-) -> tuple[Integers, Integers]:
-    """Split into training and validation samples; some are left to train on."""
-    count = min(int(fraction * len(samples) + 0.5), max(len(samples) - 1, 0))
-    shuffled = key.numpy().permutation(samples)
-    return np.sort(shuffled[count:]), np.sort(shuffled[:count])

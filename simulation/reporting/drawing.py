@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulation.figures.palette import FAINT, INK, SOFT, Color
+from simulation.outside_text import chart_text, one_line
 
 WIDTH = 8.6  # inches, that of the page's text
 PANEL_HEIGHT = 2.7  # inches
@@ -128,15 +129,15 @@ def percent_ticks(axes: Axes, *, both: bool = False) -> None:
 
 
 def wrapped(label: str) -> str:
-    """Return a label in lines as short as a panel is wide."""
-    return textwrap.fill(label, _TITLE_WIDTH)
+    """Return a label, drawn literally, in lines as short as a panel is wide."""
+    return "\n".join(map(chart_text, textwrap.wrap(one_line(label), _TITLE_WIDTH)))
 
 
 def write_title(axes: Axes, title: str, subtitle: str) -> None:
     """Write a title and a smaller line below it."""
     axes.set_title(wrapped(title), pad=16)
     axes.annotate(
-        subtitle,
+        chart_text(subtitle),
         (0.0, 1.0),
         xycoords="axes fraction",
         xytext=(0, 5),

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 from matplotlib import rc_context
 
 from simulation.figures.palette import FAINT, INK, SERIES, SOFT, Color
+from simulation.outside_text import one_line
 from simulation.reporting.drawing import Picture
 
 THEMED: Mapping[str, Color] = {
@@ -87,4 +88,4 @@ def _name(root: ElementTree.Element, alternative: str) -> None:
         root.attrib.pop(key, None)
     root.set("role", "img")
     # Not a title element: browsers would show that over the chart.
-    root.set("aria-label", alternative)
+    root.set("aria-label", one_line(alternative))

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulation.figures.palette import SOFT, Color
+from simulation.outside_text import chart_text
 from simulation.reporting.drawing import WIDTH, Picture
 from simulation.reporting.runs import GROUPS
 from simulation.reporting.table import Row, percent
@@ -40,7 +41,8 @@ def draw_averages(rows: Sequence[Row], colors: Mapping[str, Color]) -> Picture |
         axes.set_xlabel("average test accuracy (%)")
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.16)
-    panels[0].set_yticks(range(len(models)), [label for label, _ in models])
+    names = [chart_text(label) for label, _ in models]
+    panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     return Picture(figure, _alternative(rows))
 

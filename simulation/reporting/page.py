@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from simulation.outside_text import markdown_cell
 from simulation.reporting.drawing import MOST_SHOWN
 from simulation.reporting.inline_svg import THEMED, as_svg
 from simulation.reporting.report import Report
@@ -38,7 +39,7 @@ def as_markdown_report(report: Report, figures: Path | None = None) -> str:
         The folder of the chart's files, for links; without it there are none.
     """
     environment = _environment(autoescape=False)
-    environment.filters["cell"] = _markdown_cell
+    environment.filters["cell"] = markdown_cell
     template = environment.get_template("report.md")
     return template.render(**_content(report), figures=figures)
 
@@ -69,7 +70,3 @@ def _chart(section: Section) -> Markup:
         return Markup("")
     # The element escapes what it is made of.
     return Markup(as_svg(section.picture, section.name))
-
-
-def _markdown_cell(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulation.figures.palette import SERIES
 from simulation.label_counts import LabelCounts, read_label_counts
+from simulation.outside_text import chart_text
 from simulation.reporting.drawing import WIDTH, Picture
 from simulation.reporting.setups import Setup
 
@@ -82,7 +83,8 @@ def _draw_cells(
     axes.imshow(image, aspect="auto", interpolation="none")
     step = -(-len(class_names) // MOST_NAMED)
     places = range(0, len(class_names), step)
-    axes.set_yticks(places, [class_names[place] for place in places])
+    names = [chart_text(class_names[place]) for place in places]
+    axes.set_yticks(places, names)
     axes.grid(visible=False)
     axes.set_ylabel("label")
     axes.set_xlabel("clients, by their most frequent label")

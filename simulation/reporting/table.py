@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation.intervals import Estimate, estimate
+from simulation.outside_text import markdown_cell
 from simulation.reporting.runs import GROUPS, Run
 from simulation.reporting.setups import Setup, setups_of
 
@@ -121,7 +122,7 @@ def as_csv(rows: Iterable[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table."""
-    header, *body = as_cells(rows)
+    header, *body = [list(map(markdown_cell, cells)) for cells in as_cells(rows)]
     widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
     lines = [_padded(cells, widths) for cells in (header, *body)]
     rule = _padded(["-" * width for width in widths], widths)

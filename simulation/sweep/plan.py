@@ -1,11 +1,12 @@
 """What a sweep runs: its points, as validated experiments."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knnper.config.document import results_identity
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
 from knnper.config.overrides import apply_overrides, parse_overrides
@@ -98,9 +99,32 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         for name, variant in variants_of(settings).items()
         for point in _points(settings, shared, name, variant, of_runs, problems)
     ]
+    problems.extend(_coincidences(settings, points))
     if problems:
         raise ConfigError(problems, str(path))
     return Sweep(settings, shared, tuple(of_runs), tuple(points))
+
+
+def _coincidences(
+    settings: SweepSettings, points: Sequence[Point]
+) -> Iterable[Problem]:
+    """Yield what would be shown as two points, and is one."""
+    firsts: dict[str, Point] = {}
+    for point in points:
+        run = next(iter(point.runs.values()))
+        first = firsts.setdefault(results_identity(run), point)
+        again = (point.variant, point.values) == (first.variant, first.values)
+        # Of a few values the same ones may be drawn twice.
+        if first is not point and not (again and settings.random):
+            message = (
+                f"is the same run as {_named(first)}: what tells them apart changes no "
+                "result; take one of the two out"
+            )
+            yield Problem(_named(point), message)
+
+
+def _named(point: Point) -> str:
+    return f"the point {point.variant} {json.dumps(dict(point.values))}"
 
 
 def _settings(path: Path, own: Sequence[str], of_runs: Sequence[str]) -> SweepSettings:

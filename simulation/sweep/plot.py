@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from simulation.figures.palette import SERIES, colors_of
 from simulation.figures.style import accuracy_axis
+from simulation.outside_text import chart_text
 from simulation.sweep.figures import PointFigures, column_of
 from simulation.sweep.settings import VARIANT, SweepSettings
 from simulation.sweep.table import is_percent, label_of
@@ -47,7 +48,7 @@ def plot_of(rows: Sequence[PointFigures], settings: SweepSettings) -> Figure | N
     for curve, style in zip(curves.values(), _styles(list(curves)), strict=True):
         placed = [(places[_text(_at(row, key))], row) for row in curve]
         _draw(axes, placed, column, {**style, **dots})
-    axes.set_xlabel(key)
+    axes.set_xlabel(chart_text(key))
     if settings.series:
         _add_legend(figure, settings)
     _vertical(axes, settings)
@@ -78,7 +79,8 @@ def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
             axes.set_xscale("log")
         return {_text(value): float(value) for value in values}
     names = list(dict.fromkeys(map(_text, values)))
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    shown = list(map(chart_text, names))
+    axes.set_xticks(range(len(names)), shown, rotation=30, ha="right")
     return {name: float(place) for place, name in enumerate(names)}
 
 
@@ -100,7 +102,7 @@ def _styles(curves: Sequence[CurveKey]) -> Iterator[Style]:
     for values in curves:
         number = names.index(values[:1])
         yield {
-            "label": ", ".join(values),
+            "label": chart_text(", ".join(values)),
             "color": colors[number].light,
             "marker": _MARKERS[number // len(SERIES) % len(_MARKERS)],
             "linestyle": _DASHES[others.index(values[1:]) % len(_DASHES)],
@@ -127,7 +129,7 @@ def _draw(
 
 def _add_legend(figure: Figure, settings: SweepSettings) -> None:
     """Put the legend beside the curves, which may be many."""
-    title = ",\n".join(settings.curve_keys())
+    title = ",\n".join(map(chart_text, settings.curve_keys()))
     figure.legend(title=title, loc="outside right upper", fontsize="small")
 
 

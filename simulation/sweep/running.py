@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.run_folder import RunFolder
-from simulation.batch.families import Advance, families_of, folder_of, is_made
+from simulation.batch.families import (
+    Advance,
+    families_of,
+    folder_of,
+    is_made,
+    require_same_inputs,
+)
 from simulation.batch.playing import Family, is_done, why_failed
 from simulation.batch.workers import play_side_by_side
 from simulation.sweep.plan import Point, Sweep
@@ -60,7 +66,8 @@ def run_sweep(
     Raises
     ------
     RunError
-        If another process is at work in the folder.
+        If another process is at work in the folder, or runs in it were made from other
+        data.
     KnnPerError
         If a run cannot be made for another reason than that its training diverges.
     """
@@ -75,6 +82,7 @@ def _families(sweep: Sweep, folder: Path) -> list[Family]:
 
 
 def _make(families: Sequence[Family], num_workers: int, advance: Advance) -> None:
+    require_same_inputs(families)
     steps = _Steps(families)
     advance(steps.newly_done(), False)
     missing = [family for family in families if not is_made(family)]

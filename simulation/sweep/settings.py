@@ -171,9 +171,20 @@ def problems_of(settings: SweepSettings, overrides: Sequence[str]) -> Iterable[P
         yield Problem("random", "found vary too, expected one of the two")
     if len(set(settings.seeds)) < len(settings.seeds):
         yield Problem("seeds", f"found {list(settings.seeds)}, expected each one once")
+    yield from _title_problems(settings)
     yield from _range_problems(settings)
     yield from _key_problems(settings, overrides)
     yield from _axis_problems(settings)
+
+
+def _title_problems(settings: SweepSettings) -> Iterable[Problem]:
+    names: dict[str, str] = {}
+    for name, variant in settings.variants.items():
+        title = variant.title or name
+        first = names.setdefault(title, name)
+        if first != name:
+            message = f"found {title!r}, as {first} has; expected a title of its own"
+            yield Problem(f"variants.{name}.title", message)
 
 
 def _range_problems(settings: SweepSettings) -> Iterable[Problem]:
@@ -204,6 +215,7 @@ def _key_problems(
     fixed = [
         ("set", set(settings.set)),
         *((f"variants.{name}.set", set(one.set)) for name, one in variants),
+        *((f"variants.{name}", _keys_inside(one)) for name, one in variants),
     ]
     for place, keys in fixed:
         for key in sorted(keys & varied):
@@ -212,6 +224,17 @@ def _key_problems(
         for key in sorted(keys & set(ITS_OWN)):
             message = "the sweep itself sets this: see its seeds and evaluate_on"
             yield Problem(f"{place} {key}", message)
+
+
+def _keys_inside(variant: VariantSettings) -> set[str]:
+    """Return the dotted keys that a variant's sections set."""
+    sections = {
+        "method": variant.method or {},
+        "personalization": variant.personalization or {},
+        "model": variant.model,
+        "training": variant.training,
+    }
+    return {f"{name}.{key}" for name, section in sections.items() for key in section}
 
 
 def _axis_problems(settings: SweepSettings) -> Iterable[Problem]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulation.intervals import Estimate
+from simulation.outside_text import markdown_row
 from simulation.sweep.figures import COLUMNS, PointFigures, column_of
 from simulation.sweep.settings import GLOBAL, SweepSettings
 
@@ -91,7 +92,7 @@ def as_markdown(cells: Sequence[Sequence[str]]) -> str:
     """Return a header and rows as a Markdown table."""
     header, *body = cells
     rule = ["---:"] * len(header)
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *body))
+    return "".join(f"{markdown_row(line)}\n" for line in (header, rule, *body))
 
 
 def as_csv(rows: Sequence[PointFigures], settings: SweepSettings) -> str:

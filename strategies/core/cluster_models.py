@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import Examples
@@ -114,7 +113,6 @@ def serve_best(
 
 
 def _loss_sum(task: Task, weights: Tensor, examples: Examples) -> float:
-    """Return the sum of the cross-entropies; infinite where it is not defined."""
-    logits = task.logits(weights, examples.images)
-    loss = functional.cross_entropy(logits, examples.labels, reduction="sum")
+    """Return the sum of the model's losses; infinite where it is not defined."""
+    loss = task.loss_sum(weights, examples)
     return float(torch.nan_to_num(loss, nan=torch.inf, posinf=torch.inf))

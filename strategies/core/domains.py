@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from knnper.config.errors import ConfigError, Problem
 from knnper.data.examples import Examples
@@ -61,8 +60,7 @@ def shares_and_losses(
     num_kinds
         The length of both results.
     """
-    logits = task.logits(weights, examples.images)
-    losses = functional.cross_entropy(logits, examples.labels, reduction="none")
+    losses = task.losses(weights, examples)
     counts = torch.bincount(kinds, minlength=num_kinds)
     sums = torch.zeros(num_kinds).index_add_(0, kinds, losses)
     return counts / max(1, len(examples)), sums / counts.clamp_min(1)

@@ -1,5 +1,6 @@
 """The one evaluation function, and what a client reports of itself."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -134,7 +135,6 @@ def score(
     correct = (predicted == labels) & defined
     of_label = probabilities.gather(1, labels[:, None]).squeeze(1)
     bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
-    counts = None if class_weights is None else class_weights[labels]
     return Evaluation(
         num_examples=len(labels),
         num_correct=int(correct.sum()),
@@ -142,9 +142,17 @@ def score(
         bin_counts=_integers(torch.ones_like(confidence), bins),
         bin_confidence=tuple(_per_bin(confidence, bins).tolist()),
         bin_correct=_integers(correct.double(), bins),
-        weight_sum=None if counts is None else float(counts.sum()),
-        weight_correct=None if counts is None else float(counts[correct].sum()),
+        weight_sum=_weight_of(labels, class_weights),
+        weight_correct=_weight_of(labels[correct], class_weights),
     )
+
+
+def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
+    """Return Σ_i P(y_i), the same whatever the order of the labels."""
+    if class_weights is None:
+        return None
+    counts = torch.bincount(labels, minlength=len(class_weights))
+    return math.fsum((counts * class_weights).tolist())
 
 
 def _per_bin(values: Tensor, bins: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ class KeptEmbeddings:
     def _model(self, weights: Tensor) -> str:
         """Return the digest of weights, which are mostly those of the last call."""
         if self._last is None or not torch.equal(self._last[0], weights):
-            self._last = weights, _digest(weights)
+            # A copy: training may go on in the same memory.
+            self._last = weights.clone(), _digest(weights)
         return self._last[1]
 
 

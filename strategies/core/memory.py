@@ -76,9 +76,14 @@ class KnnSettings(Settings):
             self.tuning.kernel_scale_grid or (self.kernel_scale,),
         )
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to choose: one λ, k and σ, and no class prior."""
+        return self.candidates().is_fixed and not self.class_prior.strengths
+
     def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
         """Return what a client with splits of these sizes chooses on."""
-        if self.candidates().is_fixed:
+        if self.is_fixed:
             return "none"
         return self.tuning.evidence_of(num_train, num_validation)
 

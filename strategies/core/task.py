@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
@@ -88,6 +89,30 @@ class Task:
         """Return h_w(x), float32 of shape (n, c), rows summing to 1."""
         return torch.softmax(self.logits(weights, images), dim=1)
 
+    def losses(self, weights: Tensor, examples: Examples) -> Tensor:
+        """Return what training minimises the mean of, float32 of shape (n,).
+
+        These are `EmbeddingModel.losses` in evaluation mode.
+
+        Parameters
+        ----------
+        weights
+            w, shape (num_weights,).
+        examples
+            n of them.
+        """
+        if not self.model.module.learns_from_embeddings:
+            return self._models_own_losses(weights, examples)
+        logits = self.logits(weights, examples.images)
+        return functional.cross_entropy(logits, examples.labels, reduction="none")
+
+    def loss_sum(self, weights: Tensor, examples: Examples) -> Tensor:
+        """Return the sum of `losses`, shape (); 0 without examples."""
+        if not self.model.module.learns_from_embeddings:
+            return self._models_own_losses(weights, examples).sum()
+        logits = self.logits(weights, examples.images)
+        return functional.cross_entropy(logits, examples.labels, reduction="sum")
+
     def autocast(self) -> torch.autocast:
         """Return the context in which the model runs in the precision that is set."""
         return torch.autocast(
@@ -107,6 +132,21 @@ class Task:
     def _head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
         module = self._evaluating(weights)
         return self._in_batches(embeddings, module.head, self.spec.num_classes)
+
+    def _models_own_losses(self, weights: Tensor, examples: Examples) -> Tensor:
+        if len(examples) == 0:
+            return torch.empty(0)
+        module, device = self._evaluating(weights), self.model.device
+        size = self.evaluation_batch_size
+        images_of = torch.split(examples.images, size)
+        batches = zip(images_of, torch.split(examples.labels, size), strict=True)
+        with torch.inference_mode(), self.autocast():
+            losses = [
+                module.losses(self.normalize(images.to(device)), labels.to(device))
+                for images, labels in batches
+            ]
+        # A copy made out here is an ordinary tensor, which may be trained with.
+        return torch.cat(losses).float().cpu()
 
     def _evaluating(self, weights: Tensor) -> EmbeddingModel:
         self.model.show(weights)

@@ -10,6 +10,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from client.residence.serving import Accuracy, Gain, Serving, TunedOn
+from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings
 from knnper.cli.export import export as export_command
 from knnper.cli.onboard import describe_choice, describe_gain
 from knnper.cli.onboard import onboard as onboard_command
@@ -92,6 +93,9 @@ def test_the_store_commands_take_an_exported_model(
     assert described(tmp_path / "store")["num_examples"] == 40
 
 
+ADAPTED = ClassPrior(ClassPriorSettings((1.0,)), 1.5)
+
+
 def serving(**changes: object) -> Serving:
     values: dict[str, object] = {
         "model": "ab" * 32,
@@ -118,6 +122,10 @@ def serving(**changes: object) -> Serving:
         ({"expected_gain": Gain(None, None, 1)}, "cannot be known from 1 example"),
         ({"knn_weight": 0.0}, "falls back to the global model: the neighbours showed"),
         (
+            {"knn_weight": 0.0, "class_prior": ADAPTED},
+            "expected gain over the global model: +5.2 points",
+        ),
+        (
             {"knn_weight": 0.0, "tuned_on": TunedOn("validation", 9, overruled=True)},
             "falls back to the global model: the neighbours would make it worse",
         ),
@@ -125,6 +133,14 @@ def serving(**changes: object) -> Serving:
 )
 def test_the_gain_is_told_as_it_is(changes: dict[str, object], said: str) -> None:
     assert said in describe_gain(serving(**changes))
+
+
+def test_a_class_prior_is_told_of() -> None:
+    told = describe_choice(serving(knn_weight=0.0, class_prior=ADAPTED))
+    assert "adapted to the site's own shares of the classes (class prior, β = 1.5)" in (
+        told
+    )
+    assert "class prior" not in describe_choice(serving())
 
 
 def test_on_what_was_chosen_is_told() -> None:

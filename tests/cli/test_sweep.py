@@ -67,6 +67,7 @@ def test_what_validation_data_chose_can_be_tested(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     path = tmp_path / "out/chosen.yaml"
     assert f"To test it, once: knnper sweep {path}" in done.stderr
+    assert "best on validation data: {" in done.stderr
     tested = ["sweep", str(path), "--output", str(tmp_path / "tested"), "--json"]
     (point,) = json.loads(CliRunner().invoke(app, tested).stdout)
     assert point["variant"] == "chosen"

@@ -103,6 +103,8 @@ def test_damaged_json(catalogue: Catalogue) -> None:
         ("training.momentum=0", True),
         ("run.gpus_per_client=0", True),
         ("run.gpus_per_client=0.5", False),
+        ("run.max_failed_fraction=0.25", False),
+        ("run.max_update_norm_ratio=2", False),
         ("run.threads_per_worker=auto", False),
         ("training.precision=bfloat16", False),
         ("run.seed=1", False),

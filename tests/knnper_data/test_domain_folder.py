@@ -131,3 +131,10 @@ def test_unequal_sizes_are_named(root: Path) -> None:
     save(root / "sketch" / "cat" / "large.png", 1, size=5)
     with pytest.raises(DataError, match=r"large\.png.* 5x5"):
         load_domain_folder(DomainFolderSettings(str(root)))
+
+
+def test_nothing_to_test_on(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        save(tmp_path / "photo" / name / "only.png", 1)
+    with pytest.raises(DataError, match=r"no images to test on.* data\.test_fraction"):
+        load_domain_folder(DomainFolderSettings(str(tmp_path)))

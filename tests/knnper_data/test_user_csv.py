@@ -128,3 +128,38 @@ def test_a_wrong_test_list(root: Path, tmp_path: Path, row: Any, message: str) -
 def test_a_missing_list(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv cannot be read as a CSV file"):
         load(root, str(tmp_path / "none.csv"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(root: Path, tmp_path: Path) -> None:
+    train = Path(write(tmp_path / "train.csv", TRAIN))
+    train.write_bytes(b"\xef\xbb\xbf" + train.read_bytes())
+    assert len(load(root, str(train), test_fraction=0.5).test) == 2
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("/etc/hosts", "line 2: found the image '/etc/hosts', expected a name below"),
+        ("a/../../b", "line 2: found the image 'a/../../b'"),
+        ("n" * 300, r"train\.csv, line 2: the image 'nnn.*cannot be looked up"),
+        ("a\0b", r"train\.csv, line 2: the image .*cannot be looked up|cannot be read"),
+        ("x/y", r"line 2: there is neither .*images/x/y\.png nor"),
+    ],
+)
+def test_a_strange_name(root: Path, tmp_path: Path, image: str, message: str) -> None:
+    train = write(tmp_path / "train.csv", [("u1", image, 7), *TRAIN])
+    with pytest.raises(DataError, match=message):
+        load(root, train)
+
+
+def test_a_column_twice(root: Path, tmp_path: Path) -> None:
+    header = "user_id,image_id,class,class"
+    train = write(tmp_path / "train.csv", [(*row, 7) for row in TRAIN], header)
+    with pytest.raises(DataError, match=r"more than one column 'class'; expected each"):
+        load(root, train)
+
+
+def test_nothing_to_test_on(root: Path, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    with pytest.raises(DataError, match=r"raise data\.test_fraction.* in data\.test"):
+        load(root, train, test_fraction=0.0)

@@ -5,10 +5,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from knnper.config.sections import Choice
 from knnper.config.seeding import RandomKey
+from knnper.data.examples import InputSpec
 from knnper.models.base import EmbeddingModel
+from knnper.models.catalogue import build_model
 from knnper.models.flat import FlatModel
 from knnper.models.normalization import TolerantBatchNorm2d
+from knnper.models.stacked_lstm import StackedLstmSettings
 
 
 class SmallModel(EmbeddingModel):
@@ -278,3 +282,13 @@ class TestFreezing:
         after = {name: m.training for name, m in with_dropout.module.named_modules()}
         assert after == before
         assert all(p.requires_grad for p in with_dropout.module.parameters())
+
+    def test_a_recurrent_layer_stays_as_it_is(self) -> None:
+        spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
+        settings = StackedLstmSettings(character_dim=3, hidden_dim=5)
+        text = build_model(Choice("stacked_lstm", settings), spec, RandomKey(1))
+        text.module.train()
+        found = self.training(text, "characters")
+        assert found["layers.0"]
+        assert found["layers.1"]
+        assert not found["classifier"]

@@ -14,6 +14,7 @@ from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
 from simulation.partition.assignment import Assignment
 from simulation.partition.catalogue import PARTITIONS
+from simulation.partition.holding_out import hold_out_any, hold_out_last
 from simulation.partition.iid import IidSettings
 from simulation.partition.natural import NaturalSettings
 from simulation.partition.settings import PartitionSettings
@@ -266,3 +267,30 @@ class TestOnValidation:
         for before, after in zip(plain.clients, tuned.clients, strict=True):
             assert len(after.test) == 0
             assert np.array_equal(after.train, before.train)
+
+
+@pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+def test_of_text_the_last_windows_are_held_out(evaluate_on: str) -> None:
+    text = dataclasses.replace(
+        DATASET, spec=dataclasses.replace(DATASET.spec, dtype="token")
+    )
+    chosen = IidSettings(
+        num_clients=10,
+        validation_fraction=0.3,
+        evaluate_on="validation" if evaluate_on == "validation" else "test",
+    )
+    found = make_partition(text, Choice[Settings]("iid", chosen), KEY)
+    for client in found.clients:
+        assert client.train.max() < client.validation.min()
+        if evaluate_on == "validation":
+            assert client.validation.max() < client.test.min()
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(0, 20), fraction=st.floats(0, 0.999))
+def test_as_many_are_held_out_in_time_as_at_random(size: int, fraction: float) -> None:
+    samples = np.arange(size)
+    train, validation = hold_out_last(samples, fraction, KEY)
+    drawn, held_out = hold_out_any(samples, fraction, KEY)
+    assert (len(train), len(validation)) == (len(drawn), len(held_out))
+    np.testing.assert_array_equal(np.concatenate([train, validation]), samples)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from knnper.config.errors import ConfigError
 from knnper.config.loading import load_experiment
@@ -21,10 +22,14 @@ from simulation.catalogue import experiment_catalogue
 from simulation.runner import simulate
 from simulation.workbench import open_workbench
 from strategies.assembly import build_task
+from strategies.core.cluster_models import ClusterModels, best_position
+from strategies.core.domains import shares_and_losses
 from strategies.core.evaluation import evaluate
 from strategies.core.local_sgd import local_sgd
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
+from strategies.fedem import example_losses
+from strategies.qfedavg import mean_loss
 
 SPEC = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 KEY = RandomKey(4)
@@ -134,3 +139,51 @@ def test_a_whole_run_over_text(tmp_path: Path, method: str) -> None:
         # Whatever the network learned: the same window is followed by the same.
         assert results["seen"]["accuracy_weighted"] > 0.9
         assert results["unseen"]["accuracy_weighted"] > 0.9
+
+
+def own_losses(learned: Task, weights: torch.Tensor, given: Examples) -> torch.Tensor:
+    learned.model.load(weights)
+    inputs = learned.normalize(given.images)
+    return learned.model.module.eval().losses(inputs, given.labels).detach()
+
+
+@pytest.mark.parametrize("count", [0, 5, 40])
+def test_losses_are_what_training_minimises(count: int) -> None:
+    learned, examples = task(), counting(count, 1)
+    weights = learned.initial_weights
+    found = learned.losses(weights, examples)
+    assert found.shape == (count,)
+    if count:
+        torch.testing.assert_close(found, own_losses(learned, weights, examples))
+    total = learned.loss_sum(weights, examples)
+    torch.testing.assert_close(total, found.sum())
+
+
+def test_where_the_last_character_counts_losses_are_those_of_the_logits() -> None:
+    learned, examples = task(all_positions=False), counting(20, 1)
+    weights = learned.initial_weights
+    logits = learned.logits(weights, examples.images)
+    for reduction, found in (
+        ("none", learned.losses(weights, examples)),
+        ("sum", learned.loss_sum(weights, examples)),
+    ):
+        expected = functional.cross_entropy(
+            logits, examples.labels, reduction=reduction
+        )
+        assert torch.equal(found, expected)
+
+
+def test_methods_judge_models_by_what_training_minimises() -> None:
+    learned, examples = task(), counting(12, 1)
+    models = [learned.fresh_weights(KEY.child(str(number))) for number in range(3)]
+    losses = torch.stack(
+        [own_losses(learned, weights, examples) for weights in models], dim=1
+    )
+    torch.testing.assert_close(example_losses(learned, models, examples), losses)
+    means = losses.mean(dim=0)
+    torch.testing.assert_close(mean_loss(learned, models[0], examples), means[0])
+    payload = ClusterModels(tuple(models), (0, 1, 2), 0)
+    assert best_position(learned, payload, (examples,)) == int(means.argmin())
+    kinds = torch.zeros(12, dtype=torch.int64)
+    _, found = shares_and_losses(learned, models[1], examples, kinds, 1)
+    torch.testing.assert_close(found, means[1:2])

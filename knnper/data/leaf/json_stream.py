@@ -97,7 +97,7 @@ class JsonStream:
         began = self._position()
         try:
             return json.loads(self.value())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._wrong(began, f"this is no JSON ({error})") from error
 
     def require_end(self) -> None:

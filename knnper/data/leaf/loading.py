@@ -1,8 +1,10 @@
 """LEAF's data sets, from their files into the cache, one user at a time."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from knnper.config.errors import DataError
 from knnper.data.cache import cached_dataset
@@ -13,6 +15,8 @@ from knnper.data.leaf.layout import LeafFiles, find_leaf_files
 from knnper.data.leaf.samples import Decode, image_decoder, text_decoder
 from knnper.data.leaf.user_file import User, read_users
 from knnper.data.text.alphabet import CHARACTER_NAMES
+
+_LOG = logging.getLogger(__name__)
 
 Part = tuple[Split, User]
 """What one user trains on, or is tested on."""
@@ -38,6 +42,20 @@ class LeafSettings(DividingSettings):
     root: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeafTextSettings(LeafSettings):
+    """Where the files are, and how each role's windows are divided.
+
+    Attributes
+    ----------
+    split
+        ``time`` tests on the last windows, ``random`` on any, as in the paper: windows
+        overlap, so that what is tested on is then trained on in part.
+    """
+
+    split: Literal["random", "time"] = "time"
+
+
 def load_leaf_femnist(settings: LeafSettings) -> Dataset:
     """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
 
@@ -51,7 +69,7 @@ def load_leaf_femnist(settings: LeafSettings) -> Dataset:
     return _load("leaf_femnist", settings, contents, image_decoder)
 
 
-def load_leaf_shakespeare(settings: LeafSettings) -> Dataset:
+def load_leaf_shakespeare(settings: LeafTextSettings) -> Dataset:
     """Return LEAF's Shakespeare: windows of 80 characters, by speaking role.
 
     Raises
@@ -115,7 +133,24 @@ def _load(
     if files.whole:
         source.update(asdict(settings))
         del source["root"]
+    else:
+        _warn_of_unused(settings, files.root)
     return cached_dataset(name, source, build)
+
+
+def _warn_of_unused(settings: LeafSettings, root: Path) -> None:
+    unused = [
+        f"data.{field.name}"
+        for field in fields(settings)
+        if field.name != "root" and getattr(settings, field.name) != field.default
+    ]
+    if unused:
+        _LOG.warning(
+            "%s holds train and test, which are taken as they are: %s without effect; "
+            "to divide the data anew, set data.root to all_data",
+            root,
+            ", ".join(unused),
+        )
 
 
 def _parts(

@@ -86,7 +86,9 @@ class _Decoder:
             x, y = self._lists(text)
             samples = Samples(self._read_inputs(x), self._read_labels(y))
         except (ValueError, TypeError) as error:
-            raise SamplesError(f"its samples are not as expected: {error}") from error
+            raise SamplesError(
+                f"its samples are not as expected: {error}; a user may hold lists only"
+            ) from error
         if len(samples.inputs) != len(samples.labels):
             raise SamplesError(
                 f"x has {len(samples.inputs)} samples and y {len(samples.labels)}; "

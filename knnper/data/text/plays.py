@@ -1,5 +1,6 @@
 """The next character of what the speakers of plays say; each speaker is a client."""
 
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +19,8 @@ from knnper.data.leaf.dividing import DividingSettings, mark_tested
 from knnper.data.text.alphabet import CHARACTER_NAMES, encode
 from knnper.data.text.windows import target_positions, windows_before
 from knnper.data.text.written import TextFile, digest_of, read_files, texts_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,5 +115,18 @@ def _clients(
         raise DataError(
             f"{settings.path}: found no speaker with {least} characters, the longest "
             f"text has {longest}; lower data.min_characters or data.window"
+        )
+    if len(long) < len(texts):
+        num_characters = sum(map(len, texts.values()))
+        kept = sum(len(text) for _, text in long)
+        _LOG.info(
+            "%s: left out %d of %d speakers, who have less than %d characters each "
+            "and %d of %d together",
+            settings.path,
+            len(texts) - len(long),
+            len(texts),
+            least,
+            num_characters - kept,
+            num_characters,
         )
     return sorted(long)

@@ -2,18 +2,21 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
 _DIRECTION = re.compile(r"\[[^\]]*\]")
-_SPEAKERS = (
-    # HAMLET. To be, or not to be    FIRST LORD:
-    re.compile(r" {0,4}([A-Z][A-Z][A-Z' &,-]*)[.:](?:\s+(.*))?$"),
-    # First Citizen:
-    re.compile(r"([A-Z][A-Za-z']*(?: [A-Za-z']+){0,3}):\s*()$"),
-    #   Ham. To be, or not to be     as LEAF reads Shakespeare's collected works
-    re.compile(r"  ([A-Z][A-Za-z]*(?: [A-Za-z]+){0,3})\. (.*)$"),
+# HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
+_IN_CAPITALS = re.compile(
+    r" {0,4}((?:\d+ )?[A-Z][A-Z][A-Z' &,-]*(?: \d+)?)[.:](?:\s+(.*))?$"
 )
+# First Citizen:    Citizen 2:
+_ABOVE = re.compile(r"((?:\d+ )?[A-Z][A-Za-z']*(?: [A-Za-z']+){0,3}(?: \d+)?):\s*()$")
+#   Ham. To be, or not to be     as LEAF reads Shakespeare's collected works
+_INDENTED = re.compile(
+    r"  ((?:\d+ )?[A-Z][A-Za-z]*(?: [A-Za-z]+){0,3}(?: \d+)?)\. (.*)$"
+)
+_ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
 
 
 def speeches_of(play: str) -> Mapping[str, str]:
@@ -23,6 +26,10 @@ def speeches_of(play: str) -> Mapping[str, str]:
     line or on a line of its own. It ends with the next one, with a blank line after its
     words, or with the heading of an act or a scene. Stage directions in square brackets
     are left out. The names are in capitals.
+
+    Names in small letters look like ordinary lines. They count at the beginning, below
+    a blank line and below a heading; those of the indented form also within a speech
+    that began with one, since its other lines are indented further.
 
     Parameters
     ----------
@@ -41,28 +48,32 @@ def speeches_of(play: str) -> Mapping[str, str]:
 
 def _lines(play: str) -> Iterator[tuple[str, str]]:
     """Yield each spoken line with who says it."""
-    speaker, has_spoken = None, False
+    speaker, has_spoken, is_below_gap = None, False, True
+    forms: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
     for line in play.splitlines():
-        begun = _begun(line)
+        begun = _begun(line, _ALL_FORMS if is_below_gap else forms)
         if begun is not None:
-            speaker, first = begun
-            has_spoken = False
+            speaker, first = begun[1].strip().upper(), (begun[2] or "").strip()
+            has_spoken, forms = False, _within(begun.re)
         else:
             first = line.strip()
-        if _HEADING.match(line) or (has_spoken and not first):
+        is_heading = _HEADING.match(line) is not None
+        if is_heading or (has_spoken and not first):
             speaker = None
+        is_below_gap = speaker is None and (is_heading or not first)
         if speaker is not None and first:
             has_spoken = True
             yield speaker, first
 
 
-def _begun(line: str) -> tuple[str, str] | None:
+def _begun(line: str, forms: Iterable[re.Pattern[str]]) -> re.Match[str] | None:
     """Return who begins to speak in this line, and what is said in it."""
-    for pattern in _SPEAKERS:
-        found = pattern.match(line)
-        if found is not None:
-            return found[1].strip().upper(), (found[2] or "").strip()
-    return None
+    return next(filter(None, (form.match(line) for form in forms)), None)
+
+
+def _within(form: re.Pattern[str]) -> tuple[re.Pattern[str], ...]:
+    """Return how another's speech may begin right below one of this form."""
+    return (_IN_CAPITALS, _INDENTED) if form is _INDENTED else (_IN_CAPITALS,)
 
 
 def _without_directions(text: str) -> str:

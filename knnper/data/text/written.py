@@ -28,12 +28,14 @@ class TextFile:
 def read_files(path: Path) -> tuple[TextFile, ...]:
     """Return the file at ``path``, or the .txt files of a folder in order of names.
 
+    Hidden files of a folder, whose names begin with a dot, are left out.
+
     Raises
     ------
     DataError
         If there is none, or it cannot be read.
     """
-    paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    paths = _visible_texts(path) if path.is_dir() else [path]
     if not paths or not path.exists():
         what = "no file .txt in it" if path.exists() else "nothing there"
         raise DataError(f"{path}: found {what}, expected {_EXPECTED}")
@@ -41,6 +43,11 @@ def read_files(path: Path) -> tuple[TextFile, ...]:
         return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _visible_texts(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("*.txt"))
+    return [path for path in found if not path.name.startswith(".")]
 
 
 def digest_of(files: Sequence[TextFile]) -> str:

@@ -91,6 +91,19 @@ def test_the_sharpness_is_the_most_probable_one() -> None:
     assert chosen.sharpness == best == 3.0
 
 
+def test_without_evidence_the_sharpness_is_the_closest_to_one() -> None:
+    # All 20 are right, but the store had nothing to find: they say nothing of it.
+    scored = evidence_of([[0.6, 0.4]] * 20, [0] * 20, [1.0, 1.0], [0] * 20)
+    nothing = torch.empty((20, 0), dtype=torch.float64)
+    unscored = Evidence(scored.queries, nothing, nothing.long())
+    settings_ = ClassPriorSettings((1.0,), sharpness=(0.5, 1.25, 6.0))
+
+    of_all, of_none = (choose_class_prior(one, settings_) for one in (scored, unscored))
+    assert of_all is not None
+    assert of_none is not None
+    assert (of_all.sharpness, of_none.sharpness) == (6.0, 1.25)
+
+
 def test_without_a_strength_there_is_no_class_prior() -> None:
     found = evidence_of([[0.6, 0.4]], [0], [1.0, 1.0], [0])
     assert choose_class_prior(found, ClassPriorSettings(sharpness=(2.0,))) is None

@@ -126,3 +126,9 @@ def test_a_flat_object_that_is_none(text: str, message: str) -> None:
 def test_a_value_that_is_no_json() -> None:
     with pytest.raises(DataError, match="at byte 2 this is no JSON"):
         stream_of("  nothing").parsed()
+
+
+def test_a_value_that_is_too_deep_is_refused() -> None:
+    depth = 200_000
+    with pytest.raises(DataError, match=r"this is no JSON .*recursion"):
+        stream_of("[" * depth + "]" * depth).parsed()

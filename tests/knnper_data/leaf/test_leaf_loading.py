@@ -13,6 +13,7 @@ from knnper.data.dataset import Dataset, LabelledArrays
 from knnper.data.leaf import json_stream
 from knnper.data.leaf.loading import (
     LeafSettings,
+    LeafTextSettings,
     load_leaf_femnist,
     load_leaf_shakespeare,
 )
@@ -149,7 +150,7 @@ def test_shakespeare(tmp_path: Path) -> None:
         "HAMLET_ΓΕΡΤΡΟΥΔΗ": ([WINDOW, "é" * 80], ["}", "☃"]),
     }
     write(tmp_path / "data" / "all_data" / "all_data.json", data)
-    settings = LeafSettings(root=str(tmp_path), split="time", test_fraction=0.5)
+    settings = LeafTextSettings(root=str(tmp_path), test_fraction=0.5)
     found = load_leaf_shakespeare(settings)
     assert found.spec.dtype == "token"
     assert found.spec.image_shape == (1, 1, 80)
@@ -184,3 +185,20 @@ def test_memory_does_not_grow_with_the_file(
     peak(1)
     few, many = peak(3), peak(24)
     assert many < 1.2 * few
+
+
+def test_settings_without_effect_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "train" / "a.json", ADA)
+    write(tmp_path / "test" / "a.json", TEST)
+    femnist(tmp_path)
+    assert not caplog.records
+    femnist(tmp_path, min_samples=9, split="time", seed=3)
+    assert "data.split, data.seed, data.min_samples without effect" in caplog.text
+    assert "test_fraction" not in caplog.text
+
+
+def test_windows_of_text_are_divided_in_time() -> None:
+    assert LeafTextSettings(root=".").split == "time"
+    assert LeafSettings(root=".").split == "random"

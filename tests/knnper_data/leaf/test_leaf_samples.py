@@ -102,3 +102,8 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "simdjson", None)
     with pytest.raises(DataError, match=r"pip install 'knnper\[leaf\]'"):
         image_decoder()
+
+
+def test_a_user_with_an_object_is_told_what_it_may_hold() -> None:
+    with pytest.raises(SamplesError, match="a user may hold lists only"):
+        text_decoder()(b'{"x": [], "y": [], "raw": {}')

@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.config.errors import DataError
+from knnper.config.sections import Choice, Settings
+from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.text.alphabet import encode
+from knnper.data.text.alphabet import ALPHABET, encode
 from knnper.data.text.plays import PlaysSettings, load_plays
+from simulation.partition.natural import NaturalSettings
+from simulation.partition.split import make_partition
 
 ANNE = "the quick brown fox jumps over the lazy dog " * 3
 BEN = "pack my box with five dozen liquor jugs. " * 2
@@ -147,3 +151,31 @@ def test_what_is_tested_on_comes_after_what_is_trained_on(
         train, test = of_client(dataset.train, client), of_client(dataset.test, client)
         assert [label for _, label in train + test] == targets
         assert len(test) == min(int(fraction * len(targets) + 0.5), len(targets) - 1)
+
+
+def test_hidden_files_of_a_folder_are_left_out() -> None:
+    Path("plays").mkdir()
+    for name in ("first.txt", "second.txt"):
+        Path("plays", name).write_text(f"ANNE.\n{ANNE}\n")
+    Path("plays", "._first.txt").write_bytes(b"\xff\x00")
+    assert load("plays").train.client_ids is not None
+
+
+def test_what_is_left_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    load()
+    assert "left out 1 of 3 speakers, who have less than 20 characters" in caplog.text
+    assert f"11 of {len(ANNE) + len(BEN) + 11} together" in caplog.text
+
+
+@pytest.mark.parametrize("split", ["time", "random"])
+def test_what_is_validated_on_has_not_been_learned(split: str) -> None:
+    # Every character occurs once, so that a label tells its place.
+    Path("said.json").write_text(json.dumps({"Anne": ALPHABET[1:]}))
+    dataset = load(split=split, stride=1)
+    choice = Choice[Settings]("natural", NaturalSettings(validation_fraction=0.3))
+    (client,) = make_partition(dataset, choice, RandomKey(0)).clients
+    windows = dataset.train.images[client.train]
+    learned = {*windows.ravel().tolist(), *dataset.train.labels[client.train].tolist()}
+    assert len(client.validation) > 0
+    assert not learned & set(dataset.train.labels[client.validation].tolist())

@@ -40,3 +40,33 @@ def test_headings_and_directions_are_nobodys_words() -> None:
 def test_prose_has_no_speaker() -> None:
     assert speeches_of("It was night. And he said: go.\nI. The end.") == {}
     assert speeches_of("GHOST.\n\n\n") == {}
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        "1 CLOWN.\nOne.\n\nSECOND CLOWN 2.\nTwo.\n",
+        "1 CLOWN: One.\nSECOND CLOWN 2: Two.\n",
+        "1 Clown:\nOne.\n\nSecond Clown 2:\nTwo.\n",
+        "  1 Clown. One.\n  Second Clown 2. Two.\n",
+    ],
+)
+def test_speakers_have_numbers(play: str) -> None:
+    assert speeches_of(play) == {"1 CLOWN": "One.", "SECOND CLOWN 2": "Two."}
+
+
+def test_an_ordinary_line_within_a_speech_names_nobody() -> None:
+    play = "KING.\nI know this well:\n  No more. I go now.\nIt is:\nso.\n"
+    assert speeches_of(play) == {
+        "KING": "I know this well:\nNo more. I go now.\nIt is:\nso."
+    }
+    above = "First Lord:\nHear me:\nyes.\n\nKing:\n\nThe end:\n"
+    assert speeches_of(above) == {"FIRST LORD": "Hear me:\nyes.", "KING": "The end:"}
+
+
+def test_names_count_below_a_heading() -> None:
+    assert speeches_of("ACT I\nKing:\nHo.\nSCENE II\n  Ham. Ha.\n  Lo. Hm.\n") == {
+        "KING": "Ho.",
+        "HAM": "Ha.",
+        "LO": "Hm.",
+    }

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class TestTable:
         lines = as_markdown(rows).splitlines()
         assert lines[1].startswith("| --- | ---: |")
         assert lines[2].startswith("| FedAvg | 60.0 ± 14.1 |")
+
+    def test_a_cell_of_markdown_stays_one(self, tmp_path: Path) -> None:
+        rows = [replace(row, title="a|b\nc") for row in self.rows(tmp_path)]
+        assert as_markdown(rows).splitlines()[2].startswith(r"| a\|b c | 60.0")
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         first, second = csv.DictReader(io.StringIO(as_csv(self.rows(tmp_path))))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from simulation.label_counts import ClientCounts, LabelCounts
+from simulation.reporting.inline_svg import as_svg
 from simulation.reporting.partition_picture import (
     draw_partition,
     first_counts,
@@ -51,6 +52,18 @@ def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
         "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
         "validation examples, median 5.5; a client has 2 of the 3 labels (median)."
     )
+
+
+def test_labels_are_drawn_literally(tmp_path: Path) -> None:
+    one = ClientCounts("0", True, (1, 1), (0, 0), (0, 0))
+    counts = LabelCounts(("$10 to $20_", "bell\x07"), (one,))
+    path = made_run(tmp_path / "run")
+    (path / "partition.json").write_text(json.dumps(asdict(counts)))
+    picture = draw_partition(setups_of([load_run(path)]))
+    assert picture is not None
+    svg = as_svg(picture, "split")
+    assert "$10 to $20_" in svg
+    assert ">bell <" in svg
 
 
 def test_many_labels_are_not_all_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,12 @@ def test_markdown() -> None:
         "| kNN-Per | seen | 80.0 % | 40.0 % | 25.0 % | 4 | 30 | 15.0 |",
     ]
     assert len({len(line) for line in text.splitlines()}) == 1
+
+
+def test_a_cell_of_markdown_stays_one() -> None:
+    rows = table_of_run(run("knn_per", 0.8, 0.6))
+    text = as_markdown([replace(row, label="a|b\nc") for row in rows])
+    assert [line[:10] for line in text.splitlines()[2:]] == [r"| a\|b c |"] * 2
 
 
 def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:

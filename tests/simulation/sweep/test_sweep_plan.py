@@ -144,6 +144,12 @@ def test_random_whole_numbers_stay_whole(low: int, width: int, is_log: bool) -> 
         assert low <= point[NEIGHBORS] <= low + width
 
 
+def test_the_same_values_may_be_drawn_twice(tmp_path: Path) -> None:
+    random = {"num_points": 3, "keys": {NEIGHBORS: [4]}}
+    sweep = read(tmp_path, vary={}, random=random)
+    assert [point.values for point in sweep.points] == [{NEIGHBORS: 4}] * 3
+
+
 def test_random_points_are_experiments(tmp_path: Path) -> None:
     keys = {RATE: {"low": 0.01, "high": 1.0}, NEIGHBORS: {"low": 1, "high": 9}}
     sweep = read(tmp_path, vary={}, random={"num_points": 2, "keys": keys})
@@ -169,6 +175,20 @@ def test_random_points_are_experiments(tmp_path: Path) -> None:
         ({"variants": {"a": {"method": {"name": "fedaverage"}}}}, "did you mean"),
         ({"set": {NEIGHBORS: 3}}, "set personalization.num_neighbors: is varied too"),
         ({"variants": {"a": {"set": {NEIGHBORS: 3}}}}, "variants.a.set .* varied too"),
+        (
+            {
+                "variants": {"a": {"training": {"learning_rate": 1}}},
+                "vary": {RATE: [1]},
+            },
+            f"variants.a {RATE}: is varied too",
+        ),
+        (
+            {"variants": {"a": {"model": {"embedding_dim": 8}}, "b": {"title": "a"}}},
+            "variants.b.title: found 'a', as a has; expected a title of its own",
+        ),
+        ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
+        ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
+        ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
         ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself sets this"),
         ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
         ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),

@@ -3,11 +3,14 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 
 from knnper.config.errors import RunError
@@ -64,6 +67,11 @@ class TestTable:
         assert header.startswith(f"| {NEIGHBORS} | accuracy | sd | 95 % interval |")
         assert rule.startswith("| ---: |")
         assert one.startswith("| 1 | 50.0 | - |")
+
+    def test_a_cell_of_markdown_stays_one(self, tmp_path: Path) -> None:
+        one = row({NEIGHBORS: "a|b\nc"}, {"seen.accuracy_weighted": [0.5]})
+        text = as_markdown(as_cells([one], read(tmp_path).settings))
+        assert text.splitlines()[2].startswith(r"| a\|b c | 50.0 |")
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         text = as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
@@ -135,7 +143,8 @@ class TestPlot:
         assert axes.get_xscale() == "log"
 
     def test_names_are_dots_side_by_side(self, tmp_path: Path) -> None:
-        sweep = read(tmp_path, x="variant", vary={}, variants={"a": {}, "b": {}})
+        variants = {"a": {}, "b": {"model": {"embedding_dim": 8}}}
+        sweep = read(tmp_path, x="variant", vary={}, variants=variants)
         found = [
             row({}, {"seen.accuracy_weighted": [value]}, variant)
             for variant, value in (("a", 0.4), ("b", 0.6))
@@ -145,6 +154,24 @@ class TestPlot:
         curve = axes.containers[0][0]
         assert curve.get_linestyle() == "None"
         assert np.allclose(curve.get_ydata(), [0.4, 0.6])
+
+    def test_names_are_drawn_literally(self, tmp_path: Path) -> None:
+        title = "cost $x_1 to $y\x07"
+        variants = {"a": {"title": title}, "b": {"model": {"embedding_dim": 8}}}
+        for axis in ({"x": "variant"}, {"x": NEIGHBORS, "series": "variant"}):
+            sweep = read(tmp_path, variants=variants, vary={NEIGHBORS: [1]}, **axis)
+            points = [
+                row({NEIGHBORS: 1}, {"seen.accuracy_weighted": [value]}, name)
+                for name, value in (("a", 0.4), ("b", 0.6))
+            ]
+            points[0] = replace(points[0], title=title)
+            figure = plot_of(points, sweep.settings)
+            assert figure is not None
+            svg = io.StringIO()
+            with rc_context({"svg.fonttype": "none"}):
+                figure.savefig(svg, format="svg")
+            assert "cost $x_1 to $y" in svg.getvalue()
+            ElementTree.fromstring(svg.getvalue())
 
     def test_random_points_are_not_joined(self, tmp_path: Path) -> None:
         keys = {RATE: [0.1, 0.2], NEIGHBORS: {"low": 1, "high": 9}}
@@ -167,7 +194,9 @@ class TestChoice:
         assert best_points(sweep, [good, best]) == [best]
         (lucky,) = rows([0.9, None])
         assert best_points(sweep, [lucky, best]) == [best]
-        assert best_points(sweep, [best, best]) == [best]
+        first, second = rows([0.5, 0.7], [0.6, 0.6])
+        assert best_points(sweep, [first, second]) == [first]
+        assert best_points(sweep, [second, first]) == [second]
 
     def test_a_loss_is_better_when_it_is_small(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, y="log_loss")

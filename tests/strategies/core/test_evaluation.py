@@ -112,3 +112,25 @@ class TestClassWeights:
         balanced = evaluated(outcomes, counts / counts.sum())
         plain = evaluated(like_training)
         assert balanced.accuracy == pytest.approx(plain.accuracy)
+
+
+def test_what_labels_count_does_not_depend_on_the_order_of_examples() -> None:
+    # 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in their last bits.
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    first, last = ([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1])
+    sums = {
+        score(one_hot(labels, torch.tensor(right)), labels, weights).weight_correct
+        for right in (first, last)
+    }
+    assert len(sums) == 1
+    totals = {
+        score(torch.eye(4)[given], given, weights).weight_sum
+        for given in (labels, labels[[0, 5, 1, 4, 2, 3]], labels[[3, 0, 2, 1, 4, 5]])
+    }
+    assert len(totals) == 1
+
+
+def one_hot(labels: Tensor, right: Tensor) -> Tensor:
+    """Return probabilities of the labels where they are right, else of another."""
+    return torch.eye(4)[torch.where(right.bool(), labels, 3)]

@@ -43,6 +43,15 @@ def test_other_content_is_computed() -> None:
     assert compute.num_calls == len(others)
 
 
+def test_weights_that_change_in_place_are_others() -> None:
+    kept, compute, weights = KeptEmbeddings(), Computer(), WEIGHTS.clone()
+    first = kept.embed(weights, IMAGES, compute)
+    weights += 1
+    second = kept.embed(weights, IMAGES, compute)
+    assert compute.num_calls == 2
+    assert not torch.equal(first, second)
+
+
 def test_what_has_no_room_is_computed_each_time() -> None:
     # Four rows of two numbers of four bytes.
     kept, compute = KeptEmbeddings(most_bytes=2 * 32), Computer()

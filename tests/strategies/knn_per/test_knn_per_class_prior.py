@@ -1,6 +1,6 @@
 """kNN-Per with the global model adapted to a client's shares of the classes."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -106,6 +106,30 @@ def test_it_is_not_used_where_it_loses() -> None:
 
     paper = KnnSettings(tuning=settings.tuning)
     assert torch.equal(predictor_with(settings), predictor_with(paper))
+    # Nor where λ is fixed, and the class prior is all that there is to choose.
+    for weight in (0.0, 0.3):
+        alone = replace(settings, knn_weights=(weight,))
+        fixed = replace(paper, knn_weights=(weight,))
+        assert torch.equal(predictor_with(alone), predictor_with(fixed))
+
+
+def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
+    # Both splits are right at 0.6 and 0.2 for each other class: surer is better.
+    train, validation = (
+        NewExamples(torch.zeros((count, 1)), torch.zeros(count, dtype=torch.int64))
+        for count in (8, 40)
+    )
+    mostly = torch.tensor([[0.6, 0.2, 0.2]])
+    prior = ClassPriorSettings((1000.0,), sharpness=(1.0, 2.0))
+    settings = KnnSettings(knn_weights=(0.0,), class_prior=prior)
+    store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
+    tuned = remember(
+        store, train, validation, lambda x: mostly.expand(len(x), 3), settings
+    )
+    assert (tuned.kind, len(tuned.evidence)) == ("validation", 40)
+    assert tuned.choice.class_prior == ClassPrior(prior, 2.0)
+    fixed = KnnSettings(knn_weights=(0.0,))
+    assert fixed.evidence_of(8, 40) == "none"
 
 
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])

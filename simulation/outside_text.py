@@ -1,0 +1,33 @@
+"""Names that come from outside, as class names and titles do, in charts and tables."""
+
+import unicodedata
+from collections.abc import Sequence
+
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of Unicode: control characters, halves of characters, ends of lines."""
+
+_NOT_IN_XML = "\ufffe\uffff"
+
+
+def one_line(text: str) -> str:
+    """Return a text with a space for each character that is none, or ends a line."""
+    return "".join(" " if _is_no_text(one) else one for one in text)
+
+
+def chart_text(text: str) -> str:
+    """Return a text as one line that matplotlib draws literally, formulas too."""
+    return one_line(text).replace("$", r"\$")
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
+    return one_line(text).replace("|", r"\|")
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return texts as a row of a Markdown table, without the end of the line."""
+    return f"| {' | '.join(map(markdown_cell, cells))} |"
+
+
+def _is_no_text(character: str) -> bool:
+    return unicodedata.category(character) in _NO_TEXT or character in _NOT_IN_XML

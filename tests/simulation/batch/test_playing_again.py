@@ -1,0 +1,126 @@
+"""What a family of runs knows of those that were made before."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulation.batch.playing as playing
+from server.hand_over import HandOverError
+from server.run_folder import RunFolder
+from simulation.batch.code import CODE, num_made_otherwise, sign, sign_as
+from simulation.batch.families import families_of
+from simulation.batch.playing import FAILED, Family, play, why_failed
+from simulation.runner import simulate
+from tests.simulation.sweep.small_sweep import NEIGHBORS, read
+
+RATE = "training.learning_rate"
+FINGERPRINT = "simulation.batch.code.code_fingerprint"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each run, by the rounds that it had."""
+    runs: list[int] = []
+
+    def noted(bench: Any, folder: RunFolder, *others: Any) -> Any:
+        runs.append(len(folder.rounds()))
+        return simulate(bench, folder, *others)
+
+    monkeypatch.setattr(playing, "simulate", noted)
+    return runs
+
+
+def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
+    vary = {NEIGHBORS: neighbors}
+    sweep = read(folder, vary=vary, set={RATE: rate}, seeds=[1])
+    (found,) = families_of(
+        sweep.experiments, folder / "out", ["knnper"], keeps_training=True
+    )
+    return found
+
+
+def signatures(found: Family) -> list[str]:
+    return [(order.folder / CODE).read_text() for order in found.orders]
+
+
+def test_a_run_that_goes_on_keeps_the_code_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = family(tmp_path, [1])
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(playing, "simulate", interrupted)
+        patch.setattr(FINGERPRINT, lambda: "old")
+        with pytest.raises(KeyboardInterrupt):
+            play(one)
+    play(one)
+    assert signatures(one) == ["old"]
+    assert num_made_otherwise([one.orders[0].folder]) == 1
+
+
+def test_who_takes_a_training_over_takes_its_code_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[int]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(FINGERPRINT, lambda: "old")
+        play(family(tmp_path, [1]))
+    both = family(tmp_path, [1, 5])
+    play(both)
+    assert made == [0, 2]
+    assert signatures(both) == ["old", "old"]
+
+
+def test_other_code_is_never_forgotten(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    (old / CODE).write_text("old")
+    sign(new)
+    sign_as(old, new)
+    assert num_made_otherwise([old, new]) == 1
+    sign_as(new, old)
+    assert num_made_otherwise([old, new]) == 2
+
+
+def test_a_training_that_diverged_before_is_not_made_again(
+    tmp_path: Path, made: list[int]
+) -> None:
+    play(family(tmp_path, [1], rate=1e30))
+    assert len(made) == 1
+    both = family(tmp_path, [1, 5], rate=1e30)
+    play(both)
+    assert len(made) == 1
+    reasons = {why_failed(order.folder) for order in both.orders}
+    (reason,) = reasons
+    assert "lower training.learning_rate" in (reason or "")
+
+
+def test_a_hand_over_that_fails_leaves_its_training_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[int]
+) -> None:
+    def failing_first(bench: Any, folder: RunFolder, *others: Any) -> Any:
+        made.append(len(folder.rounds()))
+        found = simulate(bench, folder, *others)
+        if bench.experiment.personalization.settings.num_neighbors == 1:
+            (folder.path / "results.json").unlink()
+            raise HandOverError("client 0000 could not be served")
+        return found
+
+    monkeypatch.setattr(playing, "simulate", failing_first)
+    both = family(tmp_path, [1, 5])
+    play(both)
+    assert made == [0, 2]
+    first, second = (order.folder for order in both.orders)
+    assert "could not be served" in (why_failed(first) or "")
+    assert RunFolder(second).is_finished()
+
+    # Nor is it taken for a training that diverges when it is found.
+    shutil.rmtree(second)
+    play(both)
+    assert RunFolder(second).is_finished()
+    assert (first / FAILED).is_file()
