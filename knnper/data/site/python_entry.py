@@ -7,8 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -106,8 +107,22 @@ def _module(name: str, base: Path) -> ModuleType:
     return importlib.import_module(name)
 
 
+class _AsItIsNow(SourceFileLoader):
+    """Compiles the file each time.
+
+    Kept bytecode is told from a changed file by its size and by whole seconds.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what the file holds."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _fresh(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
+    loader = _AsItIsNow(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "as above"
     module = importlib.util.module_from_spec(spec)
