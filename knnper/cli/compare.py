@@ -1,24 +1,20 @@
 """``knnper compare``: methods side by side, tuned on validation data."""
 
-import contextlib
-import os
-import shlex
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from knnper.cli.errors import INTERRUPTED
 from knnper.cli.options import AsJson, Overrides
 from knnper.cli.output import print_json, print_table, say
+from knnper.cli.resumable import counting
 
 ComparisonFile = Annotated[
     Path, typer.Argument(metavar="COMPARISON.yaml", help="The comparison's file.")
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="The folder of all its runs.", show_default="NAME")
+    Path | None,
+    typer.Option(help="The folder of all its runs.", show_default="runs/NAME"),
 ]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs side by side; one a CPU core.")
@@ -40,6 +36,7 @@ def compare(
     from pydantic_core import to_jsonable_python
 
     from knnper.durable_files import write_atomically
+    from knnper.machine import usable_cores
     from simulation.batch.code import num_made_otherwise
     from simulation.comparison.comparing import compare as run_comparison
     from simulation.comparison.comparing import folders_of, num_runs
@@ -48,8 +45,8 @@ def compare(
 
     plan = read_comparison(comparison, overrides or ())
     folder = output or Path("runs") / plan.name
-    num_workers = workers or len(os.sched_getaffinity(0))
-    with _counting(num_runs(plan), folder) as advance:
+    num_workers = workers or usable_cores()
+    with counting(num_runs(plan), "runs", folder) as advance:
         outcomes = run_comparison(plan, folder, num_workers, advance)
     for outcome in outcomes:
         for seed, reason in outcome.failures.items():
@@ -68,17 +65,3 @@ def compare(
     header, *cells = as_cells(rows)
     print_table(header, cells)
     say(f"The table, as Markdown and as CSV with what was chosen, is in {folder}")
-
-
-@contextlib.contextmanager
-def _counting(total: int, folder: Path) -> Iterator[Callable[[int, bool], None]]:
-    """Yield a function that is told how many more runs are done."""
-    from knnper.cli.progress import run_counter
-
-    try:
-        with run_counter(total) as advance:
-            yield advance
-    except KeyboardInterrupt as error:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        say(f"Interrupted; what is done is in {folder}. To go on: {command}")
-        raise typer.Exit(INTERRUPTED) from error

@@ -1,17 +1,15 @@
 """``knnper sweep``: an experiment at many settings and several seeds."""
 
-import contextlib
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.cli.errors import INTERRUPTED
 from knnper.cli.options import AsJson, Overrides
 from knnper.cli.output import print_json, print_table, say
+from knnper.cli.resumable import counting
 
 if TYPE_CHECKING:
     from simulation.sweep.figures import PointFigures
@@ -51,7 +49,7 @@ def sweep(
 
     plan = read_sweep(sweep, overrides or ())
     folder = output or Path("runs") / plan.settings.name
-    with _counting(num_steps(plan), folder) as advance:
+    with counting(num_steps(plan), "steps", folder) as advance:
         outcomes = run_sweep(plan, folder, workers or usable_cores(), advance)
     rows = estimated(outcomes)
     _warn(outcomes, folder)
@@ -114,17 +112,3 @@ def _choose(plan: "Sweep", rows: "Sequence[PointFigures]", folder: Path) -> None
     path = folder / "chosen.yaml"
     write_atomically(path, chosen_sweep(plan, best))
     say(f"To test it, once: knnper sweep {shlex.quote(str(path))}")
-
-
-@contextlib.contextmanager
-def _counting(total: int, folder: Path) -> Iterator[Callable[[int, bool], None]]:
-    """Yield a function that is told how many more steps are done."""
-    from knnper.cli.progress import run_counter
-
-    try:
-        with run_counter(total, "steps") as advance:
-            yield advance
-    except KeyboardInterrupt as error:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        say(f"Interrupted; what is done is in {folder}. To go on: {command}")
-        raise typer.Exit(INTERRUPTED) from error
