@@ -12,7 +12,7 @@ BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
-.PHONY: help install demo test test-slow check format docker-try bench clean
+.PHONY: help install demo figures test test-slow check format docker-try bench clean
 .PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,12 +21,17 @@ install: $(STAMP) ## Create .venv with the tested versions (done by every target
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed, found %d.%d; name one with make PYTHON=python3.11" % v)'
+	@echo "installing into $(VENV): a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
 	$(BIN)/knnper simulate simulation/experiments/demo.yaml --output runs/demo --overwrite
+
+# Without data/cifar10 those on its images are left out, and the report says so.
+figures: $(STAMP) ## Make the papers' figures in small, with one report: in 90 minutes
+	$(BIN)/knnper reproduce simulation/experiments/small/*.yaml --output runs/figures --skip-missing-data
 
 test: $(STAMP) ## Run the fast tests
 	$(PYTEST) -n 2

@@ -23,7 +23,9 @@ _ORDERLY_END_S = 5.0
 _REPORT_S = 60.0
 
 
-def join(settings: ClientSettings, patience_s: float) -> Onboarded:
+def join(
+    settings: ClientSettings, patience_s: float, *, verbose: bool = False
+) -> Onboarded:
     """Be a node of the federation until it has handed over a model.
 
     Where the client's node runs already, it is that which gets the model. A model that
@@ -35,6 +37,8 @@ def join(settings: ClientSettings, patience_s: float) -> Onboarded:
         The client.
     patience_s
         How long to wait for the server's model.
+    verbose
+        Whether what Flower says of every message is logged, too.
 
     Raises
     ------
@@ -50,7 +54,7 @@ def join(settings: ClientSettings, patience_s: float) -> Onboarded:
     with (
         contextlib.nullcontext()
         if serving
-        else _node(settings, residence, patience_s) as node
+        else _node(settings, residence, patience_s, verbose) as node
     ):
         while serving is None:
             has_ended = node is not None and node.exitcode is not None
@@ -73,14 +77,15 @@ def join(settings: ClientSettings, patience_s: float) -> Onboarded:
 
 @contextlib.contextmanager
 def _node(
-    settings: ClientSettings, residence: Residence, patience_s: float
+    settings: ClientSettings, residence: Residence, patience_s: float, verbose: bool
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in a process of its own; None where it runs already."""
     if is_locked(settings.state):
         yield None
         return
     context = multiprocessing.get_context("spawn")
-    node = context.Process(target=_be_node, args=(settings, patience_s, os.getpid()))
+    arguments = (settings, patience_s, verbose, os.getpid())
+    node = context.Process(target=_be_node, args=arguments)
     node.start()
     try:
         yield node
@@ -95,13 +100,17 @@ def _node(
             node.join()
 
 
-def _be_node(settings: ClientSettings, patience_s: float, parent: int) -> None:
+def _be_node(
+    settings: ClientSettings, patience_s: float, verbose: bool, parent: int
+) -> None:
     die_with_parent(parent)
-    log_to_stderr()
+    log_to_stderr(verbose=verbose)
     try:
         residence = residence_of(settings)
         options = NodeOptions(
-            patience_s=patience_s, is_done=lambda: residence.served() is not None
+            patience_s=patience_s,
+            is_done=lambda: residence.served() is not None,
+            verbose=verbose,
         )
         run_client(settings, options)
     except KnnPerError as error:

@@ -14,6 +14,9 @@ from knnper.config.sections import Experiment, RunSettings
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
 
+# Eight workspaces of 4 MiB for each stream, as cuBLAS needs to be reproducible.
+_CUBLAS_WORKSPACES = ":4096:8"
+
 
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
@@ -72,10 +75,16 @@ def prepare_process(run: RunSettings, device: torch.device) -> None:
 
     The number of threads, since results are the same bits only for the same number,
     and on a GPU the algorithms that give the same numbers each time, with products in
-    full float32.
+    full float32. cuBLAS reads its workspaces [1]_, which LSTMs depend on, from the
+    environment when the first product is computed; those that the user chose stay.
+
+    References
+    ----------
+    .. [1] NVIDIA, "cuBLAS", section "Results Reproducibility".
     """
     torch.set_num_threads(num_threads(run))
     if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = False
 

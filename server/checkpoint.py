@@ -50,6 +50,12 @@ class Checkpoint:
     fingerprint: str
 
 
+def rounds_in(folder: Path) -> list[int]:
+    """Return the rounds of which ``folder`` has a checkpoint, oldest first."""
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
 class CheckpointFolder:
     """The newest checkpoints of a run.
 
@@ -113,9 +119,7 @@ class CheckpointFolder:
 
     def rounds(self) -> list[int]:
         """Return the rounds of which there is a checkpoint, oldest first."""
-        names = (path.name for path in self._folder.glob("*"))
-        matches = (_NAME.fullmatch(name) for name in names)
-        return sorted(int(match[1]) for match in matches if match)
+        return rounds_in(self._folder)
 
     def oldest_round(self) -> int:
         """Return the earliest round to which a resumed run may go back."""

@@ -184,7 +184,7 @@ class Conductor:
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
     ) -> dict[str, ClientResult | None]:
         """Return what every client that has the model reported, sorted by name."""
-        done = self.folder.load_hand_over(trained.fingerprint)
+        done = self.folder.hand_overs.reported(trained.fingerprint)
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)
         # A server that was started again knows nobody yet.
@@ -192,7 +192,7 @@ class Conductor:
         hand_over = HandOver(self.assembly.method, self.federation, self.assembly.key)
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for one in hand_over.personalize(trained, sizes, seen, left_out):
-            self.folder.append_hand_over(trained.fingerprint, one)
+            self.folder.hand_overs.append(trained.fingerprint, one)
             done[one.client] = one.result
             self.observer.client_personalized()
         return {name: done[name] for name in roster.names() if name in done}

@@ -3,11 +3,13 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import knnper
+from knnper.config.errors import RunError
 
 _PACKAGES = (
     "flwr",
@@ -42,6 +44,13 @@ def build_manifest(
         "partition_hash": partition_hash,
         "command": list(command),
         "started": started.isoformat(timespec="seconds"),
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and machine as plain values."""
+    return {
         "versions": {
             "python": platform.python_version(),
             "knnper": knnper.__version__,
@@ -50,6 +59,38 @@ def build_manifest(
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
     }
+
+
+def complete_manifest(
+    first: Mapping[str, Any] | None, manifest: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Return all that is known of a run that begins, or is gone on with.
+
+    Parameters
+    ----------
+    first
+        What was known before; None where the run begins.
+    manifest
+        Of now. Of a run that is gone on with, it adds the command and the time to what
+        ``first`` has under ``resumed``.
+    folder
+        The run's; named in errors.
+
+    Raises
+    ------
+    RunError
+        If the data is split otherwise than when the run was started.
+    """
+    if first is None:
+        return {**manifest, "resumed": []}
+    expected, found = first["partition_hash"], manifest["partition_hash"]
+    if expected != found:
+        raise RunError(
+            f"the data is not what it was when the run in {folder} began: expected the "
+            f"split {expected[:12]}, found {found[:12]}. Bring it back, or start again"
+        )
+    again = {"command": manifest["command"], "started": manifest["started"]}
+    return {**first, "resumed": [*first["resumed"], again]}
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,24 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
 
 from knnper.config.catalogue import Catalogue
 from knnper.config.document import results_identity, to_yaml
-from knnper.config.errors import ConfigError, Problem, RunError
+from knnper.config.errors import ConfigError, FolderTakenError, Problem, RunError
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
 from knnper.durable_files import JsonLines, write_atomically
-from server.hand_over import Handed
+from server.hand_over_log import HandOverLog
+from server.manifest import complete_manifest
 from server.results import write_clients_csv
 from server.roster import Roster
+from server.run_documents import finite, read_document, write_document
 from server.run_marks import EXPERIMENT, FIRST_LINE, LOCK, is_run, make_empty
 from strategies.core.evaluation import ClientResult
 
 RESULTS = "results.json"
+_MANIFEST = "manifest.json"
 _ROSTER = "clients.json"
 _SESSION = "session"
-_CLIENT_RESULT = TypeAdapter(ClientResult)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class RunFolder:
 
         Raises
         ------
-        RunError
-            If the folder is not empty and must not be overwritten, or holds something
-            else than a run.
+        FolderTakenError, RunError
+            As `require_free`.
         """
         cls.require_free(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
@@ -77,21 +76,23 @@ class RunFolder:
 
         Raises
         ------
+        FolderTakenError
+            If the folder is not empty and must not be overwritten, or holds something
+            else than a run.
         RunError
-            If the folder is not empty and must not be overwritten, holds something
-            else than a run, or another process leads the run in it.
+            If another process leads the run in it.
         """
         if path.exists() and not path.is_dir():
-            raise RunError(f"{path} is a file; expected a folder for the run")
+            raise FolderTakenError(f"{path} is a file; expected a folder for the run")
         if not path.exists() or all(entry.name == LOCK for entry in path.iterdir()):
             return
         if not is_run(path):
-            raise RunError(
+            raise FolderTakenError(
                 f"{path} is not empty and holds no run; choose another folder with "
                 "--output"
             )
         if not overwrite:
-            raise RunError(
+            raise FolderTakenError(
                 f"{path} holds a run already; go on with it with --resume {path}, "
                 "delete it with --overwrite, or choose another folder with --output"
             )
@@ -194,6 +195,11 @@ class RunFolder:
         """Where the curves for TensorBoard are."""
         return self.path / "tensorboard"
 
+    @property
+    def hand_overs(self) -> HandOverLog:
+        """Which clients have the model, and what they reported."""
+        return HandOverLog(self.path / "personalization.jsonl")
+
     def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Keep under what conditions the run is made; return all that is known.
 
@@ -205,25 +211,14 @@ class RunFolder:
         RunError
             If the data is split otherwise than when the run was started.
         """
-        name = "manifest.json"
-        if not (self.path / name).exists():
-            self._write_json(name, {**manifest, "resumed": []})
-            return self._read_json(name)
-        first = self._read_json(name)
-        if first["partition_hash"] != manifest["partition_hash"]:
-            raise RunError(
-                f"the data is not what it was when the run in {self.path} began: "
-                f"expected the split {first['partition_hash'][:12]}, found "
-                f"{manifest['partition_hash'][:12]}. Bring it back, or start again"
-            )
-        again = {"command": manifest["command"], "started": manifest["started"]}
-        complete = {**first, "resumed": [*first["resumed"], again]}
-        self._write_json(name, complete)
-        return complete
+        path = self.path / _MANIFEST
+        first = self.manifest() if path.exists() else None
+        write_document(path, complete_manifest(first, manifest, self.path))
+        return self.manifest()
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of ``manifest.json``."""
-        return self._read_json("manifest.json")
+        return read_document(self.path / _MANIFEST)
 
     def session(self) -> str:
         """Return an id that this run has from its beginning, and no other."""
@@ -234,7 +229,7 @@ class RunFolder:
 
     def write_roster(self, roster: Roster) -> None:
         """Keep who takes part, where that is known only when the run begins."""
-        self._write_json(_ROSTER, asdict(roster))
+        write_document(self.path / _ROSTER, asdict(roster))
 
     def roster(self) -> Roster | None:
         """Return who takes part; None if it was not written.
@@ -246,7 +241,7 @@ class RunFolder:
         """
         if not (self.path / _ROSTER).exists():
             return None
-        found = self._read_json(_ROSTER)
+        found = read_document(self.path / _ROSTER)
         try:
             return TypeAdapter(Roster).validate_python(found)
         except ValidationError as error:
@@ -261,7 +256,7 @@ class RunFolder:
 
     def write_results(self, document: Mapping[str, Any]) -> None:
         """Write ``results.json``, the last file: where it is, the run is done."""
-        self._write_json(RESULTS, document)
+        write_document(self.path / RESULTS, document)
 
     def is_finished(self) -> bool:
         """Return whether the run has its results."""
@@ -275,11 +270,11 @@ class RunFolder:
         RunError
             If the run is not done, or the file is damaged.
         """
-        return self._read_json(RESULTS)
+        return read_document(self.path / RESULTS)
 
     def append_round(self, record: Mapping[str, float | int]) -> None:
         """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""
-        self._round_lines.append(_finite(record))
+        self._round_lines.append(finite(record))
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the figures of the rounds that were made, oldest first."""
@@ -291,70 +286,6 @@ class RunFolder:
         kept = [one for one in records if one["server_round"] <= server_round]
         self._round_lines.replace(kept)
 
-    def append_hand_over(self, model: str, handed: Handed) -> None:
-        """Add that a client has the model with fingerprint ``model``."""
-        result = handed.result
-        document = {"result": asdict(result)} if result else {"client": handed.client}
-        self._personalized.append({"model": model, **document})
-
-    def load_hand_over(self, model: str) -> dict[str, ClientResult | None]:
-        """Return by name what clients that have that model reported.
-
-        None stands for a client that keeps its figures to itself.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged elsewhere than in its last line.
-        """
-        records = [
-            one for one in self._personalized.read() if one.get("model") == model
-        ]
-        handed = (self._handed(record) for record in records)
-        return {one.client: one.result for one in handed}
-
     @property
     def _round_lines(self) -> JsonLines:
         return JsonLines(self.path / "rounds.jsonl")
-
-    @property
-    def _personalized(self) -> JsonLines:
-        return JsonLines(self.path / "personalization.jsonl")
-
-    def _handed(self, record: Mapping[str, Any]) -> Handed:
-        if isinstance(record.get("client"), str):
-            return Handed(record["client"], None)
-        text = json.dumps(record.get("result"))
-        try:
-            result = _CLIENT_RESULT.validate_json(text, strict=True)
-            return Handed(result.client, result)
-        except ValidationError as error:
-            raise RunError(
-                f"a line of {self._personalized.path} is no client's result; remove "
-                f"the file and resume the run: {error}"
-            ) from error
-
-    def _write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        text = json.dumps(_finite(document), indent=2)
-        write_atomically(self.path / name, f"{text}\n")
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise RunError(
-                f"{path} is missing: the run is not done; go on with it with "
-                f"--resume {self.path}"
-            ) from error
-        except ValueError as error:
-            raise RunError(f"{path} is damaged, expected JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise RunError(f"{path} is damaged, expected a JSON object")
-        return document
-
-
-def _finite(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values in which null stands for what JSON has no number for."""
-    plain: dict[str, Any] = json.loads(to_json(value, inf_nan_mode="null"))
-    return plain

@@ -147,12 +147,7 @@ def _parsed(
     document: Mapping[str, Any], problems: list[Problem]
 ) -> ServerSettings | None:
     """Return the settings; what is wrong is named by the key alone."""
-    found: list[Problem] = []
-    settings = parse_settings(ServerSettings, document, "", found)
-    problems.extend(
-        Problem(problem.place.removeprefix("."), problem.message) for problem in found
-    )
-    return settings
+    return parse_settings(ServerSettings, document, "", problems)
 
 
 def _document(path: Path) -> Mapping[str, Any]:

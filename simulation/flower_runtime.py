@@ -41,6 +41,9 @@ CONNECT_TIMEOUT_S = 5.0
 
 _REQUESTS_PER_WORKER = 4
 _MOST_WORKERS = 1024
+# In the error of `ray.init` after a part of Ray was not up in 15 s. No setting of Ray
+# gives it more.
+_RAY_TOO_SLOW = "timed out during startup"
 
 
 def play(
@@ -87,7 +90,8 @@ def play(
             failures.append(error)
             raise
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    # Flower logs an error with all its tracebacks, and raises it.
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     with _stopping_on_interrupt(stop), _faster_flower(), _huge_pages_for_workers():
         try:
             _run_simulation(
@@ -172,6 +176,14 @@ def _hand_on_messages(
 
 
 def _why(error: RuntimeError, run: RunSettings) -> str:
+    reason = str(_beneath_flower(error)).rstrip(".")
+    if _RAY_TOO_SLOW in reason:
+        return (
+            "Ray, whose processes play the clients, did not start in time, most likely "
+            "because the machine is too busy. Try again when it is less so, end other "
+            "programs, or do without Ray by --engine serial, which has the same "
+            f"results. Ray says: {reason}"
+        )
     needs = "has what run.cpus_per_client and run.gpus_per_client ask for"
     check = f"the machine {needs}"
     if run.ray_address:
@@ -179,7 +191,14 @@ def _why(error: RuntimeError, run: RunSettings) -> str:
             f"the Ray cluster at {run.ray_address} is of this version of Ray, and that "
             f"one of its machines {needs}"
         )
-    return f"Flower's simulation failed: {error.__cause__ or error}. Check that {check}"
+    return f"Flower's simulation failed: {reason}. Check that {check}"
+
+
+def _beneath_flower(error: BaseException) -> BaseException:
+    """Return what was raised below Flower's errors, which only say that it was."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def require_cluster(address: str | None) -> None:

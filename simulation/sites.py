@@ -5,8 +5,7 @@ from dataclasses import replace
 from knnper.config.errors import RunError
 from knnper.config.sections import Choice, Experiment
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset
-from knnper.data.site.agreement import SITES, SitesSettings, SiteTask, sites_settings
+from knnper.data.site.agreement import SITES, SitesSettings, sites_settings, task_of
 from strategies.core.method import NoSettings
 
 
@@ -30,11 +29,6 @@ def over_sites(experiment: Experiment) -> Experiment:
         data=Choice(SITES, sites_settings(task_of(dataset))),
         partition=Choice(SITES, NoSettings()),
     )
-
-
-def task_of(dataset: Dataset) -> SiteTask:
-    """Return what is learned from a data set."""
-    return SiteTask(dataset.spec, dataset.class_names, dataset.feature_names)
 
 
 def require_central(experiment: Experiment) -> None:

@@ -70,11 +70,22 @@ def open_workbench(
     """
     require_central(experiment)
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
-    key = RandomKey(experiment.run.seed).child("partition")
-    partition = make_partition(dataset, experiment.partition, key)
+    partition = deal(experiment, dataset)
     if _tests_on_validation(experiment):
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
+
+
+def deal(experiment: Experiment, dataset: Dataset) -> Partition:
+    """Return who of an experiment's clients has which examples of its data set.
+
+    Raises
+    ------
+    DataError
+        If the partition cannot be made of this data set.
+    """
+    key = RandomKey(experiment.run.seed).child("partition")
+    return make_partition(dataset, experiment.partition, key)
 
 
 def _tests_on_validation(experiment: Experiment) -> bool:

@@ -96,6 +96,30 @@ def test_the_process_gets_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == [3]
 
 
+@pytest.mark.parametrize(
+    ("device", "before", "after"),
+    [
+        ("cuda", None, ":4096:8"),
+        ("cuda", ":16:8", ":16:8"),
+        ("cpu", None, None),
+    ],
+)
+def test_a_gpu_gives_the_same_numbers_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    before: str | None,
+    after: str | None,
+) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    environment = {} if before is None else {name: before}
+    monkeypatch.setattr(os, "environ", environment)
+    for flag in ("deterministic", "allow_tf32"):  # to be put back
+        monkeypatch.setattr(torch.backends.cudnn, flag, False)
+    prepare_process(RunSettings(), torch.device(device))
+    assert environment.get(name) == after
+    assert torch.backends.cudnn.deterministic == (device == "cuda")
+
+
 @pytest.mark.parametrize(("libc", "calls"), [("glibc", 2), ("", 0)])
 def test_memory_is_kept_where_glibc_allocates_it(
     monkeypatch: pytest.MonkeyPatch, libc: str, calls: int

@@ -20,19 +20,18 @@ from client.node.flower_supernode import Hooks, Server
 from client.node.lock import locked
 from client.node.orders import CLIENT_APP, Orders
 from client.node.pace import Pace
+from client.node.patience import Patience
 from client.node.reach import require_server
 from client.node.refusal import NotAcceptedError, Refusal
 from client.node.runner_process import RunnerProcess, started
 from client.node.runtime_api import runtime_api
 from client.settings import ClientSettings
-from knnper.transport.credentials.node_keys import read_node_key
+from knnper.transport.credentials.node_keys import fingerprint, read_node_key
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
 
-_FIRST_RETRY_S = 1.0
-_LONGEST_RETRY_S = 10.0
 _LEAVE_S = 1.5
 _NOTICED_S = 3.0
 
@@ -51,12 +50,15 @@ class NodeOptions:
         How long the node tries to get into the federation; None is for ever.
     is_done
         Whether the node may leave; asked when it has nothing to do or to send.
+    verbose
+        Whether what Flower says of every message is logged, too.
     """
 
     app: str = CLIENT_APP
     allow_app_code: bool = False
     patience_s: float | None = PATIENCE_S
     is_done: Callable[[], bool] = lambda: False
+    verbose: bool = False
 
 
 class Told(BaseException):
@@ -117,7 +119,12 @@ class _Node:
         with runtime_api(state, secret) as address:
             options = self._options
             orders = Orders(
-                address, secret.hex(), os.getpid(), options.app, options.allow_app_code
+                address,
+                secret.hex(),
+                os.getpid(),
+                app=options.app,
+                allow_app_code=options.allow_app_code,
+                verbose=options.verbose,
             )
             with started(orders) as runner:
                 stay = _Stay(self._server, runner, self._activation, options.is_done)
@@ -125,7 +132,7 @@ class _Node:
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
         """Try until the stay has begun, and is over."""
-        patience = _Patience(self._options.patience_s)
+        patience = Patience(self._options.patience_s)
         while not stay.has_begun:
             try:
                 serve()
@@ -133,7 +140,7 @@ class _Node:
                 if stay.has_begun:
                     log.warning("%s", refusal)
                 elif not self._has_made_room(refusal):
-                    patience.bear(refusal)
+                    patience.bear(self._in_full(refusal))
             finally:
                 if stay.has_begun:
                     self._activation.forget()
@@ -148,6 +155,14 @@ class _Node:
             {"config": str(self._settings.file)},
             stay.hooks(),
         )
+
+    def _in_full(self, refusal: Refusal) -> Refusal:
+        """Return the refusal with what this client alone knows of it."""
+        key, settings = self._server.key, self._settings
+        if not isinstance(refusal, NotAcceptedError) or key is None:
+            return refusal
+        about = f"{settings.key}, {fingerprint(key.public_key())}"
+        return NotAcceptedError(about, f"knnper doctor --config {settings.file}")
 
     def _has_made_room(self, refusal: Refusal) -> bool:
         """Take out the node that a crash of this client left online, if it did."""
@@ -197,23 +212,6 @@ class _Stay:
     def _await_reply(self) -> None:
         self.runner.wake()
         self._pace.wait_for_reply()
-
-
-class _Patience:
-    """How often and how long it is tried again."""
-
-    def __init__(self, lasts_s: float | None) -> None:
-        self._end = None if lasts_s is None else time.monotonic() + lasts_s
-        self._retry_s = _FIRST_RETRY_S
-
-    def bear(self, refusal: Refusal) -> None:
-        """Say what is wrong and wait, or give up."""
-        is_over = self._end is not None and time.monotonic() + self._retry_s > self._end
-        if is_over or (refusal.lasting and self._end is not None):
-            raise refusal
-        log.warning("%s. Trying again in %.0f s", refusal, self._retry_s)
-        time.sleep(self._retry_s)
-        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ class Orders:
     allow_app_code
         Run the ClientApp that comes with a run instead, as Flower does. Then whoever
         may submit runs may run any code here.
+    verbose
+        Whether what Flower says of every message is logged, too.
     """
 
     address: str
@@ -33,6 +35,7 @@ class Orders:
     parent: int
     app: str = CLIENT_APP
     allow_app_code: bool = False
+    verbose: bool = False
 
     def as_line(self) -> bytes:
         """Return the orders as one line of JSON."""

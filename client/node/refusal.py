@@ -22,13 +22,23 @@ class Refusal(RunError):
 
 
 class NotAcceptedError(Refusal):
-    """Flower's one answer to two things: an unknown key, and one that is online."""
+    """Flower's one answer to two things: an unknown key, and one that is online.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    key
+        Which key, such as its file; empty if that is not known.
+    doctor
+        The command that finds out which of the two it is.
+    """
+
+    def __init__(self, key: str = "", doctor: str = "knnper doctor") -> None:
+        which = f" ({key})" if key else ""
         super().__init__(
-            "the server does not accept this client's key: either it is not registered "
-            "there (send the public key to the operator, who adds it), or a node with "
-            "this key is online (one that crashed counts as online for a minute)"
+            f"the server does not accept this client's key{which}: either it is not "
+            "registered there (send the public key to the operator, who adds it), or a "
+            "node with this key is online (one that crashed counts as online for a "
+            f"minute). Which of the two: {doctor}"
         )
 
 

@@ -33,8 +33,8 @@ _LONGEST_LINE = 65536
 
 def main() -> None:
     """Run until standard input ends or the node does."""
-    log_to_stderr()
     orders = Orders.from_line(_read_line())
+    log_to_stderr(verbose=orders.verbose)
     die_with_parent(orders.parent)
     runner = Runner(orders)
     os.write(_REPORT, READY)

@@ -63,7 +63,11 @@ class SiteHost:
     def refused(self, context: Context, reason: str) -> None:
         """See `client.app.Host`."""
         settings = _settings(context)
-        log.error("the server refuses this client: %s", reason)
+        log.error(
+            "the server refuses this client: %s. It stays connected and takes part in "
+            "nothing until that is mended; the server asks again by itself",
+            reason,
+        )
         note_refusal(settings.state, "client", reason)
 
 

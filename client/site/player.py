@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,10 @@ class SitePlayer:
 
     @contextlib.contextmanager
     def _doing(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
         with self.discretion.around(what), self.deadline.ends(what):
             yield
+        log.info("%s took %.1f s", what, time.monotonic() - began)
 
     def _require_this(self, clients: Sequence[str]) -> None:
         if list(clients) != [self.name]:

@@ -19,6 +19,7 @@ from knnper.cli.methods import methods
 from knnper.cli.onboard import onboard
 from knnper.cli.partition import partition
 from knnper.cli.report import report
+from knnper.cli.reproduce import reproduce
 from knnper.cli.serve import serve
 from knnper.cli.server import server
 from knnper.cli.simulate import simulate
@@ -60,6 +61,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     simulate,
     compare,
     sweep,
+    reproduce,
     report,
     partition,
     methods,

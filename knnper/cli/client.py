@@ -27,6 +27,10 @@ Patience = Annotated[
 RetryForever = Annotated[
     bool, typer.Option("--retry-forever", help="Never give up trying.")
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Log every message of Flower's, too."),
+]
 App = Annotated[
     str | None,
     typer.Option(
@@ -40,6 +44,7 @@ def client(
     allow_app_code: AllowAppCode = False,
     patience: Patience = 120.0,
     retry_forever: RetryForever = False,
+    verbose: Verbose = False,
     app: App = None,
 ) -> None:
     """Take part in a federation until Ctrl-C or SIGTERM."""
@@ -50,11 +55,12 @@ def client(
     from client.node.orders import CLIENT_APP
     from client.settings import read_client
 
-    log_to_stderr()
+    log_to_stderr(verbose=verbose)
     options = NodeOptions(
         app=app or CLIENT_APP,
         allow_app_code=allow_app_code,
         patience_s=None if retry_forever else patience,
+        verbose=verbose,
     )
     run_client(read_client(config), options)
     # All was left in order, and Python's own way out waits for Flower's idle threads.

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from knnper.cli.options import AsJson, Overrides
-from knnper.cli.output import print_json, print_table, say
+from knnper.cli.output import print_shown_or_json, say
 from knnper.cli.resumable import counting
 
 ComparisonFile = Annotated[
@@ -35,33 +35,19 @@ def compare(
     # All below loads torch, which `knnper --help` need not wait for.
     from pydantic_core import to_jsonable_python
 
-    from knnper.durable_files import write_atomically
     from knnper.machine import usable_cores
-    from simulation.batch.code import num_made_otherwise
     from simulation.comparison.comparing import compare as run_comparison
-    from simulation.comparison.comparing import folders_of, num_runs
+    from simulation.comparison.comparing import num_runs
     from simulation.comparison.plan import read_comparison
-    from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
+    from simulation.comparison.table import table_of
+    from simulation.comparison.writing import write_comparison
 
     plan = read_comparison(comparison, overrides or ())
     folder = output or Path("runs") / plan.name
     num_workers = workers or usable_cores()
     with counting(num_runs(plan), "runs", folder) as advance:
         outcomes = run_comparison(plan, folder, num_workers, advance)
-    for outcome in outcomes:
-        for seed, reason in outcome.failures.items():
-            say(f"{outcome.row.title} failed with seed {seed}: {reason}")
-    if older := num_made_otherwise(folders_of(outcomes, folder)):
-        say(
-            f"{older} of the runs in {folder} were made by another version of this "
-            "code; to have all from this one, delete the folder and start again"
-        )
     rows = table_of(outcomes, plan.reference)
-    write_atomically(folder / "table.md", as_markdown(rows))
-    write_atomically(folder / "table.csv", as_csv(rows))
-    if as_json:
-        print_json(to_jsonable_python(rows))
-        return
-    header, *cells = as_cells(rows)
-    print_table(header, cells)
+    shown = write_comparison(plan, outcomes, rows, folder)
+    print_shown_or_json(shown, to_jsonable_python(rows), as_json=as_json)
     say(f"The table, as Markdown and as CSV with what was chosen, is in {folder}")

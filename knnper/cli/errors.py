@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from knnper.cli.output import say
-from knnper.config.errors import ConfigError, KnnPerError
+from knnper.config.errors import ConfigError, FolderTakenError, KnnPerError
 
 RUN_FAILED = 1
 WRONG_USAGE = 2
@@ -23,12 +23,12 @@ class ErrorReportingGroup(TyperGroup):
         Raises
         ------
         typer.Exit
-            With 2 for a wrong configuration, 1 for any other expected error, and 130
-            when the user interrupts.
+            With 2 for a wrong configuration and a folder that is taken, 1 for any other
+            expected error, and 130 when the user interrupts.
         """
         try:
             return super().invoke(ctx)
-        except ConfigError as error:
+        except (ConfigError, FolderTakenError) as error:
             say(f"Error: {error}")
             raise typer.Exit(WRONG_USAGE) from error
         except KnnPerError as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from knnper.cli.client import Verbose
 from knnper.cli.options import AsJson
 from knnper.cli.output import print_json, say
 from knnper.cli.serve import ClientFile, Overrides, serve
@@ -59,13 +60,14 @@ TOOK_PART = {
 }
 
 
-def onboard(
+def onboard(  # noqa: PLR0913 (one parameter an option)
     config: ClientFile,
     model: ModelFolder = None,
     overrides: Overrides = None,
     start_service: StartService = True,
     patience: Patience = 600.0,
     took_part: TookPart = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Remember a site's own data by a global model, and serve both."""
@@ -77,7 +79,7 @@ def onboard(
     if model is None and took_part is not None:
         raise typer.BadParameter("it goes with --model; the server knows it by itself")
     if model is None:
-        onboarded, found = _over_network(settings, patience)
+        onboarded, found = _over_network(settings, patience, verbose)
     else:
         onboarded, found = _by_folder(settings, model, took_part)
     if as_json:
@@ -102,11 +104,11 @@ def _by_folder(
 
 
 def _over_network(
-    settings: "ClientSettings", patience: float
+    settings: "ClientSettings", patience: float, verbose: bool
 ) -> "tuple[Onboarded, GlobalModel]":
     from client.joining import join
 
-    onboarded = join(settings, patience)
+    onboarded = join(settings, patience, verbose=verbose)
     return onboarded, onboarded.residence.load(onboarded.serving.model)
 
 
@@ -167,10 +169,11 @@ def describe_gain(serving: "Serving") -> str:
             f"expected gain over the global model: cannot be known from "
             f"{counted(gain.num_examples, 'example')}"
         )
+    measured_on = counted(gain.num_examples, "example")
     return (
         f"expected gain over the global model: {100 * gain.expected:+.1f} points, "
-        f"± {100 * gain.margin:.1f} (95 %), on {counted(gain.num_examples, 'example')} "
-        "that took no part in the choice"
+        f"± {100 * gain.margin:.1f} (95 %), on {measured_on}, each predicted from the "
+        "others (cross-validation)"
     )
 
 

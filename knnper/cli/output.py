@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from simulation.showing import Shown
 
 # Standard output may be read by a program or go to a file: no line is cut there.
 _FILE_WIDTH = 200
@@ -27,6 +30,29 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(table)
+
+
+def print_shown(shown: "Shown") -> None:
+    """Write tables to standard output, titles and remarks to standard error."""
+    for table in shown.tables:
+        say(table.title)
+        print_table(table.header, table.rows)
+    say_remarks(shown)
+
+
+def say_remarks(shown: "Shown") -> None:
+    """Write what there is to remark to standard error."""
+    for remark in shown.remarks:
+        say(remark)
+
+
+def print_shown_or_json(shown: "Shown", document: Any, *, as_json: bool) -> None:
+    """Write the tables, or in their place plain values as JSON; remarks in any case."""
+    if as_json:
+        print_json(document)
+        say_remarks(shown)
+    else:
+        print_shown(shown)
 
 
 def say(message: str) -> None:

@@ -18,6 +18,7 @@ from knnper.cli.output import say
 from server.observer import Observer
 
 SECONDS_BETWEEN_LINES = 5.0
+_MINUTES_WITHOUT_SECONDS = 10
 
 
 @contextlib.contextmanager
@@ -92,12 +93,19 @@ class TimeLeft:
         self._made += number if made else 0
 
     def phrase(self) -> str:
-        """Return the time that is left in words; empty while nothing is known."""
-        if not self._made:
+        """Return the time that is left in words; empty if unknown, and in the end."""
+        if not self._made or self.done >= self._total:
             return ""
         seconds = (self._clock() - self._began) / self._made
-        minutes, rest = divmod(round(seconds * (self._total - self.done)), 60)
-        return f"some {minutes} min {rest:02d} s left"
+        return f"some {roughly(seconds * (self._total - self.done))} left"
+
+
+def roughly(seconds: float) -> str:
+    """Return a time as exactly as it can be known: to a minute, or to 10 s."""
+    minutes, rest = divmod(10 * round(seconds / 10), 60)
+    if minutes >= _MINUTES_WITHOUT_SECONDS:
+        return f"{round(seconds / 60)} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def line_counter(
@@ -106,13 +114,19 @@ def line_counter(
     clock: Callable[[], float] = time.monotonic,
     noun: str = "runs",
 ) -> Callable[[int, bool], None]:
-    """Return a counter that writes a line now and then; see `run_counter`."""
-    left, last_line = TimeLeft(total, clock), clock() - SECONDS_BETWEEN_LINES
+    """Return a counter that writes a line now and then; see `run_counter`.
+
+    It writes at once how many there are, and later how many are found.
+    """
+    left, last_line = TimeLeft(total, clock), clock()
+    write(f"{total} {noun}")
 
     def advance(number: int, made: bool) -> None:
         nonlocal last_line
         left.note(number, made=made)
-        if clock() - last_line >= SECONDS_BETWEEN_LINES or left.done == total:
+        if number > 0 and not made:
+            write(f"{left.done}/{total} {noun} are there")
+        elif clock() - last_line >= SECONDS_BETWEEN_LINES or left.done == total:
             last_line = clock()
             write(f"{left.done}/{total} {noun} {left.phrase()}".rstrip())
 
@@ -211,7 +225,7 @@ class LineObserver:
     def client_personalized(self) -> None:
         """Say how many are done, unless another line was written just now."""
         self._done += 1
-        if self._is_time():
+        if self._is_time() or self._done == self._total:
             self._write(f"personalised {self._done}/{self._total} clients")
 
     def finished(self) -> None:

@@ -11,6 +11,9 @@ import typer
 from knnper.cli.errors import INTERRUPTED
 from knnper.cli.output import say
 
+# One of them is there as soon as a run, a round or a part of a figure is done.
+_RESULTS = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
+
 
 @contextlib.contextmanager
 def counting(
@@ -30,10 +33,50 @@ def counting(
     # It loads rich's bars, which `knnper --help` need not wait for.
     from knnper.cli.progress import run_counter
 
+    with interruptible(folder), run_counter(total, noun) as advance:
+        yield advance
+
+
+@contextlib.contextmanager
+def interruptible(folder: Path) -> Iterator[None]:
+    """Say how to go on where the user interrupts what is done inside the block.
+
+    Parameters
+    ----------
+    folder
+        Holds what is done.
+    """
     try:
-        with run_counter(total, noun) as advance:
-            yield advance
+        yield
     except KeyboardInterrupt as error:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        say(f"Interrupted; what is done is in {folder}. To go on: {command}")
+        done = "nothing is done yet"
+        if _has_results(folder):
+            done = f"what is done is in {folder}"
+        say(f"Interrupted; {done}. To go on: {command}")
         raise typer.Exit(INTERRUPTED) from error
+
+
+def _has_results(folder: Path) -> bool:
+    """Return whether anything below ``folder`` need not be done again."""
+    return any(next(folder.rglob(name), None) for name in _RESULTS)
+
+
+def how_to_go_on(command: str, run: Path) -> str:
+    """Return what to do with a run that ended before its results.
+
+    Parameters
+    ----------
+    command
+        Of ``knnper``; it takes ``--resume``.
+    run
+        The run's folder.
+    """
+    # It loads torch, which `knnper --help` need not wait for.
+    from server.checkpoint import rounds_in
+    from server.run_folder import RunFolder
+
+    resume = f"knnper {command} --resume {run}"
+    if rounds_in(RunFolder(run).checkpoints):
+        return f"To go on from the last checkpoint: {resume}"
+    return f"There is no checkpoint yet. To begin again: {resume}"

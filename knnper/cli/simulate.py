@@ -19,6 +19,7 @@ from knnper.cli.options import (
     Resume,
 )
 from knnper.cli.output import print_json, print_table, say
+from knnper.cli.resumable import how_to_go_on
 from knnper.config.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
@@ -141,15 +142,12 @@ def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> Non
 @contextlib.contextmanager
 def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
     """Add to an error how the run can go on."""
-    advice = (
-        f"To go on from the last checkpoint: knnper simulate --resume {folder.path}"
-    )
     try:
         yield
     except CheckpointError:
         raise
     except RunError as error:
-        raise RunError(f"{error}\n{advice}") from error
+        raise RunError(f"{error}\n{how_to_go_on('simulate', folder.path)}") from error
     except KeyboardInterrupt as error:
-        say(f"Interrupted. {advice}")
+        say(f"Interrupted. {how_to_go_on('simulate', folder.path)}")
         raise typer.Exit(INTERRUPTED) from error

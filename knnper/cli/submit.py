@@ -1,8 +1,10 @@
 """``knnper submit``, ``knnper watch``: runs over real clients."""
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +18,14 @@ from knnper.cli.options import (
     Resume,
 )
 from knnper.cli.output import print_table, say
+from knnper.cli.resumable import how_to_go_on
 from knnper.config.errors import RunError
 
 if TYPE_CHECKING:
     from server.settings import ServerSettings
 
 SERVER_MAY_BE_AWAY_S = 60.0
+REMIND_S = 30.0
 
 ServerFile = Annotated[
     Path,
@@ -90,7 +94,8 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         "registry": str(settings.roster_file) if not settings.insecure else "",
     }
     follow = _follower(place)
-    run_id = submission.submit(settings, config)
+    with _showing_patience(submission.PATIENCE_S):
+        run_id = submission.submit(settings, config)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
         _wait(settings, run_id, place, follow)
@@ -126,6 +131,27 @@ def _require_free(place: Path, overwrite: bool, resume: bool) -> None:
         RunFolder.require_free(place, overwrite=overwrite)
 
 
+@contextlib.contextmanager
+def _showing_patience(most_s: float) -> Iterator[None]:
+    """Say now and then that the block is waiting, and for how long at most."""
+    done = threading.Event()
+
+    def remind() -> None:
+        began = time.monotonic()
+        while not done.wait(REMIND_S):
+            waited = time.monotonic() - began
+            say(
+                f"Waiting for the server to take the run: {waited:.0f} of at most "
+                f"{most_s:.0f} s. A busy machine needs minutes"
+            )
+
+    threading.Thread(target=remind, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 Follow = Callable[[Callable[[], bool]], bool]
 
 
@@ -159,7 +185,7 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
         raise RunError(
             f"run {run_id} ended without results: {found.outcome} {found.details}\n"
             f"{submission.last_words(settings, run_id)}\n"
-            f"To go on from the last checkpoint: knnper submit --resume {place}"
+            f"{how_to_go_on('submit', place)}"
         )
     _show(place)
 

@@ -46,6 +46,10 @@ class RunError(KnnPerError):
     """A run cannot start or cannot go on."""
 
 
+class FolderTakenError(RunError):
+    """A folder holds something else than what is to be written there."""
+
+
 class TrainingDivergedError(KnnPerError):
     """A client's training ended with numbers that are not finite."""
 

@@ -8,7 +8,12 @@ from typing import Any, TypeVar
 from knnper.config.catalogue import Catalogue, SettingsTypes
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.names import is_name
-from knnper.config.overrides import Override, apply_overrides, parse_overrides
+from knnper.config.overrides import (
+    Override,
+    apply_overrides,
+    parse_overrides,
+    with_overrides,
+)
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import (
     Choice,
@@ -58,7 +63,9 @@ def read_experiment(
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem(source, message)], source)
-    return load_experiment(document, catalogue, overrides, source)
+    return load_experiment(
+        document, catalogue, overrides, with_overrides(source, overrides)
+    )
 
 
 def load_experiment(

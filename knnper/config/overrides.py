@@ -54,6 +54,11 @@ def _parse(text: str) -> Override:
         raise ConfigError([Problem(place, message)]) from error
 
 
+def with_overrides(source: str, overrides: Sequence[str]) -> str:
+    """Return what errors call ``source`` once it is changed by ``overrides``."""
+    return f"{source} with {', '.join(overrides)}" if overrides else source
+
+
 def apply_overrides(
     document: Mapping[str, Any],
     overrides: Sequence[Override],

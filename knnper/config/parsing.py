@@ -11,6 +11,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from knnper.config.errors import Problem
@@ -32,16 +33,16 @@ _EXPECTATIONS = MappingProxyType(
         "dataclass_type": "a mapping; write {{}} for the defaults",
         "none_required": "null",
         "finite_number": "a finite number",
-        "greater_than": "a number greater than {gt}",
-        "greater_than_equal": "a number of at least {ge}",
-        "less_than": "a number less than {lt}",
-        "less_than_equal": "a number of at most {le}",
         "too_short": "a list of at least {min_length}",
         "too_long": "a list of at most {max_length}",
         "string_too_short": "text of at least {min_length} characters",
         "string_too_long": "text of at most {max_length} characters",
         "string_pattern_mismatch": "text that matches {pattern}",
     }
+)
+# By the name of a limit, in pydantic as in its errors.
+_LIMITS = MappingProxyType(
+    {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
 )
 
 
@@ -61,7 +62,7 @@ def parse_settings(
     value
         What the section holds: plain values only.
     place
-        The section, as in ``training``.
+        The section, as in ``training``; empty for a whole file.
     problems
         Gets one entry for each setting that is wrong.
     hint
@@ -99,14 +100,17 @@ def _translate(
     for detail in details:
         if detail["type"] == "too_short" and detail["loc"] in inner:
             continue
-        parts, parent = _resolve(settings_type, detail["loc"])
-        message = _message(detail, parent, hint)
-        messages.setdefault(".".join((place, *parts)), []).append(message)
+        keys, parent, annotation = _resolve(settings_type, detail["loc"])
+        message = _message(detail, parent, annotation, hint)
+        where = ".".join(key for key in (place, *keys) if key)
+        messages.setdefault(where or "document", []).append(message)
     for where, found in messages.items():
         yield Problem(where, ", or ".join(dict.fromkeys(found)))
 
 
-def _message(detail: ErrorDetails, parent: object, hint: str) -> str:
+def _message(
+    detail: ErrorDetails, parent: object, annotation: object, hint: str
+) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         known = alternatives(str(detail["loc"][-1]), _field_names(parent))
@@ -124,10 +128,47 @@ def _message(detail: ErrorDetails, parent: object, hint: str) -> str:
     if kind == "literal_error":
         guess = nearest(str(detail["input"]), _quoted(context["expected"]))
         return f"found {found}, expected {context['expected']}; {guess}".rstrip("; ")
-    expected = _EXPECTATIONS.get(kind)
+    expected = _expected(kind, context, annotation)
     if expected is None:
         return f"found {found}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return f"found {found}, expected {expected.format(**context)}"
+    return f"found {found}, expected {expected}"
+
+
+def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
+    """Return what would be right; None for an error that has no words here."""
+    if context.keys() & _LIMITS.keys():
+        return f"a number {_range(annotation, context)}"
+    words = _EXPECTATIONS.get(kind)
+    return words and words.format(**context)
+
+
+def _range(annotation: object, context: Mapping[str, Any]) -> str:
+    """Return both ends of what a number may be, also the one that was not missed."""
+    limits = {**_limits(annotation), **context}
+    if limits.keys() == {"ge", "le"}:
+        return f"from {limits['ge']:.12g} to {limits['le']:.12g}"
+    return " and ".join(
+        f"{words} {limits[name]:.12g}"
+        for name, words in _LIMITS.items()
+        if name in limits
+    )
+
+
+def _limits(annotation: object) -> dict[str, Any]:
+    """Return the limits in an annotation, by their names in `_LIMITS`."""
+    if get_origin(annotation) in (Union, UnionType):
+        members = [one for one in get_args(annotation) if one is not NoneType]
+        return _limits(members[0]) if len(members) == 1 else {}
+    if get_origin(annotation) is not Annotated:
+        return {}
+    fields = [one for one in get_args(annotation) if isinstance(one, FieldInfo)]
+    return {
+        name: getattr(limit, name)
+        for field in fields
+        for limit in field.metadata
+        for name in _LIMITS
+        if hasattr(limit, name)
+    }
 
 
 def _quoted(text: str) -> list[str]:
@@ -143,8 +184,8 @@ def _field_names(annotation: object) -> list[str]:
 
 def _resolve(
     settings_type: type[Settings], location: Sequence[str | int]
-) -> tuple[list[str], object]:
-    """Return the keys in pydantic's ``location``, and the type that holds the last.
+) -> tuple[list[str], object, object]:
+    """Return the keys in pydantic's ``location``, what holds the last, and its type.
 
     Pydantic puts the chosen member of a union into the location; no key in the file
     corresponds to it.
@@ -157,7 +198,7 @@ def _resolve(
         here, is_key = _step(parent, part)
         if is_key:
             keys.append(str(part))
-    return keys, parent
+    return keys, parent, here
 
 
 def _step(annotation: object, part: str | int) -> tuple[object, bool]:

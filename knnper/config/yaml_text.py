@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -85,6 +86,22 @@ def parse_yaml(text: str, source: str) -> Any:
         )
         raise ConfigError([Problem("document", message)], source) from error
     return value
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the value of the YAML file at ``path``.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, and as `parse_yaml`.
+    """
+    source = str(path)
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), source)
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"expected a readable text file in UTF-8: {error}"
+        raise ConfigError([Problem(source, message)], source) from error
 
 
 def _as_problem(error: yaml.YAMLError) -> Problem:

@@ -7,6 +7,7 @@ from typing import Any
 
 from knnper.config.sections import Settings
 from knnper.data.dataset import Dataset
+from knnper.data.digit_domains import DigitDomainsSettings, load_digit_domains
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.domain_folder import DomainFolderSettings, load_domain_folder
 from knnper.data.image_folder import ImageFolderSettings, load_image_folder
@@ -73,6 +74,12 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             "your own images of several domains: ROOT/DOMAIN/CLASS/FILE",
             DomainFolderSettings,
             load_domain_folder,
+        ),
+        "digit_domains": DataSpec(
+            "Digits in domains",
+            "the 1,797 digits, each plain, inverted, rotated or blurred",
+            DigitDomainsSettings,
+            load_digit_domains,
         ),
         "user_csv": DataSpec(
             "User CSV",

@@ -14,6 +14,7 @@ from knnper.data.dataset import Dataset
 TEST_FRACTION = 0.25  # of each class; scikit-learn ships no official split
 _SPLIT_KEY = RandomKey(0, ("digits", "test"))
 _LARGEST_VALUE = 16
+CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,24 @@ def load_digits(settings: DigitsSettings) -> Dataset:  # noqa: ARG001
     return cached_dataset("digits", source, _build)
 
 
-def _build(writer: EntryWriter) -> Contents:
+def digit_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return all digits, shape (1797, 8, 8, 1), and their labels, shape (1797,)."""
     # Only here: importing scikit-learn takes longer than reading the cache.
     from sklearn import datasets
 
     bunch = datasets.load_digits()
-    images = np.rint(bunch.images * (255 / _LARGEST_VALUE)).astype(np.uint8)[..., None]
-    is_test = _test_mask(bunch.target)
+    images = np.rint(bunch.images * (255 / _LARGEST_VALUE)).astype(np.uint8)
+    return images[..., None], bunch.target.astype(np.int64)
+
+
+def _build(writer: EntryWriter) -> Contents:
+    images, labels = digit_images()
+    is_test = _test_mask(labels)
     writer.put_images("train", images[~is_test])
-    writer.put_labels("train", bunch.target[~is_test])
+    writer.put_labels("train", labels[~is_test])
     writer.put_images("test", images[is_test])
-    writer.put_labels("test", bunch.target[is_test])
-    return Contents(tuple(str(digit) for digit in range(10)))
+    writer.put_labels("test", labels[is_test])
+    return Contents(CLASS_NAMES)
 
 
 def _test_mask(labels: NDArray[np.int64]) -> NDArray[np.bool_]:

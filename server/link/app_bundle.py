@@ -5,6 +5,7 @@ project in it, so here is the smallest one.
 """
 
 import importlib.metadata
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,8 +23,10 @@ __all__ = ["client_app", "server_app"]
 '''
 
 
-def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> None:
-    """Write the bundle of a run into an empty folder.
+def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
+    """Write the bundle of a run into an empty folder; return its version.
+
+    No two bundles have the same one, so that a run can be told by it.
 
     Parameters
     ----------
@@ -32,10 +35,11 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> None:
     config
         Every key of the run configuration with its value.
     """
+    version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
     project = {
         "project": {
             "name": "knnper-run",
-            "version": importlib.metadata.version("knnper"),
+            "version": version,
             "description": "A run of the knnper that is installed on each machine",
             "license": "Apache-2.0",
             # What the machines have is what is used; nothing is fetched for a run.
@@ -56,3 +60,4 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> None:
     }
     write_atomically(folder / "pyproject.toml", tomli_w.dumps(project))
     write_atomically(folder / f"{_MODULE}.py", _CODE)
+    return version

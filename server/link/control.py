@@ -170,6 +170,19 @@ class ControlPort:
         told = found[run_id].status
         return RunStatus(told.status, told.sub_status, told.details)
 
+    def run_of_bundle(self, version: str) -> int | None:
+        """Return the run of the bundle ``version``, if it is among the last 20.
+
+        Raises
+        ------
+        RunError
+            As `nodes`.
+        """
+        with self._telling("list the runs"):
+            found = self._client.ListRuns(ListRunsRequest()).run_dict
+        runs = (run_id for run_id, run in found.items() if run.fab_version == version)
+        return next(runs, None)
+
     @contextlib.contextmanager
     def _telling(self, action: str) -> Iterator[None]:
         try:

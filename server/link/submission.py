@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,16 @@ CONFIG_KEYS = frozenset(
 )
 """Everything that a run configuration holds."""
 
+PATIENCE_S = 900.0
+"""How long the server may take to take a run: a busy machine needs minutes."""
+
 _TIMEOUT_S = 120.0
+_LATE_S = 30.0
+_LOOK_S = 1.0
+
+
+class _NoEndError(RunError):
+    """Flower's command did not end in time."""
 
 
 def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
@@ -48,8 +58,11 @@ def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
         If the server cannot be reached or does not take it.
     """
     with tempfile.TemporaryDirectory(prefix="knnper-run-") as folder:
-        write_bundle(Path(folder), config)
-        document = _flwr(settings, ["run", folder, CONNECTION, "--format", "json"])
+        version = write_bundle(Path(folder), config)
+        try:
+            document = _flwr(settings, ["run", folder, CONNECTION, "--format", "json"])
+        except RunError as error:
+            return _taken_anyway(settings, version, error)
     run_id = document.get("run-id")
     if run_id is None:
         raise RunError(f"the server did not take the run: {_message(document)}")
@@ -75,8 +88,47 @@ def last_words(settings: ServerSettings, run_id: int, num_lines: int = 12) -> st
     return "\n".join(text.splitlines()[-num_lines:])
 
 
+def _taken_anyway(settings: ServerSettings, version: str, error: RunError) -> int:
+    """Return the run of a bundle whose submission failed, after the server took it.
+
+    Raises
+    ------
+    RunError
+        If the server has no such run, or cannot be asked; it says which.
+    """
+    try:
+        run_id = _late_run(settings, version)
+    except RunError as unknown:
+        if not isinstance(error, _NoEndError):
+            raise error from unknown
+        raise RunError(
+            f"{error}. Whether the server has taken the run is not known: {unknown}. "
+            f"Before you submit it again, look for it: FLWR_HOME="
+            f"{settings.flower_home} flwr list {CONNECTION}"
+        ) from error
+    if run_id is not None:
+        return run_id
+    raise RunError(
+        f"{error}. The server has not taken the run: submit it again, when the machine "
+        "is less busy if that was the cause"
+    ) from error
+
+
+def _late_run(settings: ServerSettings, version: str) -> int | None:
+    """Return the run of a bundle; None if the server does not take it for a while."""
+    end = time.monotonic() + _LATE_S
+    while True:
+        with ControlPort(
+            settings.control_address, control_authority(settings)
+        ) as control:
+            found = control.run_of_bundle(version)
+        if found is not None or time.monotonic() >= end:
+            return found
+        time.sleep(_LOOK_S)
+
+
 def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
-    output = _output_of(settings, arguments)
+    output = _output_of(settings, arguments, PATIENCE_S)
     try:
         document = json.loads(output[output.index("{") :])
     except ValueError as error:
@@ -90,7 +142,9 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
     return dict(document)
 
 
-def _output_of(settings: ServerSettings, arguments: Sequence[str]) -> str:
+def _output_of(
+    settings: ServerSettings, arguments: Sequence[str], timeout_s: float = _TIMEOUT_S
+) -> str:
     command = [str(flower_command("flwr")), *arguments]
     environment = {**os.environ, "FLWR_HOME": str(settings.flower_home)}
     try:
@@ -99,11 +153,15 @@ def _output_of(settings: ServerSettings, arguments: Sequence[str]) -> str:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunError(f"flwr {arguments[0]} did not end: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise _NoEndError(
+            f"Flower's command flwr {arguments[0]} did not end within {timeout_s:g} s"
+        ) from error
+    except OSError as error:
+        raise RunError(f"flwr {arguments[0]} cannot be run: {error}") from error
     return done.stdout or done.stderr
 
 

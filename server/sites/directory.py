@@ -18,6 +18,9 @@ from server.sites.registry import Registry
 ASK_AGAIN_S = 20.0
 """After this time a node that could not take part is asked again."""
 
+REMIND_S = 300.0
+"""After this time a node that still cannot take part is told so again."""
+
 log = logging.getLogger("flwr")
 
 
@@ -42,6 +45,7 @@ class Directory:
     _members: dict[int, Member] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _ask_at: dict[int, float] = field(default_factory=dict)
+    _remind_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._introductions = Introductions(self.grid, self.experiment)
@@ -119,10 +123,12 @@ class Directory:
         return ""
 
     def _turn_away(self, node: int, reason: str) -> None:
-        self._ask_at[node] = time.monotonic() + ASK_AGAIN_S
-        if self._refused.get(node) == reason:
+        now = time.monotonic()
+        self._ask_at[node] = now + ASK_AGAIN_S
+        if self._refused.get(node) == reason and now < self._remind_at[node]:
             return
         self._refused[node] = reason
+        self._remind_at[node] = now + REMIND_S
         log.warning("%s", reason)
         # That the node's own log says it too; nobody waits for an answer.
         content = RecordDict({"refusal": ConfigRecord({"reason": reason})})

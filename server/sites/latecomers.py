@@ -67,7 +67,7 @@ class Latecomers:
     def _waiting(self) -> dict[str, Member]:
         """Return the clients that are here and lack the model."""
         self.federation.directory.refresh()
-        done = self.conductor.folder.load_hand_over(self.trained.fingerprint)
+        done = self.conductor.folder.hand_overs.reported(self.trained.fingerprint)
         now = time.monotonic()
         return {
             name: member

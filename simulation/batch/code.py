@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from knnper.durable_files import write_atomically
@@ -41,6 +41,23 @@ def sign_as(folder: Path, origin: Path) -> None:
 def num_made_otherwise(folders: Iterable[Path]) -> int:
     """Return how many of the runs in these folders other code made."""
     return sum(_signature(folder) != code_fingerprint() for folder in folders)
+
+
+def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
+    """Yield what to tell of runs that other code made.
+
+    Parameters
+    ----------
+    folders
+        Of the runs.
+    batch
+        The folder that holds them.
+    """
+    if older := num_made_otherwise(folders):
+        yield (
+            f"{older} of the runs in {batch} were made by another version of this "
+            "code; to have all from this one, delete the folder and start again"
+        )
 
 
 def _signature(folder: Path) -> str:

@@ -2,13 +2,23 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from knnper.config.document import from_json, results_identity, to_document
+from knnper.config.document import from_json, results_identity
 from knnper.config.sections import Experiment
-from simulation.batch.inputs import INPUTS, Inputs, inputs_of, require_inputs
+from simulation.batch.inputs import (
+    INPUTS,
+    Inputs,
+    inputs_of,
+    require_inputs,
+    split_of,
+)
 from simulation.batch.playing import Family, Order, is_done, training_identity
 from simulation.catalogue import experiment_catalogue
+
+T = TypeVar("T")
 
 Advance = Callable[[int, bool], None]
 """``(number, made) -> None``: so much more is done; made now, or before."""
@@ -67,24 +77,39 @@ def _family(
 def require_same_inputs(families: Iterable[Family]) -> None:
     """Do nothing if all runs that are there were made from the data as it is now.
 
+    And from the same split of it, which other code may deal in another way.
+
     Raises
     ------
     RunError
         As `require_inputs`.
+    DataError
+        If the data cannot be loaded or dealt.
     """
-    known: dict[str, Inputs] = {}
-    for family in families:
-        folders = [order.folder for order in family.orders]
-        made = [folder for folder in folders if (folder / INPUTS).is_file()]
-        if not made:
+    inputs: dict[str, Inputs] = {}
+    splits: dict[str, str] = {}
+    for order in (order for family in families for order in family.orders):
+        if not (order.folder / INPUTS).is_file():
             continue
-        experiment = from_json(family.orders[0].experiment, experiment_catalogue())
-        document = to_document(experiment)
-        # Of what trains the same, data and weights are the same.
-        key = json.dumps([document["data"], document["model"]])
-        known[key] = known.get(key) or inputs_of(experiment)
-        for folder in made:
-            require_inputs(folder, known[key])
+        found = _once(inputs, order, ("data", "model"), inputs_of)
+        # Before the split, since data of another size may not be dealt at all.
+        require_inputs(order.folder, found)
+        split = _once(splits, order, ("data", "partition", "run"), split_of)
+        require_inputs(order.folder, replace(found, split=split))
+
+
+def _once(
+    known: dict[str, T],
+    order: Order,
+    sections: Iterable[str],
+    find: Callable[[Experiment], T],
+) -> T:
+    """Return what depends on these sections of an order alone, found only once."""
+    document = json.loads(order.experiment)
+    key = json.dumps([document[section] for section in sections])
+    if key not in known:
+        known[key] = find(from_json(order.experiment, experiment_catalogue()))
+    return known[key]
 
 
 def is_made(family: Family) -> bool:

@@ -12,6 +12,8 @@ from knnper.config.sections import Experiment
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dataset import Dataset, LabelledArrays
 from knnper.durable_files import write_atomically
+from simulation.partition.split import fingerprint
+from simulation.workbench import deal
 
 INPUTS = "inputs.json"
 """In a run's folder: the digests of what it was made from."""
@@ -55,6 +57,18 @@ def inputs_of(experiment: Experiment) -> Inputs:
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
     weights = getattr(experiment.model.settings, "weights", None)
     return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
+
+
+def split_of(experiment: Experiment) -> str:
+    """Return the fingerprint of who would have which examples now.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be loaded or dealt.
+    """
+    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    return fingerprint(deal(experiment, dataset))
 
 
 def keep_inputs(folder: Path, inputs: Inputs) -> None:

@@ -137,9 +137,7 @@ def _make(
     require_same_inputs(families)
     missing = [family for family in families if not is_made(family)]
     # What is found may be found twice: rows can have a run in common.
-    found = len(experiments) - sum(len(family.orders) for family in missing)
-    if found > 0:
-        advance(found, False)
+    advance(len(experiments) - sum(len(family.orders) for family in missing), False)
     for size in play_side_by_side(missing, num_workers):
         if size > 0:
             advance(size, True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
+from knnper.config.overrides import with_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
-from knnper.config.yaml_text import parse_yaml
+from knnper.config.yaml_text import read_yaml
 from simulation.catalogue import experiment_catalogue
 from simulation.comparison.settings import (
     ComparisonSettings,
@@ -94,13 +95,9 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     ConfigError
         With all that is wrong with it, or with any experiment of it.
     """
-    source, problems = str(path), list[Problem]()
-    try:
-        document = parse_yaml(path.read_text(encoding="utf-8"), source)
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-    settings = parse_settings(ComparisonSettings, document, "comparison", problems)
+    source, problems = with_overrides(str(path), overrides), list[Problem]()
+    document = read_yaml(path)
+    settings = parse_settings(ComparisonSettings, document, "", problems)
     if settings is None:
         raise ConfigError(problems, source)
     settings = _with_both(settings, problems)

@@ -1,5 +1,6 @@
 """The figure of FedBasis' collapse: from an experiment to numbers and a picture."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,42 @@ from knnper.config.errors import RunError
 from knnper.config.sections import Choice, Experiment
 from simulation.figures.collapse import VARIANTS, follow_bases, settings_of
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.options import CollapseOptions
+from simulation.figures.palette import INK, SERIES
+from simulation.figures.style import styled
+from simulation.showing import Chart, Shown, Table, percent
 from simulation.workbench import open_workbench
 from strategies.fedbasis import FedBasisSettings
 
 NAME = "fedbasis-collapse"
-_LINES = ("k:", "C0:", "C0-", "C1:", "C1-")
+TITLE = "What keeps FedBasis' bases apart (Figure 2)"
+_LINES = (
+    (INK, ":"),
+    (SERIES[0], ":"),
+    (SERIES[0], "-"),
+    (SERIES[1], ":"),
+    (SERIES[1], "-"),
+)
+
+
+def show_collapse(
+    experiment: Experiment,
+    output: Path,
+    _: CollapseOptions,
+    on_part: OnPart,
+) -> Shown:
+    """Make the figure as `draw_collapse` does; return what it shows."""
+    found = draw_collapse(experiment, output, on_part)
+    header = ("treated", "similarity", "entropy", "accuracy", "unseen")
+    rows = tuple((variant, *_cells(record)) for variant, record in found.items())
+    chart = Chart(NAME, TITLE, functools.partial(_picture, found))
+    return Shown((Table(TITLE, header, rows),), (chart,))
+
+
+def _cells(record: PartRecord) -> Iterator[str]:
+    yield from (f"{record[name][-1]:.3f}" for name in ("similarity", "entropy"))
+    for name in ("accuracy", "unseen_accuracy"):
+        yield "" if record[name] is None else percent(record[name])
 
 
 def draw_collapse(
@@ -88,15 +120,17 @@ def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
             yield variant, server_round, similarity, entropy if known else None
 
 
+@styled
 def _picture(found: Mapping[str, PartRecord]) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (variant, record), line in zip(found.items(), _LINES, strict=True):
+    for (variant, record), (color, dashes) in zip(found.items(), _LINES, strict=True):
         known = [value is not None for value in record["similarity"]]
         rounds = [at for at, here in enumerate(known) if here]
         for axes, name in ((left, "similarity"), (right, "entropy")):
             values = [record[name][at] for at in rounds]
-            axes.plot(rounds, values, line, label=variant if axes is left else None)
+            label = variant if axes is left else None
+            axes.plot(rounds, values, dashes, color=color.light, label=label)
     _label(left, "cosine similarity of the bases")
     _label(right, "entropy of the combinations / log K")
     figure.suptitle("FedBasis, by what is treated")

@@ -1,5 +1,6 @@
 """The drift figure: from the global model of a run to numbers and a picture."""
 
+import functools
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -7,14 +8,23 @@ from matplotlib.figure import Figure
 from knnper.config.seeding import RandomKey
 from simulation.figures.drift import ClientDrift, DriftSettings, follow_client
 from simulation.figures.drift_curves import GLOBAL, DriftCurves, drift_curves
-from simulation.figures.drift_streams import drift_streams, require_enough_images
+from simulation.figures.drift_streams import (
+    StreamSettings,
+    drift_streams,
+    require_enough_images,
+)
 from simulation.figures.embedded import Embedder
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord, identity_of
-from simulation.figures.style import accuracy_axis
+from simulation.figures.knn_weight import knn_settings
+from simulation.figures.options import DriftOptions
+from simulation.figures.palette import SOFT
+from simulation.figures.style import accuracy_axis, styled
 from simulation.partition.split import client_names
+from simulation.showing import Chart, Shown, Table, percent
 from simulation.trained_model import TrainedModel
 
 NAME = "drift"
+TITLE = "A shift of the clients' data (Figure 14)"
 _LABELS = {
     "concatenate": "Concatenate",
     "fifo": "FIFO",
@@ -23,6 +33,36 @@ _LABELS = {
     "distance": "distance to the neighbours",
     "distance_to_own_label": "distance to those of its label",
 }
+
+
+def show_drift(
+    model: TrainedModel, output: Path, options: DriftOptions, on_part: OnPart
+) -> Shown:
+    """Make the figure as `draw_drift` does; return what it shows."""
+    streams = StreamSettings(
+        options.clients, options.alpha, options.steps, options.shift_at
+    )
+    knn = knn_settings(model.experiment)
+    settings = DriftSettings(streams, knn, options.knn_weight)
+    curves = draw_drift(model, output, settings, options.seed, on_part)
+    draw = functools.partial(_picture, curves, streams.shift_at)
+    return Shown((_table(curves, streams),), (Chart(NAME, TITLE, draw),))
+
+
+def _table(curves: DriftCurves, streams: StreamSettings) -> Table:
+    moments = (0, streams.shift_at - 1, streams.shift_at, streams.num_steps)
+    lines = {
+        **curves.accuracy,
+        **{f"clients alarmed, {name}": one for name, one in curves.alarmed.items()},
+    }
+    return Table(
+        TITLE,
+        ("batches received", *map(str, moments)),
+        tuple(
+            (name, *(percent(line[at]) for at in moments))
+            for name, line in lines.items()
+        ),
+    )
 
 
 def draw_drift(
@@ -113,12 +153,13 @@ def _write(folder: FigureFolder, curves: DriftCurves, settings: DriftSettings) -
     folder.write_pictures(NAME, _picture(curves, settings.streams.shift_at))
 
 
+@styled
 def _picture(curves: DriftCurves, shift_at: int) -> Figure:
     figure = Figure(figsize=(7.0, 6.0), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     for name, accuracy in curves.accuracy.items():
-        style = "k:" if name == GLOBAL else "-"
-        top.plot(accuracy, style, label=_LABELS[name])
+        style = {"color": SOFT.light, "linestyle": ":"} if name == GLOBAL else {}
+        top.plot(accuracy, label=_LABELS[name], **style)
     accuracy_axis(top)
     top.legend()
     top.set_title(f"A shift after {shift_at} batches, {curves.num_clients} clients")
@@ -129,5 +170,5 @@ def _picture(curves: DriftCurves, shift_at: int) -> Figure:
     bottom.set_xlabel("batches received")
     bottom.legend()
     for axes in (top, bottom):
-        axes.axvline(shift_at, color="grey", linestyle="--", linewidth=1)
+        axes.axvline(shift_at, color=SOFT.light, linestyle="--", linewidth=1)
     return figure

@@ -8,6 +8,7 @@ from knnper.config.errors import RunError
 from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
+from simulation.figures.options import DriftOptions
 from simulation.partition.assignment import Assignment, Integers
 from simulation.partition.dirichlet import DirichletSettings, dirichlet
 
@@ -28,10 +29,10 @@ class StreamSettings(Settings):
         t_0, the batches among them from before the shift; 50 in the paper.
     """
 
-    num_clients: PositiveInt = 100
-    alpha: PositiveFloat = 0.3
-    num_steps: PositiveInt = 100
-    shift_at: PositiveInt = 50
+    num_clients: PositiveInt = DriftOptions.clients
+    alpha: PositiveFloat = DriftOptions.alpha
+    num_steps: PositiveInt = DriftOptions.steps
+    shift_at: PositiveInt = DriftOptions.shift_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ def require_enough_images(num_train: int, num_clients: int) -> None:
         raise RunError(
             f"found {num_clients} clients, expected at most {most}: there are "
             f"{num_train} training images, and a client needs {FEWEST_IMAGES} on "
-            "average; give fewer --clients"
+            "average; give fewer clients"
         )
 
 

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from pydantic_core import to_jsonable_python
 
-from knnper.config.errors import RunError
+from knnper.config.errors import FolderTakenError
 from knnper.config.sections import Settings
 from knnper.durable_files import JsonLines, write_atomically
 from simulation.trained_model import TrainedModel
@@ -63,11 +63,13 @@ class FigureFolder:
 
         Raises
         ------
-        RunError
+        FolderTakenError
             If the folder holds something else, or a figure with other settings.
         """
         if path.exists() and not path.is_dir():
-            raise RunError(f"{path} is a file; expected a folder for the figure")
+            raise FolderTakenError(
+                f"{path} is a file; expected a folder for the figure"
+            )
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         folder._require_same(json.loads(json.dumps(identity)))
@@ -153,7 +155,7 @@ class FigureFolder:
         lines = self._lines.read()
         if not lines:
             if any(path.name != _PARTS for path in self.path.iterdir()):
-                raise RunError(
+                raise FolderTakenError(
                     f"{self.path} is not empty and holds no figure; choose another "
                     "folder with --output"
                 )
@@ -162,7 +164,7 @@ class FigureFolder:
         names = sorted(identity.keys() | lines[0].keys())
         other = [name for name in names if identity.get(name) != lines[0].get(name)]
         if other:
-            raise RunError(
+            raise FolderTakenError(
                 f"{self.path} holds a figure with another {', '.join(other)}; give the "
                 "same again, or choose another folder with --output"
             )

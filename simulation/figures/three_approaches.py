@@ -6,14 +6,14 @@ three-approaches-hypcluster-dapper-mapper.txt, section 7.1, Figure 2 and Table 1
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from knnper.config.ranges import PositiveInt
 from knnper.config.sections import Settings
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
+from simulation.figures.options import SampleCount, ThreeApproachesOptions
 
 Sections = Mapping[str, Mapping[str, Any]]
 """Sections of an experiment, each with the settings that differ from the others'."""
@@ -26,8 +26,6 @@ RATES = (0.3, 1.0, 3.0)
 
 TOGETHER = (0.1, 0.3, 1.0)
 """Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1."""
-
-SampleCount = Annotated[int, Field(ge=3)]
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ class ThreeApproachesSettings(Settings):
         Of everything that is trained in rounds.
     """
 
-    samples: tuple[SampleCount, ...] = (3, 5, 10, 30, 100, 200)
-    clusters: tuple[PositiveInt, ...] = (1, 2, 3, 4, 5, 6, 8)
-    num_users: PositiveInt = 100
+    samples: tuple[SampleCount, ...] = ThreeApproachesOptions.samples
+    clusters: tuple[PositiveInt, ...] = ThreeApproachesOptions.clusters
+    num_users: PositiveInt = ThreeApproachesOptions.users
     samples_for_clusters: SampleCount = 100
     num_starts: PositiveInt = 3
     num_rounds: PositiveInt = 10

@@ -1,9 +1,10 @@
 """The three-approaches figure: from its settings to numbers and a picture."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,6 +12,9 @@ from pydantic_core import to_jsonable_python
 
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
 from simulation.figures.mixture_losses import Measurements
+from simulation.figures.options import ThreeApproachesOptions
+from simulation.figures.palette import SOFT, colors_of
+from simulation.figures.style import styled
 from simulation.figures.three_approaches import (
     APPROACHES,
     HYPCLUSTER,
@@ -18,9 +22,13 @@ from simulation.figures.three_approaches import (
     hypcluster,
     least_losses,
 )
+from simulation.showing import Chart, Shown, Table
 
 NAME = "three-approaches"
+TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
 _MARKERS = "osv^D*P"
+_METHODS = {"Global (FedAvg)": "FedAvg"}
+"""By title, where a method has another name in reports."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,41 @@ class ThreeApproaches:
     by_samples: Mapping[str, Sequence[PartRecord]]
     by_clusters: Sequence[PartRecord]
     least: Mapping[str, float]
+
+
+def show_three_approaches(
+    _: None, output: Path, options: ThreeApproachesOptions, on_part: OnPart
+) -> Shown:
+    """Make the figure as `draw_three_approaches` does; return what it shows."""
+    settings = ThreeApproachesSettings(options.samples, options.clusters, options.users)
+    found = draw_three_approaches(settings, output, options.seed, on_part)
+    draw = functools.partial(_picture, found, settings)
+    return Shown(_tables(found, settings), (Chart(NAME, TITLE, draw),))
+
+
+def _tables(
+    found: ThreeApproaches, settings: ThreeApproachesSettings
+) -> tuple[Table, ...]:
+    of_samples = tuple(
+        (title, *map(_loss, records)) for title, records in found.by_samples.items()
+    )
+    of_clusters = ("HypCluster", *map(_loss, found.by_clusters))
+    return (
+        Table(
+            "Test loss (nats) by samples per user",
+            ("samples per user", *map(str, settings.samples)),
+            of_samples,
+        ),
+        Table(
+            "Test loss (nats) of HypCluster by clusters",
+            ("clusters", *map(str, settings.clusters)),
+            (of_clusters,),
+        ),
+    )
+
+
+def _loss(record: PartRecord) -> str:
+    return f"{record['test_loss']:.3f}"
 
 
 def draw_three_approaches(
@@ -141,21 +184,21 @@ def _rows(
         yield settings.samples_for_clusters, number, "HypCluster", *row(record)
 
 
+@styled
 def _picture(found: ThreeApproaches, settings: ThreeApproachesSettings) -> Figure:
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    for (title, records), marker in zip(
-        found.by_samples.items(), _MARKERS, strict=True
-    ):
+    styles = _styles(found.by_samples)
+    for title, records in found.by_samples.items():
         losses = [record["test_loss"] for record in records]
-        left.plot(settings.samples, losses, f"{marker}-", markersize=4, label=title)
+        left.plot(settings.samples, losses, label=title, **styles[title])
     left.set_xscale("log")
     left.set_xticks(settings.samples, [str(count) for count in settings.samples])
     left.minorticks_off()
     left.set_xlabel("samples per user")
     left.set_ylabel("test loss (nats)")
     losses = [record["test_loss"] for record in found.by_clusters]
-    right.plot(settings.clusters, losses, "P-", color="C6", markersize=5)
+    right.plot(settings.clusters, losses, **styles[HYPCLUSTER])
     right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
     right.set_xticks(settings.clusters)
     for axes in (left, right):
@@ -164,11 +207,20 @@ def _picture(found: ThreeApproaches, settings: ThreeApproachesSettings) -> Figur
     return figure
 
 
+def _styles(titles: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+    """Return how the line of each approach looks."""
+    colors = colors_of(_METHODS.get(title, title) for title in titles)
+    return {
+        title: {"color": color.light, "marker": marker, "markersize": 4}
+        for title, color, marker in zip(titles, colors, _MARKERS, strict=True)
+    }
+
+
 def _mark_least(axes: Axes, least: Mapping[str, float]) -> None:
     """Draw the smallest losses that are possible."""
     axes.grid(alpha=0.3)
     for name, loss in least.items():
-        axes.axhline(loss, color="grey", linestyle=":", linewidth=1)
+        axes.axhline(loss, color=SOFT.light, linestyle=":", linewidth=1)
         axes.annotate(
             f"best with {name}",
             (1.0, loss),
@@ -177,5 +229,5 @@ def _mark_least(axes: Axes, least: Mapping[str, float]) -> None:
             textcoords="offset points",
             horizontalalignment="right",
             fontsize="x-small",
-            color="grey",
+            color=SOFT.light,
         )

@@ -11,9 +11,8 @@ from pydantic_core import to_jsonable_python
 
 from knnper.config.errors import DataError
 from knnper.data.dataset import Dataset
-from knnper.data.site.agreement import SITES, sites_settings
+from knnper.data.site.agreement import SITES, sites_settings, task_of
 from simulation.partition.split import ClientPart, Partition
-from simulation.sites import task_of
 
 LABELS_FILE = "labels.json"
 

@@ -74,7 +74,8 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
     if train_domains is None or test_domains is None:
         raise DataError(
             f"the partition pflbed needs a data set of several domains, {data.name} "
-            "names none; use domain_folder, or choose another partition"
+            "names none; use domain_folder or digit_domains, or choose another "
+            "partition"
         )
     shares = [
         _share(

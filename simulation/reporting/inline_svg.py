@@ -20,7 +20,10 @@ THEMED: Mapping[str, Color] = {
 """Colours that follow the page, light or dark, by the name of a CSS variable."""
 
 _SVG = "{http://www.w3.org/2000/svg}"
-_SHADES = {color.light: f"var(--{name})" for name, color in THEMED.items()}
+_SHADES = {
+    "#ffffff": "var(--paper)",
+    **{color.light: f"var(--{name})" for name, color in THEMED.items()},
+}
 _SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
 
 

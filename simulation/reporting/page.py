@@ -3,31 +3,24 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
-from simulation.outside_text import markdown_cell
 from simulation.reporting.drawing import MOST_SHOWN
-from simulation.reporting.inline_svg import THEMED, as_svg
+from simulation.reporting.inline_svg import as_svg
 from simulation.reporting.report import Report
 from simulation.reporting.runs import GROUPS
 from simulation.reporting.sections import Section
 from simulation.reporting.table import Row, number, points, seconds_of
-
-_TEMPLATES = Path(__file__).with_name("templates")
+from simulation.reporting.templating import render_page, template_environment
 
 
 def as_html(report: Report) -> str:
     """Return the report as an HTML page with its charts and its style inside."""
     environment = _environment(autoescape=True)
     environment.filters["chart"] = _chart
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("report.html").render(
-        **_content(report),
-        style=Markup(style),
-        themed=THEMED,
-        most_open=MOST_SHOWN,
-    )
+    content = _content(report)
+    return render_page(environment, "report.html", **content, most_open=MOST_SHOWN)
 
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:
@@ -39,19 +32,12 @@ def as_markdown_report(report: Report, figures: Path | None = None) -> str:
         The folder of the chart's files, for links; without it there are none.
     """
     environment = _environment(autoescape=False)
-    environment.filters["cell"] = markdown_cell
     template = environment.get_template("report.md")
     return template.render(**_content(report), figures=figures)
 
 
 def _environment(*, autoescape: bool) -> Environment:
-    environment = Environment(
-        autoescape=autoescape,
-        loader=FileSystemLoader(_TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_environment(autoescape=autoescape)
     environment.filters.update(points=points, number=number, seconds=seconds_of)
     return environment
 

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from simulation.figures.palette import SERIES
+from simulation.figures.palette import SERIES, SOFT
 from simulation.label_counts import LabelCounts, read_label_counts
 from simulation.outside_text import chart_text
 from simulation.reporting.drawing import WIDTH, Picture
@@ -93,7 +93,7 @@ def _draw_cells(
 def _mark_unseen(axes: Axes, num_seen: int, num_clients: int) -> None:
     if num_seen == num_clients:
         return
-    axes.axvline(num_seen - 0.5, color="0.5", linewidth=1.0)
+    axes.axvline(num_seen - 0.5, color=SOFT.light, linewidth=1.0)
     for text, side, gap in (("seen", "right", -4), ("unseen", "left", 4)):
         axes.annotate(
             text,

@@ -2,8 +2,9 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from knnper.config.yaml_text import dump_yaml
 from simulation.reporting.runs import Run
@@ -74,7 +75,7 @@ def repetition_of(setup: Setup) -> Repetition:
 
 def environments(runs: Sequence[Run]) -> list[str]:
     """Return with what the runs were made, each with how many of them."""
-    counts = Counter(_environment(run) for run in runs)
+    counts = Counter(environment_text(run.manifest) for run in runs)
     if len(counts) == 1:
         return list(counts)
     return [f"{text} ({count} of the runs)" for text, count in counts.items()]
@@ -123,9 +124,10 @@ def _origin(run: Run) -> Origin:
     )
 
 
-def _environment(run: Run) -> str:
-    versions = run.manifest.get("versions", {})
+def environment_text(manifest: Mapping[str, Any]) -> str:
+    """Return the versions and the machine of a manifest as a phrase."""
+    versions = manifest.get("versions", {})
     packages = (f"{name} {version}" for name, version in versions.items() if version)
-    machine = run.manifest.get("platform", _UNKNOWN)
-    cores = run.manifest.get("num_cpus", "?")
+    machine = manifest.get("platform", _UNKNOWN)
+    cores = manifest.get("num_cpus", "?")
     return f"{', '.join(packages) or _UNKNOWN}; {machine}; {cores} CPU cores"

@@ -145,7 +145,7 @@ def _reported(run: Run) -> list[ClientResult]:
     model = run.results["training"].get("state_sha256")
     if model is None:
         return []
-    handed = run.folder.load_hand_over(model).values()
+    handed = run.folder.hand_overs.reported(model).values()
     return [result for result in handed if result is not None]
 
 

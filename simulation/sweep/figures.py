@@ -56,7 +56,7 @@ def figures_of(run: Path) -> Figures:
     """Return the figures of a finished run by column, fractions of 1."""
     folder = RunFolder(run)
     results = folder.results()
-    handed = folder.load_hand_over(results["training"]["state_sha256"])
+    handed = folder.hand_overs.reported(results["training"]["state_sha256"])
     everybody = summarise([one for one in handed.values() if one is not None])
     groups = {**results, "all": everybody.as_document()}
     return {

@@ -9,11 +9,15 @@ from typing import Any
 from knnper.config.document import results_identity
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
-from knnper.config.overrides import apply_overrides, parse_overrides
+from knnper.config.overrides import (
+    apply_overrides,
+    parse_overrides,
+    with_overrides,
+)
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.suggestions import shown
-from knnper.config.yaml_text import parse_yaml
+from knnper.config.yaml_text import read_yaml
 from simulation.catalogue import experiment_catalogue
 from simulation.sweep.points import Values, values_of
 from simulation.sweep.settings import (
@@ -101,7 +105,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     ]
     problems.extend(_coincidences(settings, points))
     if problems:
-        raise ConfigError(problems, str(path))
+        raise ConfigError(problems, with_overrides(str(path), overrides))
     return Sweep(settings, shared, tuple(of_runs), tuple(points))
 
 
@@ -128,15 +132,15 @@ def _named(point: Point) -> str:
 
 
 def _settings(path: Path, own: Sequence[str], of_runs: Sequence[str]) -> SweepSettings:
-    document, problems = _read(path), list[Problem]()
+    document, problems = read_yaml(path), list[Problem]()
     if isinstance(document, Mapping):
         changes = parse_overrides(own, problems)
         document = apply_overrides(document, changes, problems)
-    settings = parse_settings(SweepSettings, document, "sweep", problems)
+    settings = parse_settings(SweepSettings, document, "", problems)
     if settings is not None:
         problems.extend(problems_of(settings, of_runs))
     if settings is None or problems:
-        raise ConfigError(problems, str(path))
+        raise ConfigError(problems, with_overrides(str(path), [*own, *of_runs]))
     return settings
 
 
@@ -144,20 +148,11 @@ def _key_of(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _read(path: Path) -> Any:
-    source = str(path)
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8"), source)
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-
-
 def _shared(settings: SweepSettings, path: Path) -> Mapping[str, Any]:
     if settings.experiment is None:
         return settings.base or {}
     place = path.parent / settings.experiment
-    document = _read(place)
+    document = read_yaml(place)
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the sections of an experiment"
         raise ConfigError([Problem(str(place), message)], str(path))

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from simulation.figures.palette import SERIES, colors_of
-from simulation.figures.style import accuracy_axis
+from simulation.figures.style import accuracy_axis, styled
 from simulation.outside_text import chart_text
 from simulation.sweep.figures import PointFigures, column_of
 from simulation.sweep.settings import VARIANT, SweepSettings
@@ -36,10 +36,16 @@ def plot_of(rows: Sequence[PointFigures], settings: SweepSettings) -> Figure | N
     t-intervals over the seeds. The first key of ``series`` has the colours, the others
     the dashes.
     """
-    key, column = settings.x, column_of(settings)
+    column = column_of(settings)
     rows = [row for row in rows if row.estimates[column].mean is not None]
-    if key is None or not rows:
+    if settings.x is None or not rows:
         return None
+    return _plot(rows, settings, settings.x)
+
+
+@styled
+def _plot(rows: Sequence[PointFigures], settings: SweepSettings, key: str) -> Figure:
+    column = column_of(settings)
     figure = Figure(_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     places = _places([_at(row, key) for row in rows], axes)

@@ -47,6 +47,12 @@ def num_steps(sweep: Sweep) -> int:
     return sum(map(_num_steps, _families(sweep, Path())))
 
 
+def runs_there(sweep: Sweep, folder: Path) -> tuple[int, int]:
+    """Return how many runs a sweep takes, and how many are done in ``folder``."""
+    orders = [order for family in _families(sweep, folder) for order in family.orders]
+    return len(orders), sum(is_done(order.folder) for order in orders)
+
+
 def run_sweep(
     sweep: Sweep, folder: Path, num_workers: int, advance: Advance
 ) -> list[Outcome]:

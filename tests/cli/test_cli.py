@@ -143,7 +143,8 @@ def test_wrong_configuration(experiment: Path) -> None:
     result = run("simulate", experiment, "--set", "training.num_round=3")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "Error: 1 problem in tiny.yaml" in result.stderr
+    named = "tiny.yaml with training.num_round=3"
+    assert f"Error: 1 problem in {named}:" in result.stderr
     assert "did you mean 'num_rounds'?" in result.stderr
     assert "Traceback" not in result.stderr
     assert not Path("runs").exists()
@@ -181,7 +182,7 @@ def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert "runs/tiny" in result.stderr
     again = run("simulate", experiment)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "--overwrite" in again.stderr
     assert run("simulate", experiment, "--overwrite").exit_code == 0
 
@@ -201,7 +202,9 @@ def test_an_interrupted_run_says_how_to_go_on(
     pretend(monkeypatch, KeyboardInterrupt())
     result = run("simulate", experiment)
     assert result.exit_code == 130
-    assert "knnper simulate --resume runs/tiny" in result.stderr
+    assert "no checkpoint yet. To begin again: knnper simulate --resume runs/tiny" in (
+        result.stderr
+    )
     calls = pretend(monkeypatch, None)
     result = run("simulate", "--resume", "runs/tiny", "--workers", 2)
     assert result.exit_code == 0, result.stderr
@@ -217,6 +220,9 @@ def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.exit_code == 1
     assert "Error: round 3: all clients failed" in result.stderr
     assert "--resume runs/tiny" in result.stderr
+    Path("runs/tiny/checkpoints/round-1").mkdir(parents=True)
+    result = run("simulate", "--resume", "runs/tiny")
+    assert "from the last checkpoint: knnper simulate --resume" in result.stderr
 
 
 def test_a_run_that_could_not_start_leaves_no_folder(

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.cli.progress import TimeLeft, line_counter
+from knnper.cli.progress import TimeLeft, line_counter, roughly
 from knnper.config.yaml_text import dump_yaml
 from simulation.batch.playing import Family, play
 
@@ -72,6 +72,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, reference="lost")
     assert done.exit_code == 2
     assert "expected the name of a row: mean, memory" in done.stderr
+    assert "\n  - rows: found" in run(tmp_path, rows=[]).stderr
 
 
 def test_interrupted_it_says_how_to_go_on(
@@ -87,6 +88,7 @@ def test_interrupted_it_says_how_to_go_on(
     )
     done = run(tmp_path)
     assert done.exit_code == 130
+    assert "Interrupted; nothing is done yet. To go on: " in done.stderr
     assert "To go on: knnper compare 'a b.yaml' --set x=1" in done.stderr
 
 
@@ -109,15 +111,40 @@ class TestTimeLeft:
         left.note(2, made=True)
         # 15 s a run, four are left.
         assert left.phrase() == "some 1 min 00 s left"
+        left.note(4, made=True)
+        assert left.phrase() == ""
+
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [
+            (4, "0 s"),
+            (26, "30 s"),
+            (56, "1 min 00 s"),
+            (144, "2 min 20 s"),
+            (599, "10 min"),
+            (1944, "32 min"),
+        ],
+    )
+    def test_no_more_digits_than_are_known(self, seconds: float, expected: str) -> None:
+        assert roughly(seconds) == expected
 
     def test_lines_now_and_then(self) -> None:
         now, lines = [0.0], list[str]()
         advance = line_counter(3, lines.append, lambda: now[0])
+        now[0] = 5.0
         advance(1, True)
-        now[0] = 1.0
+        now[0] = 6.0
         advance(1, True)
         advance(1, True)
         assert lines == [
-            "1/3 runs some 0 min 00 s left",
-            "3/3 runs some 0 min 00 s left",
+            "3 runs",
+            "1/3 runs some 10 s left",
+            "3/3 runs",
         ]
+
+    def test_what_is_found_is_said_at_once(self) -> None:
+        lines = list[str]()
+        advance = line_counter(20, lines.append, lambda: 0.0)
+        advance(0, False)
+        advance(8, False)
+        assert lines == ["20 runs", "8/20 runs are there"]

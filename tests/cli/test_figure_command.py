@@ -1,18 +1,23 @@
 """``knnper figure`` with a finished run of the digits."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 import simulation.figures.drift_figure
 from knnper.cli.app import app
 from knnper.cli.figures.progress import line_writer
+from simulation.figures.catalogue import OPTIONS
+from simulation.figures.options import MemoryOptions
 from tests.simulation.finished_run import finished_run
 
 DRIFT = ("--clients", "4", "--steps", "4", "--shift-at", "2")
 MEMORY = ("--clients", "3", "--alpha", "0.3", "--size", "9", "--deals", "1")
+NOT_OF_THE_FIGURE = ("run", "experiment", "output", "overrides", "help")
 PROTONN = ("--clients", "3", "--capacity", "0.5", "--dim", "4", "--steps", "2")
 
 
@@ -106,7 +111,7 @@ def test_another_seed_wants_another_folder(run: Path, tmp_path: Path) -> None:
     make("protonn", run, tmp_path / "p", *PROTONN)
     command = ["figure", "protonn", str(run), "--output", str(tmp_path / "p")]
     result = CliRunner().invoke(app, [*command, *PROTONN, "--seed", "1"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "holds a figure with another seed" in result.output
 
 
@@ -117,11 +122,44 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     assert "holds no run" in result.output
 
 
-def test_the_shift_comes_before_the_end(tmp_path: Path) -> None:
-    command = ["figure", "drift", "run", "--output", "x", "--steps", "5"]
-    result = CliRunner().invoke(app, [*command, "--shift-at", "5"])
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "drift",
+            ["--steps", "5", "--shift-at", "5"],
+            "found shift_at 5 with steps 5, expected shift_at below steps",
+        ),
+        ("memory", ["--only", "hardwar"], "did you mean 'hardware'?"),
+        ("memory", ["--deals", "0"], "deals: found 0, expected a number of at least 1"),
+        ("protonn", ["--capacity", "1.5"], "capacity.0: found 1.5, expected"),
+    ],
+)
+def test_options_are_checked_before_the_run_is_read(
+    name: str, options: list[str], message: str
+) -> None:
+    command = ["figure", name, "no/run", "--output", "x", *options]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert "expected --shift-at below --steps" in result.output
+    assert message in result.output
+
+
+def test_the_help_says_the_defaults() -> None:
+    group = typer.main.get_command(app).commands["figure"]  # type: ignore[attr-defined]
+    assert group.commands.keys() == OPTIONS.keys()
+    for name, options_type in OPTIONS.items():
+        shown = {
+            one.name: one.show_default
+            for one in group.commands[name].params
+            if one.name not in NOT_OF_THE_FIGURE
+        }
+        fields = {one.name: one.default for one in dataclasses.fields(options_type)}
+        assert shown.keys() == fields.keys()
+        for key, default in fields.items():
+            # Null, no value and all values are put into words.
+            if default not in (None, (), False, MemoryOptions.only):
+                values = default if isinstance(default, tuple) else (default,)
+                assert shown[key] == " ".join(f"{value:g}" for value in values), key
 
 
 def test_lines_tell_what_is_left() -> None:
@@ -131,4 +169,4 @@ def test_lines_tell_what_is_left() -> None:
     for done in (2, 4, 5, 8):
         on_part(done, 8)
     # Two parts in 7 s leave four for 14 s.
-    assert lines == ["4/8 clients, 14 s left", "8/8 clients, 0 s left"]
+    assert lines == ["4/8 clients, some 10 s left", "8/8 clients"]

@@ -47,6 +47,7 @@ def test_lines_are_rare_and_include_the_first_and_the_last_round() -> None:
         "round 10/10: train loss 0.500",
         "personalising 3 clients",
         "personalised 2/3 clients",
+        "personalised 3/3 clients",
     ]
 
 

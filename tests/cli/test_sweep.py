@@ -31,6 +31,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "95 % interval" in done.stdout
     # Two seeds: two rounds and two hand-overs each.
+    assert "4 runs, 0 of them there" in done.stderr
     assert "8/8 steps" in done.stderr
     folder = tmp_path / "out"
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
@@ -45,7 +46,9 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     assert (folder / "points.csv").read_text().count("\n") == 1 + 4
     assert (folder / "table.csv").read_text().count("\n") == 1 + 2
 
-    first, second = json.loads(run(tmp_path, "--json").stdout)
+    again = run(tmp_path, "--json")
+    assert "4 runs, 4 of them there" in again.stderr
+    first, second = json.loads(again.stdout)
     assert first["values"] == {NEIGHBORS: 1}
     assert second["estimates"]["seen.accuracy_weighted"]["count"] == 2
 

@@ -73,7 +73,7 @@ def test_all_problems_are_reported_at_once(
         "model, name, partition, personalization, run, training",
         "data.name": "unknown name \"cifar1\"; did you mean 'cifar10'? "
         "known: cifar10, digits",
-        "partition.alpha": "found 0, expected a number greater than 0.0",
+        "partition.alpha": "found 0, expected a number greater than 0",
         "partition.clients": "unknown setting; did you mean 'num_clients'? "
         "known: alpha, num_clients, unseen_fraction",
         "model": "found nothing, expected a mapping such as {name: tiny_cnn}",
@@ -155,7 +155,7 @@ def test_the_message_counts_problems_and_names_the_source(
             "personalization",
             {"knn_weights": [0, 2]},
             "personalization.knn_weights.1",
-            "found 2, expected a number of at most 1",
+            "found 2, expected a number from 0 to 1",
         ),
         (
             "personalization",

@@ -19,7 +19,7 @@ class Grid(Settings):
     ("weights", "expected"),
     [
         ([], ["memory.weights: found [], expected a list of at least 1"]),
-        ([2], ["memory.weights.0: found 2, expected a number of at most 1.0"]),
+        ([2], ["memory.weights.0: found 2, expected a number from 0 to 1"]),
     ],
 )
 def test_a_list_has_one_problem_for_one_mistake(

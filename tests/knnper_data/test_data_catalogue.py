@@ -23,6 +23,7 @@ def test_names() -> None:
         "digits",
         "image_folder",
         "domain_folder",
+        "digit_domains",
         "user_csv",
         "cifar10",
         "cifar100",

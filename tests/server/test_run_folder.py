@@ -1,5 +1,3 @@
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +8,6 @@ from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
 from knnper.durable_files import JsonLines
-from server.hand_over import Handed
 from server.run_folder import RunFolder
 from strategies.core.evaluation import ClientResult, Evaluation
 
@@ -173,66 +170,6 @@ def test_clients_csv(folder: RunFolder) -> None:
     folder.write_clients_csv([result("b"), result("a")])
     lines = (folder.path / "clients.csv").read_text().splitlines()
     assert [line[0] for line in lines[1:]] == ["a", "b"]
-
-
-def handed(reported: ClientResult) -> Handed:
-    return Handed(reported.client, reported)
-
-
-def test_client_results_belong_to_a_model(folder: RunFolder) -> None:
-    assert folder.load_hand_over("m1") == {}
-    folder.append_hand_over("m0", handed(result("a", 0)))
-    folder.append_hand_over("m1", handed(result("a", 1)))
-    folder.append_hand_over("m1", handed(result("b", 2)))
-    assert folder.load_hand_over("m1") == {
-        "a": result("a", 1),
-        "b": result("b", 2),
-    }
-    folder.append_hand_over("m1", Handed("c", None))
-    assert folder.load_hand_over("m1")["c"] is None
-
-
-def test_weights_of_labels_are_kept(folder: RunFolder) -> None:
-    plain = result("a")
-    tested = dataclasses.replace(
-        plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
-    )
-    reported = dataclasses.replace(plain, personal=tested)
-    folder.append_hand_over("m", handed(reported))
-    assert folder.load_hand_over("m") == {"a": reported}
-
-
-def test_results_from_before_there_were_weights_are_read(folder: RunFolder) -> None:
-    document = dataclasses.asdict(result("a"))
-    for which in ("personal", "reference", "validation"):
-        del document[which]["weight_sum"], document[which]["weight_correct"]
-    line = json.dumps({"model": "m", "result": document})
-    (folder.path / "personalization.jsonl").write_text(f"{line}\n")
-    assert folder.load_hand_over("m") == {"a": result("a")}
-
-
-def test_a_torn_line_is_dropped_and_not_built_upon(folder: RunFolder) -> None:
-    path = folder.path / "personalization.jsonl"
-    folder.append_hand_over("m", handed(result("a")))
-    whole = path.read_bytes()
-    folder.append_hand_over("m", handed(result("b")))
-    torn_line = path.read_bytes()[len(whole) :]
-    for length in range(0, len(torn_line), 20):
-        path.write_bytes(whole + torn_line[:length])
-        assert list(folder.load_hand_over("m")) == ["a"]
-    folder.append_hand_over("m", handed(result("c")))
-    assert list(folder.load_hand_over("m")) == ["a", "c"]
-
-
-def test_a_damaged_line_before_the_last_is_an_error(folder: RunFolder) -> None:
-    path = folder.path / "personalization.jsonl"
-    folder.append_hand_over("m", handed(result("a")))
-    path.write_bytes(b'{"model\n' + path.read_bytes())
-    with pytest.raises(RunError, match=r"line 1 of .*personalization\.jsonl is damag"):
-        folder.load_hand_over("m")
-    path.write_text(json.dumps({"model": "m", "result": {"client": 3}}) + "\n")
-    with pytest.raises(RunError, match="is no client's result"):
-        folder.load_hand_over("m")
 
 
 def test_json_lines_hold_objects_only(tmp_path: Path) -> None:

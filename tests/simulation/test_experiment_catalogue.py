@@ -45,7 +45,7 @@ def test_every_method_has_defaults_that_survive(method: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [one for one in sorted(EXPERIMENTS.glob("*.yaml")) if "data" in read(one)],
+    [one for one in sorted(EXPERIMENTS.rglob("*.yaml")) if "data" in read(one)],
     ids=lambda p: p.stem,
 )
 def test_shipped_experiments_are_valid(path: Path) -> None:

@@ -4,11 +4,12 @@ import socket
 
 import pytest
 import ray
+from flwr.clientapp import ClientApp
 
 from knnper.config.errors import RunError
 from knnper.config.sections import RunSettings
 from knnper.transport.polling import MESSAGES_AT_ONCE
-from simulation.flower_runtime import requests_at_once, require_cluster
+from simulation.flower_runtime import play, requests_at_once, require_cluster
 
 
 def test_nothing_at_a_clusters_address_is_said_at_once() -> None:
@@ -50,3 +51,31 @@ def test_a_cluster_is_sent_as_many_requests_as_its_machines_have_room_for(
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     run = RunSettings(ray_address="auto", cpus_per_client=2.0)
     assert requests_at_once(run) == 4 * (32 + 3)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (
+            "The current node timed out during startup. This could be anything.",
+            r"did not start in time.*too busy.*--engine serial.*Ray says: The current",
+        ),
+        (
+            "no room for it.",
+            r"failed: no room for it\. Check that the machine has what",
+        ),
+    ],
+)
+def test_why_ray_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    raised: str,
+    expected: str,
+) -> None:
+    def init(**arguments: object) -> None:
+        raise Exception(raised)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(RunError, match=expected):
+        play(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
+    assert "Traceback" not in capfd.readouterr().err

@@ -261,7 +261,7 @@ def test_a_member_is_served_its_clusters_model_whatever_fits(
     [
         ("mean_norm_tolerance", -1, "expected a number of at least 0"),
         ("client_norm_tolerance", float("inf"), "expected a finite number"),
-        ("separation_gap", 1.0, "expected a number less than 1"),
+        ("separation_gap", 1.0, "expected a number of at least 0 and less than 1"),
         ("min_cluster_size", 0, "expected a number of at least 1"),
     ],
 )

@@ -1,11 +1,9 @@
 """Arguments and options that several of the commands take."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-
-from knnper.cli.output import say
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
@@ -17,9 +15,11 @@ Output = Annotated[
         help="Where numbers and pictures go; a figure that was left there goes on.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Fixes every random choice.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Fixes every random choice.", show_default="0")
+]
 
 
-def say_where(output: Path) -> None:
-    """Say where to find what was made."""
-    say(f"Numbers and pictures are in {output}")
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were typed; the figure has the defaults of the others."""
+    return {name: value for name, value in options.items() if value not in (None, [])}

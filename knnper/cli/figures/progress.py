@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from knnper.cli.output import say
+from knnper.cli.progress import roughly
 
 if TYPE_CHECKING:
     from simulation.figures.folder import OnPart
@@ -56,9 +57,9 @@ def line_writer(
             return
         last = now
         left = ""
-        if done > at_first:
+        if at_first < done < total:
             seconds = (now - began) / (done - at_first) * (total - done)
-            left = f", {seconds:.0f} s left"
+            left = f", some {roughly(seconds)} left"
         write(f"{done}/{total} {parts}{left}")
 
     return on_part

@@ -1,13 +1,11 @@
 """``knnper figure three-approaches``: clusters, mixed data and mixed models."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from knnper.cli.figures.options import Output, Seed, say_where
-from knnper.cli.figures.progress import progress
-from knnper.cli.output import print_table
+from knnper.cli.figures.drawing import draw_of_nothing
+from knnper.cli.figures.options import Output, Seed, given
 
 
 def three_approaches(
@@ -15,7 +13,6 @@ def three_approaches(
     samples: Annotated[
         list[int] | None,
         typer.Option(
-            min=3,
             help="Of each user; may be repeated.",
             show_default="3 5 10 30 100 200",
         ),
@@ -23,30 +20,14 @@ def three_approaches(
     clusters: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, help="Of HypCluster; may be repeated.", show_default="1 ... 6, 8"
+            help="Of HypCluster; may be repeated.", show_default="1 2 3 4 5 6 8"
         ),
     ] = None,
-    users: Annotated[int, typer.Option(min=1, help="p, the users.")] = 100,
-    seed: Seed = 0,
+    users: Annotated[
+        int | None, typer.Option(help="p, the users.", show_default="100")
+    ] = None,
+    seed: Seed = None,
 ) -> None:
     """Compare clusters, mixed data and mixed models on synthetic users (Figure 2)."""
-    from simulation.figures.three_approaches import ThreeApproachesSettings
-    from simulation.figures.three_approaches_figure import draw_three_approaches
-
-    default = ThreeApproachesSettings()
-    settings = replace(
-        default,
-        samples=tuple(samples or default.samples),
-        clusters=tuple(clusters or default.clusters),
-        num_users=users,
-    )
-    with progress("points") as on_part:
-        found = draw_three_approaches(settings, output, seed, on_part)
-    rows = [
-        (title, *(f"{record['test_loss']:.3f}" for record in records))
-        for title, records in found.by_samples.items()
-    ]
-    print_table(("samples per user", *map(str, settings.samples)), rows)
-    losses = [f"{record['test_loss']:.3f}" for record in found.by_clusters]
-    print_table(("clusters", *map(str, settings.clusters)), [("HypCluster", *losses)])
-    say_where(output)
+    options = given(samples=samples, clusters=clusters, users=users, seed=seed)
+    draw_of_nothing("three-approaches", output, options)

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from knnper.config.errors import DataError
 from knnper.config.ranges import PositiveFloat, PositiveInt
 from knnper.config.sections import Settings
+from knnper.data.dataset import Dataset
 from knnper.data.examples import InputDtype, InputSpec
 
 SITES = "sites"
@@ -96,6 +97,11 @@ class SitesSettings(Settings):
             dtype=self.dtype,
         )
         return SiteTask(spec, self.class_names, self.feature_names)
+
+
+def task_of(dataset: Dataset) -> SiteTask:
+    """Return what is learned from a data set."""
+    return SiteTask(dataset.spec, dataset.class_names, dataset.feature_names)
 
 
 def sites_settings(task: SiteTask) -> SitesSettings:

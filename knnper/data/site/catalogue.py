@@ -18,6 +18,7 @@ from knnper.data.site.opening import own_task, require_readable, settle
 from knnper.data.site.python_entry import PythonSettings, collect_python
 from knnper.data.site.site_data import SiteData
 from knnper.data.site.table import SiteTableSettings, collect_table
+from knnper.data.site.text import SiteTextSettings, collect_text
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,12 @@ SITE_DATA: Mapping[str, SiteDataSpec] = MappingProxyType(
             "a CSV or Parquet file: a row an example, a column a feature",
             SiteTableSettings,
             collect_table,
+        ),
+        "text": SiteDataSpec(
+            "Text",
+            "plain text: a window of characters, and the one that follows",
+            SiteTextSettings,
+            collect_text,
         ),
         "python": SiteDataSpec(
             "Python function",

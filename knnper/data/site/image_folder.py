@@ -25,6 +25,7 @@ from knnper.data.site.collected import (
     SiteSettings,
 )
 from knnper.data.site.decoded_files import DecodedFiles
+from knnper.data.site.place import place_of
 from knnper.data.site.splits import SPLITS, Split
 
 _MAX_THREADS = 16
@@ -125,7 +126,7 @@ def collect_image_folder(
         If there is no such folder, it holds no images, or something lies where it does
         not belong.
     """
-    root = base / Path(settings.path).expanduser()
+    root = place_of(base, settings.path)
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder; expected {_LAYOUT}")
     if settings.layout == "auto" and (root / "train").is_dir():

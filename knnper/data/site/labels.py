@@ -85,13 +85,14 @@ def _unknown(
     source: str, unknown: Mapping[str, int], class_names: Sequence[str]
 ) -> DataError:
     lines = [
-        f"  - {name!r}: {count} examples; {nearest(name, class_names)}".rstrip("; ")
+        f"  - {name!r}: {_counted(count, 'example')}; {nearest(name, class_names)}"
         for name, count in unknown.items()
     ]
     pairs = ", ".join(f"{name!r}: ..." for name in list(unknown)[:2])
     return DataError(
-        f"{source} has {len(unknown)} labels that the federation does not know:\n"
-        + "\n".join(lines)
+        f"{source} has {_counted(len(unknown), 'label')} that the federation does not "
+        "know:\n"
+        + "\n".join(line.rstrip("; ") for line in lines)
         + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data."
         f"label_map: {{{pairs}}}), or leave the examples out (data.unknown_labels: "
         "drop)"
@@ -101,6 +102,10 @@ def _unknown(
 def _known(name: str, class_names: Sequence[str]) -> str:
     guess = nearest(name, class_names)
     return f"{guess} known: {_listed(class_names)}".lstrip()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _listed(names: Sequence[str]) -> str:

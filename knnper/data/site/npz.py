@@ -8,6 +8,7 @@ from knnper.data.array_file import load_arrays
 from knnper.data.site.agreement import SiteTask
 from knnper.data.site.arrays import KEYS, collect_arrays
 from knnper.data.site.collected import Collected, SiteSettings
+from knnper.data.site.place import place_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def collect_npz(
     DataError
         If there is no such file, it is damaged, or laid out otherwise.
     """
-    path = base / Path(settings.path).expanduser()
+    path = place_of(base, settings.path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give the path of an .npz file")
     return collect_arrays(load_arrays(path, KEYS), str(path))

@@ -13,6 +13,7 @@ from knnper.data.site.collected import Collected, ReadInputs, SiteSettings
 from knnper.data.site.labels import agree_labels
 from knnper.data.site.site_data import NamedExamples, SiteData
 from knnper.data.site.splits import SPLITS, FractionSettings, Split, split_by_name
+from knnper.data.text.alphabet import CHARACTER_NAMES, NUM_TOKENS
 
 MOST_SHOWN = 10
 
@@ -74,6 +75,9 @@ def own_task(found: Collected) -> SiteTask:
     """
     _require_examples(found)
     form = found.inputs.form()
+    if form.dtype == "token":
+        spec = InputSpec(form.shape, NUM_TOKENS, (), (), dtype=form.dtype)
+        return SiteTask(spec, CHARACTER_NAMES)
     channels = form.shape[2]
     class_names = _own_classes(found)
     spec = InputSpec(

@@ -10,6 +10,7 @@ from knnper.data.site.agreement import SiteTask
 from knnper.data.site.array_inputs import ArrayInputs
 from knnper.data.site.arrays import split_texts
 from knnper.data.site.collected import Collected, SiteSettings
+from knnper.data.site.place import place_of
 from knnper.data.table_file import Columns, are_whole_numbers, read_table, row_names
 
 
@@ -55,7 +56,7 @@ def collect_table(
         As `read_table`; and if labels are missing, or a split has another name.
     """
     table = read_table(
-        base / Path(settings.path).expanduser(),
+        place_of(base, settings.path),
         _columns(settings, task),
         settings.delimiter,
     )

@@ -3,14 +3,25 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from knnper.config.errors import ConfigError, DataError, Problem
 from knnper.config.parsing import parse_settings
+from knnper.config.sections import Settings
+from knnper.config.suggestions import alternatives
 from knnper.config.yaml_text import parse_yaml
-from knnper.data.site.agreement import SITES, SitesSettings, SiteTask, site_task_of
+from knnper.data.catalogue import DATA_SETS, DataSpec
+from knnper.data.site.agreement import (
+    SITES,
+    SitesSettings,
+    SiteTask,
+    site_task_of,
+    task_of,
+)
 
 MODEL_CARD = "model.json"
+
+S = TypeVar("S", bound=Settings)
 
 
 def read_task(path: Path) -> SiteTask:
@@ -20,12 +31,14 @@ def read_task(path: Path) -> SiteTask:
     ----------
     path
         An experiment over data that stays with the sites (``data: {name: sites}``), as
-        ``knnper submit`` writes it, or the folder of an exported model.
+        ``knnper submit`` writes it; one over a data set, which is loaded; or the folder
+        of an exported model.
 
     Raises
     ------
     DataError
-        If there is no such file, or it describes no such task.
+        If there is no such file, it describes no such task, or the data set that it
+        names cannot be loaded here.
     ConfigError
         With all that is wrong in the experiment's section ``data``.
     """
@@ -64,16 +77,33 @@ def _of_experiment(path: Path) -> SiteTask:
 
 
 def _of_section(section: Any, source: str) -> SiteTask:
-    if not isinstance(section, Mapping) or section.get("name") != SITES:
-        name = section.get("name") if isinstance(section, Mapping) else None
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if name == SITES:
+        return _parsed(SitesSettings, section, source).task()
+    if isinstance(name, str) and name in DATA_SETS:
+        spec = DATA_SETS[name]
+        return _of_data_set(spec, _parsed(spec.settings_type, section, source), source)
+    known = alternatives(str(name), (SITES, *DATA_SETS))
+    raise DataError(
+        f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
+    )
+
+
+def _of_data_set(spec: DataSpec, settings: Settings, source: str) -> SiteTask:
+    try:
+        return task_of(spec.load(settings))
+    except DataError as error:
         raise DataError(
-            f"{source}: found data.name {name!r}, expected {SITES!r}: an experiment "
-            "over data that stays with the sites; ask the federation's operator for "
-            "the file that was submitted, or for an exported model"
-        )
+            f"{source} is over a data set that cannot be loaded here: {error}; ask the "
+            "federation's operator for the experiment as it was submitted, from the "
+            "run's folder, or for an exported model"
+        ) from error
+
+
+def _parsed(settings_type: type[S], section: Mapping[str, Any], source: str) -> S:
     problems: list[Problem] = []
     values = {key: value for key, value in section.items() if key != "name"}
-    settings = parse_settings(SitesSettings, values, "data", problems)
+    settings = parse_settings(settings_type, values, "data", problems)
     if settings is None:
         raise ConfigError(problems, source)
-    return settings.task()
+    return settings

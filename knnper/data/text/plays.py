@@ -1,6 +1,7 @@
 """The next character of what the speakers of plays say; each speaker is a client."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from knnper.data.dataset import Dataset
 from knnper.data.leaf.dividing import DividingSettings, mark_tested
 from knnper.data.text.alphabet import CHARACTER_NAMES, encode
 from knnper.data.text.windows import target_positions, windows_before
-from knnper.data.text.written import TextFile, digest_of, read_files, texts_of
+from knnper.data.text.written import digest_of, read_files, texts_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,22 +68,23 @@ def load_plays(settings: PlaysSettings) -> Dataset:
     DataError
         If a file cannot be read, nobody speaks in it, or nobody says enough.
     """
-    files = read_files(Path(settings.path).expanduser().absolute())
+    texts = texts_of(read_files(Path(settings.path).expanduser().absolute()))
     kept = {key: value for key, value in asdict(settings).items() if key != "path"}
-    source = {"files": digest_of(files), **kept}
+    # Of what was found in the files: another way of finding it is another entry.
+    source = {"texts": digest_of(texts), **kept}
     return cached_dataset(
-        "plays", source, lambda writer: _build(writer, files, settings)
+        "plays", source, lambda writer: _build(writer, texts, settings)
     )
 
 
 def _build(
-    writer: EntryWriter, files: tuple[TextFile, ...], settings: PlaysSettings
+    writer: EntryWriter, texts: Mapping[str, str], settings: PlaysSettings
 ) -> Contents:
     dividing = DividingSettings(
         test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
     )
     num_tested = 0
-    for number, (name, text) in enumerate(_clients(files, settings)):
+    for number, (name, text) in enumerate(_clients(texts, settings)):
         ids = encode(text)
         targets = target_positions(len(ids), settings.window, settings.stride)
         is_test = mark_tested(len(targets), name, dividing)
@@ -104,10 +106,9 @@ def _build(
 
 
 def _clients(
-    files: tuple[TextFile, ...], settings: PlaysSettings
+    texts: Mapping[str, str], settings: PlaysSettings
 ) -> list[tuple[str, str]]:
     """Return name and text of all who say enough, in the order of their names."""
-    texts = texts_of(files)
     least = max(settings.min_characters, settings.window + 1)
     long = [(name, text) for name, text in texts.items() if len(text) >= least]
     if not long:

@@ -1,6 +1,7 @@
 """Who wrote or says what, read from files of plain text or JSON."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from knnper.config.errors import DataError
 from knnper.data.text.alphabet import plain
 from knnper.data.text.speeches import speeches_of
 
-_EXPECTED = (
+_PLAYS = (
     "a play as plain text (.txt), a folder of such plays, or a file .json with "
     '{"speaker": "text"}'
 )
@@ -25,10 +26,11 @@ class TextFile:
     content: bytes
 
 
-def read_files(path: Path) -> tuple[TextFile, ...]:
+def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
     """Return the file at ``path``, or the .txt files of a folder in order of names.
 
-    Hidden files of a folder, whose names begin with a dot, are left out.
+    Hidden files of a folder, whose names begin with a dot, are left out. ``expected``
+    says in errors what could be there.
 
     Raises
     ------
@@ -38,7 +40,7 @@ def read_files(path: Path) -> tuple[TextFile, ...]:
     paths = _visible_texts(path) if path.is_dir() else [path]
     if not paths or not path.exists():
         what = "no file .txt in it" if path.exists() else "nothing there"
-        raise DataError(f"{path}: found {what}, expected {_EXPECTED}")
+        raise DataError(f"{path}: found {what}, expected {expected}")
     try:
         return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
     except OSError as error:
@@ -48,15 +50,6 @@ def read_files(path: Path) -> tuple[TextFile, ...]:
 def _visible_texts(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.txt"))
     return [path for path in found if not path.name.startswith(".")]
-
-
-def digest_of(files: Sequence[TextFile]) -> str:
-    """Return the SHA-256, in hexadecimal, of the files' names and bytes."""
-    digest = hashlib.sha256()
-    for file in files:
-        for part in (file.path.name.encode(errors="surrogateescape"), file.content):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()
 
 
 def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
@@ -78,11 +71,31 @@ def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
     }
 
 
+def digest_of(texts: Mapping[str, str]) -> str:
+    """Return the SHA-256, in hexadecimal, of the clients' names and texts."""
+    digest = hashlib.sha256()
+    for part in itertools.chain.from_iterable(sorted(texts.items())):
+        content = part.encode(errors="surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def plain_text(file: TextFile) -> str:
+    """Return what a file says, see `knnper.data.text.alphabet.plain`.
+
+    Raises
+    ------
+    DataError
+        If it is not UTF-8.
+    """
+    return plain(_decoded(file))
+
+
 def _texts_in(file: TextFile) -> Mapping[str, str]:
-    text = _decoded(file)
     if file.path.suffix == ".json":
-        return {name: plain(said) for name, said in _from_json(text, file.path).items()}
-    found = speeches_of(plain(text))
+        said_by = _from_json(_decoded(file), file.path)
+        return {name: plain(said) for name, said in said_by.items()}
+    found = speeches_of(plain_text(file))
     if not found:
         raise DataError(
             f"{file.path}: found no speech, expected lines that begin with who speaks, "
@@ -107,7 +120,7 @@ def _from_json(text: str, path: Path) -> Mapping[str, str]:
         raise DataError(f"{path} is not what is expected: {error}") from error
     is_object = isinstance(found, dict)
     if not is_object or not all(isinstance(said, str) for said in found.values()):
-        raise DataError(f"{path}: found other JSON, expected {_EXPECTED}")
+        raise DataError(f"{path}: found other JSON, expected {_PLAYS}")
     return {str(name): said for name, said in found.items()}
 
 

@@ -101,9 +101,10 @@ class Gateway:
             response = await self.upstream.send(request, stream=True)
         except httpx.HTTPError as error:
             refusal = _unreachable(error)
-            why = refusal.status.phrase
             self.notices.warn(
-                _host(scope), why, f"cannot be answered: {refusal.message}"
+                _host(scope),
+                f"{self._name(headers)}: {refusal.message}",
+                f"{self._name(headers)}: {path} cannot be answered: {refusal.message}",
             )
             await _answer(send, refusal.status, refusal.body())
             return
@@ -136,13 +137,23 @@ class Gateway:
         if why is not None:
             body = with_explanation(body, why)
         said = why or body.decode(errors="replace")
-        name = self.clients.names.get(key_of(headers) or "", "a stranger")
         self.notices.warn(
             _host(scope),
-            f"{name}: {path}: {response.status_code}",
+            f"{self._name(headers)}: {path}: {response.status_code}",
             f"Flower refused {path}: {said}",
         )
         await _answer(send, response.status_code, body)
+
+    def _name(self, headers: Mapping[str, str]) -> str:
+        return self.clients.names.get(key_of(headers) or "", "a stranger")
+
+
+class _GoneError(httpx.ReadError):
+    """The client went away before it had sent all."""
+
+
+class _SlowError(httpx.ReadTimeout):
+    """The client takes too long to send."""
 
 
 def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -166,9 +177,9 @@ async def _body(receive: Receive, length: int) -> AsyncIterator[bytes]:
         try:
             event = await asyncio.wait_for(receive(), patience)
         except TimeoutError as error:
-            raise httpx.ReadTimeout("the client sends too slowly") from error
+            raise _SlowError("the client sends too slowly") from error
         if event["type"] == "http.disconnect":
-            raise httpx.ReadError("the client went away")
+            raise _GoneError("the client went away")
         yield event.get("body", b"")
         more = event.get("more_body", False)
 
@@ -212,10 +223,17 @@ async def _start(send: Send, status: int, headers: Headers) -> None:
 
 def _unreachable(error: httpx.HTTPError) -> Refusal:
     """Return an answer after which SuperNodes try again."""
-    if isinstance(error, httpx.TimeoutException):
-        message = f"The request took too long ({error})."
+    if isinstance(error, _GoneError):
+        message = "The client went away before it had sent all of its request."
+        return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, 0, message)
+    if isinstance(error, _SlowError):
+        message = "The client sends its request too slowly."
         return Refusal(HTTPStatus.GATEWAY_TIMEOUT, 0, message)
-    message = f"Flower's SuperLink cannot be reached at the moment ({error})."
+    what = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
+    if isinstance(error, httpx.TimeoutException):
+        message = f"Flower's SuperLink did not answer in time ({what})."
+        return Refusal(HTTPStatus.GATEWAY_TIMEOUT, 0, message)
+    message = f"Flower's SuperLink cannot be reached at the moment ({what})."
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, 0, message)
 
 

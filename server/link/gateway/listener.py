@@ -23,6 +23,7 @@ from server.settings import TlsFiles
 # Longer than SuperNodes keep an idle connection, so that they are the ones to end it.
 _IDLE_SECONDS = 75
 _LAST_ANSWERS_SECONDS = 5
+_GOODBYE_SECONDS = 0.5
 _BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer
 # Flower ends idle connections after 5 s; one that is older is not used again.
 _UPSTREAM_IDLE_SECONDS = 2.0
@@ -116,7 +117,9 @@ class Listener(uvicorn.Server):
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
+        cutting = asyncio.create_task(self._cut_idle())
         await super().shutdown(sockets)
+        cutting.cancel()
         await self._entrance.close()
 
     async def serve_until_cancelled(self, listening: socket.socket) -> None:
@@ -127,6 +130,18 @@ class Listener(uvicorn.Server):
         finally:
             self.should_exit = True
             await serving
+
+    async def _cut_idle(self) -> None:
+        """Cut connections whose peers, with nothing to come, do not say goodbye.
+
+        An idle client does not look at its connection until it uses it again.
+        """
+        while True:
+            await asyncio.sleep(_GOODBYE_SECONDS)
+            for one in list(self.server_state.connections):
+                transport = one.transport
+                if transport.is_closing() and not transport.get_write_buffer_size():
+                    transport.abort()
 
     def renew(self) -> None:
         """Read certificate and key again, for connections from now on.

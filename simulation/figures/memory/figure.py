@@ -1,5 +1,6 @@
 """The figures of the memory: from the global model of a run to numbers and pictures."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,41 @@ from simulation.figures.curves import Curve
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord, identity_of
 from simulation.figures.memory.panel import Deal, Panel
 from simulation.figures.memory.panels import PANELS
-from simulation.figures.memory.settings import MemorySettings
-from simulation.figures.memory.writing import write_panel
+from simulation.figures.memory.picture import picture
+from simulation.figures.memory.settings import MemorySettings, memory_settings
+from simulation.figures.memory.writing import PanelCurves, write_panel
 from simulation.figures.newcomers import NewcomerPool
+from simulation.figures.options import MemoryOptions
 from simulation.figures.remembering import Rememberer
+from simulation.showing import Chart, Shown, Table
 from simulation.trained_model import TrainedModel
 
 NAME = "memory"
+
+
+def show_memory(
+    model: TrainedModel, output: Path, options: MemoryOptions, on_part: OnPart
+) -> Shown:
+    """Make figures of the memory as `draw_memory` does; return what they show."""
+    settings = memory_settings(model, options)
+    found = draw_memory(model, output, settings, options.seed, options.only, on_part)
+    return Shown(
+        tuple(_table(PANELS[name], one.curves) for name, one in found.items()),
+        tuple(_chart(PANELS[name], one) for name, one in found.items()),
+    )
+
+
+def _table(panel: Panel, curves: Sequence[Curve]) -> Table:
+    return Table(
+        panel.title,
+        (panel.line_name, *(f"{place:g}" for place in curves[0].x)),
+        tuple((one.label, *(f"{mean:.3f}" for mean in one.mean)) for one in curves),
+    )
+
+
+def _chart(panel: Panel, found: PanelCurves) -> Chart:
+    draw = functools.partial(picture, panel, found.curves, found.global_accuracy)
+    return Chart(panel.name, panel.title, draw)
 
 
 def draw_memory(
@@ -27,7 +56,7 @@ def draw_memory(
     seed: int,
     names: Sequence[str],
     on_part: OnPart,
-) -> Mapping[str, Sequence[Curve]]:
+) -> Mapping[str, PanelCurves]:
     """Make figures in the folder ``output``; go on with them where they were left.
 
     Writes .csv, .png, .svg, .pdf and .json of each.

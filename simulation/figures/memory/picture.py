@@ -6,9 +6,11 @@ from matplotlib.figure import Figure
 
 from simulation.figures.curves import Curve, plot_curves
 from simulation.figures.memory.panel import Panel
-from simulation.figures.style import accuracy_axis
+from simulation.figures.palette import SOFT
+from simulation.figures.style import accuracy_axis, styled
 
 
+@styled
 def picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Figure:
     """Return the curves of a figure, with the global model's accuracy beside them."""
     figure = Figure(figsize=(6.0, 4.2), layout="constrained")
@@ -21,7 +23,9 @@ def picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Fi
         axes.set_xticks(curves[0].x, [f"{place:g}" for place in curves[0].x])
     if panel.y_name == "accuracy":
         accuracy_axis(axes, panel.y_label)
-        axes.axhline(global_accuracy, color="k", linestyle=":", label="global model")
+        axes.axhline(
+            global_accuracy, color=SOFT.light, linestyle=":", label="global model"
+        )
     else:
         axes.set_ylabel(panel.y_label)
         axes.grid(alpha=0.3)

@@ -14,6 +14,7 @@ from knnper.config.ranges import (
 from knnper.config.sections import Settings
 from simulation.figures.knn_weight import knn_settings
 from simulation.figures.newcomers import NewcomerPool
+from simulation.figures.options import MemoryOptions
 from simulation.partition.dirichlet import DirichletSettings
 from simulation.partition.settings import PartitionSettings
 from simulation.trained_model import TrainedModel
@@ -59,8 +60,8 @@ class MemorySettings(Settings):
     num_clients: PositiveInt
     sizes: tuple[PositiveInt, ...]
     alpha: PositiveFloat = 0.3
-    alphas: tuple[PositiveFloat, ...] = (0.1, 0.3, 0.5, 0.7, 1.0)
-    num_deals: PositiveInt = 3
+    alphas: tuple[PositiveFloat, ...] = MemoryOptions.alpha
+    num_deals: PositiveInt = MemoryOptions.deals
     capacities: tuple[UnitInterval, ...] = _TENTHS
     knn_weights: tuple[UnitInterval, ...] = _TENTHS
     num_neighbors: tuple[PositiveInt, ...] = (1, 3, 5, 7, 10, 12, 14, 16)
@@ -79,13 +80,8 @@ def paper_sizes(mean_size: float) -> tuple[int, ...]:
     return tuple(sorted(scaled))
 
 
-def memory_settings(
-    model: TrainedModel,
-    num_clients: int | None = None,
-    alphas: tuple[float, ...] = (),
-    sizes: tuple[int, ...] = (),
-) -> MemorySettings:
-    """Return the settings of the figures; what is not given follows the run.
+def memory_settings(model: TrainedModel, options: MemoryOptions) -> MemorySettings:
+    """Return the settings of the figures; what is not chosen follows the run.
 
     Parameters
     ----------
@@ -93,20 +89,21 @@ def memory_settings(
         Its new clients are as many as took no part in training, with the run's α where
         it has one; they choose on as large a part of their images, with the run's k,
         kernel and σ.
-    num_clients, alphas, sizes
-        See `MemorySettings`; None or empty is not given.
+    options
+        What is chosen.
     """
     partition = model.experiment.partition.settings
     pool = NewcomerPool(model)
-    num_clients = num_clients or max(pool.num_clients, 1)
+    num_clients = options.clients or max(pool.num_clients, 1)
     default = MemorySettings(
         num_clients,
-        sizes or paper_sizes(pool.num_known / num_clients),
+        options.size or paper_sizes(pool.num_known / num_clients),
+        alphas=options.alpha,
+        num_deals=options.deals,
         knn=knn_settings(model.experiment),
     )
     return replace(
         default,
-        alphas=alphas or default.alphas,
         alpha=partition.alpha
         if isinstance(partition, DirichletSettings)
         else default.alpha,

@@ -1,6 +1,7 @@
 """The files of one figure of the memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simulation.figures.curves import Curve, curve_rows
@@ -12,13 +13,29 @@ from simulation.figures.memory.settings import MemorySettings
 _FACTS = ("num_test", "mean_size", "global_accuracy")
 
 
+@dataclass(frozen=True)
+class PanelCurves:
+    """The numbers of one figure of the memory.
+
+    Attributes
+    ----------
+    curves
+        Its lines.
+    global_accuracy
+        What the global model does without any memory.
+    """
+
+    curves: Sequence[Curve]
+    global_accuracy: float
+
+
 def write_panel(
     folder: FigureFolder,
     identity: Mapping[str, Any],
     panel: Panel,
     settings: MemorySettings,
     measured: Sequence[PartRecord],
-) -> Sequence[Curve]:
+) -> PanelCurves:
     """Write .csv, .png, .svg, .pdf and .json of a figure; return its curves.
 
     Parameters
@@ -49,7 +66,7 @@ def write_panel(
     }
     described = {**identity, "figure": panel.name}
     folder.write_description(described, measured, details)
-    return curves
+    return PanelCurves(curves, global_accuracy)
 
 
 def _by_alpha(measured: Sequence[PartRecord]) -> Records:

@@ -1,5 +1,6 @@
 """The figure of the global model's quality: from an experiment to a picture."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from simulation.figures.curves import (
 )
 from simulation.figures.folder import FigureFolder, OnPart, PartRecord
 from simulation.figures.newcomers import NewcomerPool
+from simulation.figures.options import QualityOptions
+from simulation.figures.palette import SOFT
 from simulation.figures.quality.measuring import measure
-from simulation.figures.quality.settings import QualitySettings
+from simulation.figures.quality.settings import QualitySettings, quality_settings
 from simulation.figures.quality.training import CentralTraining
-from simulation.figures.style import accuracy_axis
+from simulation.figures.style import accuracy_axis, styled
+from simulation.showing import Chart, Shown, Table, percent
 from simulation.trained_model import model_with
 from simulation.workbench import Workbench, open_workbench
 
@@ -31,7 +35,26 @@ KINDS: Mapping[str, str] = {
     "alone": "neighbours alone, λ = 1 (Figures 3 and 12)",
     "mixed": "λ chosen by each client (Figure 13)",
 }
+TITLE = "kNN-Per by the quality of the global model (Figures 3, 12 and 13)"
 Curves = Mapping[str, Sequence[Curve]]
+
+
+def show_quality(
+    experiment: Experiment, output: Path, options: QualityOptions, on_part: OnPart
+) -> Shown:
+    """Make the figure as `draw_quality` does; return what it shows."""
+    settings = quality_settings(experiment, options)
+    found = draw_quality(experiment, output, settings, on_part)
+    tables = tuple(_table(KINDS[kind], lines) for kind, lines in found.items())
+    return Shown(tables, (Chart(NAME, TITLE, functools.partial(_picture, found)),))
+
+
+def _table(title: str, lines: Sequence[Curve]) -> Table:
+    return Table(
+        title,
+        ("alpha / global model", *map(percent, lines[0].x)),
+        tuple((line.label, *map(percent, line.mean)) for line in lines),
+    )
 
 
 def draw_quality(
@@ -131,6 +154,7 @@ def _rows(curves: Curves) -> Iterator[tuple[object, ...]]:
             yield kind, *row
 
 
+@styled
 def _picture(curves: Curves) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     for axes, (kind, lines) in zip(
@@ -140,7 +164,9 @@ def _picture(curves: Curves) -> Figure:
         accuracy_axis(axes, "kNN-Per's test accuracy")
         axes.xaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
         axes.set_xlabel("global model's test accuracy")
-        axes.axline((0.5, 0.5), slope=1, color="grey", linestyle=":", label="no gain")
+        axes.axline(
+            (0.5, 0.5), slope=1, color=SOFT.light, linestyle=":", label="no gain"
+        )
         axes.set_title(KINDS[kind], fontsize="medium")
         axes.label_outer()
     axes.legend(title=r"$\alpha$", fontsize="small")

@@ -10,6 +10,7 @@ from knnper.config.ranges import (
 )
 from knnper.config.sections import Experiment, Settings
 from simulation.figures.knn_weight import knn_settings
+from simulation.figures.options import QualityOptions
 from simulation.partition.settings import PartitionSettings
 from strategies.core.memory import KnnSettings
 
@@ -35,18 +36,26 @@ class QualitySettings(Settings):
         k, kernel, σ, and how a client chooses.
     """
 
-    epochs: tuple[NonNegativeFloat, ...] = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-    alphas: tuple[PositiveFloat, ...] = (0.1, 0.3, 1.0)
-    num_clients: PositiveInt | None = None
-    num_deals: PositiveInt = 3
+    epochs: tuple[NonNegativeFloat, ...] = QualityOptions.epochs
+    alphas: tuple[PositiveFloat, ...] = QualityOptions.alpha
+    num_clients: PositiveInt | None = QualityOptions.clients
+    num_deals: PositiveInt = QualityOptions.deals
     validation_fraction: ProperFraction = 0.2
     knn: KnnSettings = field(default_factory=KnnSettings)
 
 
-def quality_settings(experiment: Experiment) -> QualitySettings:
-    """Return the default settings, with those of kNN-Per as the experiment has them."""
+def quality_settings(
+    experiment: Experiment, options: QualityOptions
+) -> QualitySettings:
+    """Return what is chosen, with the experiment's own settings of kNN-Per."""
     partition = experiment.partition.settings
-    default = QualitySettings(knn=knn_settings(experiment))
+    default = QualitySettings(
+        epochs=options.epochs,
+        alphas=options.alpha,
+        num_clients=options.clients,
+        num_deals=options.deals,
+        knn=knn_settings(experiment),
+    )
     if not isinstance(partition, PartitionSettings):
         return default
     return replace(default, validation_fraction=partition.validation_fraction)

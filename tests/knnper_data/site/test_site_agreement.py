@@ -118,10 +118,30 @@ def test_files_that_describe_no_task(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither an experiment's YAML file nor"):
         read_task(tmp_path / "missing")
     path = tmp_path / "experiment.yaml"
-    for text, found in (("data: {name: digits}", "'digits'"), ("[]", "None")):
+    for text, found in (("data: {name: digit}", "'digit'"), ("[]", "None")):
         path.write_text(text)
-        with pytest.raises(DataError, match=f"found data.name {found}, expected 'si"):
+        with pytest.raises(DataError, match=f"found data.name {found}, expected that"):
             read_task(path)
+
+
+def test_the_task_of_a_simulated_experiment_is_that_of_its_data_set(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("data: {name: digits}\npartition: {name: iid}\n")
+    task = read_task(path)
+    assert task.spec.image_shape == (8, 8, 1)
+    assert task.class_names == tuple("0123456789")
+    path.write_text("data: {name: digits, size: 8}\n")
+    with pytest.raises(ConfigError, match=r"data\.size: unknown setting"):
+        read_task(path)
+
+
+def test_a_data_set_that_is_not_here_says_whom_to_ask(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(f"data: {{name: cifar10, root: {tmp_path / 'none'}}}\n")
+    with pytest.raises(DataError, match=r"cannot be loaded here: .*ask the federation"):
+        read_task(path)
 
 
 def test_features_are_their_own_kind_of_input() -> None:

@@ -112,7 +112,7 @@ def test_unknown_classes_are_not_even_read(tmp_path: Path) -> None:
     put_image(tmp_path / "cat" / "a.png", 1)
     (tmp_path / "gnu").mkdir()
     (tmp_path / "gnu" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="'gnu': 1 examples"):
+    with pytest.raises(DataError, match="'gnu': 1 example\n"):
         opened("image_folder", tmp_path, IMAGES, path=".")
     data = opened("image_folder", tmp_path, IMAGES, path=".", unknown_labels="drop")
     assert data.dropped == {"gnu": 1}

@@ -51,20 +51,20 @@ def test_a_map_can_exchange_names() -> None:
 
 def test_numbers_are_positions_among_names_that_are_none() -> None:
     assert agreed(["2", "0"], ["a", "b", "c"], numbered=True).labels == (2, 0)
-    with pytest.raises(DataError, match="'3': 1 examples"):
+    with pytest.raises(DataError, match="'3': 1 example\n"):
         agreed(["3"], ["a", "b", "c"], numbered=True)
-    with pytest.raises(DataError, match="'-1': 1 examples"):
+    with pytest.raises(DataError, match="'-1': 1 example"):
         agreed(["-1"], ["a", "b", "c"], numbered=True)
 
 
 def test_numbers_are_names_where_classes_are_called_by_numbers() -> None:
     assert agreed(["7", "3"], ["3", "7"], numbered=True).labels == (1, 0)
-    with pytest.raises(DataError, match="'0': 1 examples"):
+    with pytest.raises(DataError, match="'0': 1 example\n"):
         agreed(["0", "1"], ["1", "2"], numbered=True)
 
 
 def test_texts_that_look_like_numbers_are_names() -> None:
-    with pytest.raises(DataError, match="'0': 1 examples"):
+    with pytest.raises(DataError, match="'0': 1 example\n"):
         agreed(["0"], ["a", "b"])
 
 
@@ -73,7 +73,7 @@ def test_all_unknown_labels_are_listed_with_counts_and_a_guess() -> None:
         agreed(["cta", "gnu", "gnu", "cat"], ["cat", "dog"])
     assert str(caught.value) == (
         "here has 2 labels that the federation does not know:\n"
-        "  - 'cta': 1 examples; did you mean 'cat'?\n"
+        "  - 'cta': 1 example; did you mean 'cat'?\n"
         "  - 'gnu': 2 examples\n"
         "Its classes: cat, dog. Say which of them is meant (data.label_map: {'cta': "
         "..., 'gnu': ...}), or leave the examples out (data.unknown_labels: drop)"

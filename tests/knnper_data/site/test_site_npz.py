@@ -127,7 +127,7 @@ GOOD: dict[str, Any] = {"inputs": pixels(3), "labels": np.array([0, 1, 2])}
         ({"inputs": None}, "found no array inputs"),
         ({"labels": np.zeros(2, int)}, r"labels of shape \(2,\); expected"),
         ({"labels": np.zeros(3)}, "found labels of float64, expected whole numbers"),
-        ({"labels": np.array([0, 1, 3])}, "'3': 1 examples"),
+        ({"labels": np.array([0, 1, 3])}, "'3': 1 example\n"),
         ({"class_names": np.array(["cat", "dog"])}, "positions in its class_names"),
         ({"inputs": pixels(3)[:, :2]}, r"found inputs uint8 of shape \(3, 2, 4, 3\)"),
         ({"inputs": pixels(3) / 255}, r"found \d+ values in the inputs such as 0\.\d"),
@@ -188,4 +188,4 @@ def test_data_is_opened_by_name(tmp_path: Path) -> None:
     assert len(data.train) > 0
     with pytest.raises(TypeError, match="table takes SiteTableSettings, found Npz"):
         open_site(Choice("table", chosen), tmp_path, IMAGES)
-    assert SITE_DATA.keys() == {"image_folder", "npz", "table", "python"}
+    assert SITE_DATA.keys() == {"image_folder", "npz", "table", "text", "python"}

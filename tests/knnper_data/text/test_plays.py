@@ -13,6 +13,7 @@ from knnper.config.errors import DataError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.text import written
 from knnper.data.text.alphabet import ALPHABET, encode
 from knnper.data.text.plays import PlaysSettings, load_plays
 from simulation.partition.natural import NaturalSettings
@@ -96,6 +97,23 @@ def test_a_changed_file_is_read_anew() -> None:
     before = load()
     Path("said.json").write_text(json.dumps({"Ben": BEN}))
     assert len(load().train) < len(before.train)
+
+
+def test_another_reading_of_the_same_file_is_another_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("play.txt").write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
+    before = load("play.txt")
+    monkeypatch.setattr(written, "speeches_of", lambda play: {"BEN": BEN})
+    after = load("play.txt")
+    assert len(after.train) < len(before.train)
+
+
+def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
+    assert written.digest_of({"a": "bc"}) != written.digest_of({"ab": "c"})
+    assert written.digest_of({"a": "\ud800"}) == written.digest_of({"a": "\ud800"})
+    two = {"a": "x", "b": "y"}
+    assert written.digest_of(two) == written.digest_of(dict(reversed(two.items())))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
 import base64
+import re
+import socket
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -201,15 +204,41 @@ def test_a_body_of_unknown_length_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(httpx.ConnectError("refused"), 503), (httpx.ReadTimeout("slow"), 504)],
+    ("error", "status", "said"),
+    [
+        (httpx.ConnectError("refused"), 503, "cannot be reached.*Error: refused"),
+        (httpx.ReadTimeout(""), 504, r"did not answer in time \(ReadTimeout\)"),
+    ],
 )
 def test_clients_try_again_while_flower_is_away(
-    error: httpx.HTTPError, status: int, stage: Stage
+    error: httpx.HTTPError,
+    status: int,
+    said: str,
+    stage: Stage,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage.upstream.error = error
-    assert stage.http.post(PULL, content=b"x").status_code == status
+    key = new_node_key().public_key()
+    stage.clients.names = {fingerprint(key): "site-a"}
+    header = base64.b64encode(public_key_to_bytes(key)).decode()
+    answer = stage.http.post(PULL, content=b"x", headers={"flwr-public-key": header})
+    assert answer.status_code == status
+    assert re.search(f"site-a: {PULL} cannot be answered: Flower.*{said}", caplog.text)
     assert stage.http.get("/health").status_code == status
+
+
+def test_a_client_that_goes_away_is_not_blamed_on_flower(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
+    place = (stage.address.host, stage.address.port)
+    with socket.create_connection(place, timeout=5) as connection:
+        connection.sendall(head.encode())
+    end = time.monotonic() + 5
+    while "The client went away" not in caplog.text:
+        assert time.monotonic() < end, caplog.text
+        time.sleep(0.01)
+    assert "SuperLink" not in caplog.text
 
 
 def test_connected_clients_are_noticed(stage: Stage) -> None:

@@ -63,6 +63,19 @@ def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> No
             assert http.post("/v1/control/start-run", content=b"").status_code == 403
 
 
+def test_clients_that_are_idle_do_not_hold_up_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway_stage(tls=files(tmp_path)) as stage:
+        context = trusting(AUTHORITY, tmp_path)
+        http = httpx.Client(base_url=f"https://{stage.address}", verify=context)
+        assert http.get("/health").is_success
+        began = time.monotonic()
+    assert time.monotonic() - began < 4
+    assert "graceful shutdown exceeded" not in caplog.text
+    http.close()
+
+
 def test_without_tls_to_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with gateway_stage(tls=files(tmp_path)) as stage:
         with pytest.raises(httpx.TransportError):

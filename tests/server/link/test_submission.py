@@ -1,9 +1,11 @@
 """Runs are submitted with Flower's command; here it says what it is told to."""
 
+import contextlib
 import dataclasses
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,66 @@ def test_what_goes_wrong_is_said(
     flwr(answer)
     with pytest.raises(RunError, match=said):
         submission.submit(settings, {})
+
+
+class _Port:
+    """Stands for the control port of a server that has a run, or none."""
+
+    def __init__(self, run_id: int | None, seen: list[str]) -> None:
+        self._run_id, self._seen = run_id, seen
+
+    def run_of_bundle(self, version: str) -> int | None:
+        self._seen.append(version)
+        return self._run_id
+
+
+@pytest.fixture
+def slow_flwr(tmp_path: Path, flwr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command take longer than anybody waits."""
+    flwr("")
+    (tmp_path / "bin" / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(submission, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(submission, "_LATE_S", 0.0)
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, run_id: int | None) -> list[str]:
+    """Let the control port answer; return the versions that it is asked for."""
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def port(address: object, ca: object) -> Iterator[_Port]:
+        yield _Port(run_id, seen)
+
+    monkeypatch.setattr(submission, "ControlPort", port)
+    return seen
+
+
+@pytest.mark.usefixtures("slow_flwr")
+def test_a_run_that_the_server_took_is_not_submitted_again(
+    settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _answer(monkeypatch, 5)
+    assert [submission.submit(settings, {}) for _ in range(2)] == [5, 5]
+    assert len(set(seen)) == 2  # no two submissions are taken for each other
+
+
+@pytest.mark.usefixtures("slow_flwr")
+def test_a_run_that_the_server_does_not_have_may_be_submitted_again(
+    settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer(monkeypatch, None)
+    with pytest.raises(RunError, match=r"within 0\.1 s\. The server has not taken the"):
+        submission.submit(settings, {})
+
+
+@pytest.mark.usefixtures("slow_flwr")
+def test_what_cannot_be_known_is_said(settings: ServerSettings) -> None:
+    alone = dataclasses.replace(settings, insecure=True, control="127.0.0.1:1")
+    with pytest.raises(RunError) as refused:
+        submission.submit(alone, {})
+    said = str(refused.value)
+    assert "Whether the server has taken the run is not known" in said
+    assert f"FLWR_HOME={settings.flower_home} flwr list federation" in said
 
 
 def test_without_a_server_there_is_no_status(settings: ServerSettings) -> None:

@@ -92,6 +92,22 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
     assert list(again.members()) == ["a"]
 
 
+def test_who_still_cannot_take_part_is_told_again_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory_module, "ASK_AGAIN_S", 0.0)
+    people = People({1: "a"})
+    people.change(1, problem="unknown label 'cta'")
+    found = directory(people)
+    look(found)
+    assert len(people.notices()) == 1
+    monkeypatch.setattr(directory_module, "REMIND_S", -1.0)
+    found = directory(people)
+    told = len(people.notices())
+    look(found)
+    assert len(people.notices()) > told
+
+
 def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) -> None:
     people = People({1: "a"})
     people.grid.nodes.add(9)

@@ -1,5 +1,6 @@
 """Runs of other data or weights than there are now are neither shown nor built on."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from knnper.config.errors import RunError
-from knnper.config.sections import Choice
+from knnper.config.sections import Choice, Experiment
 from knnper.config.seeding import RandomKey
+from knnper.data.dataset import Dataset
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.models.catalogue import build_model
 from knnper.models.tiny_cnn import TinyCnnSettings
+from simulation.batch import inputs
 from simulation.batch.inputs import (
     INPUTS,
     Inputs,
@@ -21,8 +24,10 @@ from simulation.batch.inputs import (
     keep_inputs,
     require_inputs,
 )
+from simulation.partition.split import Partition
 from simulation.sweep.plan import Sweep
 from simulation.sweep.running import run_sweep
+from simulation.workbench import deal
 from tests.simulation.sweep.small_sweep import (
     BASE,
     NEIGHBORS,
@@ -83,6 +88,27 @@ def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
     save_file(changed, file)
     with pytest.raises(RunError, match="the file of weights is not what it was"):
         run_sweep(sweep, tmp_path / "out", 1, ignore)
+
+
+def test_runs_of_another_split_are_refused_although_they_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = read(tmp_path, base=BASE, vary={NEIGHBORS: [1, 3]}, seeds=[1])
+    first = run_sweep(sweep, tmp_path / "out", 1, ignore)
+    dealt: list[Experiment] = []
+
+    def deal_with(seed: int, experiment: Experiment, dataset: Dataset) -> Partition:
+        dealt.append(experiment)
+        run = replace(experiment.run, seed=seed)
+        return deal(replace(experiment, run=run), dataset)
+
+    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 2))
+    with pytest.raises(RunError, match="the split is not what it was when the run in"):
+        run_sweep(sweep, tmp_path / "out", 1, ignore)
+    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 1))
+    again = run_sweep(sweep, tmp_path / "out", 1, ignore)
+    assert [one.runs for one in again] == [one.runs for one in first]
+    assert len(dealt) == 2  # once a call, since both runs have the same split
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_the_command_draws_and_goes_on(
     monkeypatch.delattr(simulation.figures.collapse_figure, "follow_bases")
     assert CliRunner().invoke(app, command).exit_code == 0
     other = CliRunner().invoke(app, [*command, "--set", "run.seed=1"])
-    assert other.exit_code == 1
+    assert other.exit_code == 2
     assert "holds a figure with another experiment" in other.output
 
 

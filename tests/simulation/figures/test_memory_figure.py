@@ -9,6 +9,7 @@ import pytest
 from knnper.config.errors import RunError
 from simulation.figures.memory.figure import draw_memory
 from simulation.figures.memory.settings import MemorySettings, memory_settings
+from simulation.figures.options import MemoryOptions
 from simulation.trained_model import TrainedModel, trained_model
 from tests.simulation.finished_run import finished_run
 
@@ -24,8 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 @pytest.fixture(scope="module")
 def settings(model: TrainedModel) -> MemorySettings:
     return replace(
-        memory_settings(model, 3, (0.1, 1.0), (2, 20)),
-        num_deals=2,
+        memory_settings(
+            model, MemoryOptions(clients=3, alpha=(0.1, 1.0), size=(2, 20), deals=2)
+        ),
         capacities=(0.0, 0.5, 1.0),
         knn_weights=(0.0, 0.5, 1.0),
         num_neighbors=(1, 10),
@@ -39,7 +41,7 @@ def quiet(done: int, total: int) -> None:
 
 
 def test_settings_follow_the_run(model: TrainedModel) -> None:
-    found = memory_settings(model)
+    found = memory_settings(model, MemoryOptions())
     assert found.num_clients == 2
     assert found.alpha == 0.3
     assert found.alphas == (0.1, 0.3, 0.5, 0.7, 1.0)
@@ -84,9 +86,9 @@ def test_figures_that_share_a_folder_share_their_deals(
     one = draw_memory(model, tmp_path, settings, 1, ["hardware"], quiet)
     assert not (tmp_path / "neighbors.csv").exists()
     other = draw_memory(model, tmp_path, settings, 1, ["neighbors"], quiet)
-    strong = next(curve for curve in one["hardware"] if curve.label == "strong")
+    strong = next(curve for curve in one["hardware"].curves if curve.label == "strong")
     # A strong client with ΔC = 0.5 has all its images, and k is 10.
-    assert strong.mean[-1] == other["neighbors"][0].mean[-1]
+    assert strong.mean[-1] == other["neighbors"].curves[0].mean[-1]
 
 
 def test_an_unknown_figure_is_named(

@@ -11,6 +11,7 @@ from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment
 from knnper.config.seeding import RandomKey
 from simulation.catalogue import experiment_catalogue
+from simulation.figures.options import QualityOptions
 from simulation.figures.quality.figure import draw_quality
 from simulation.figures.quality.settings import QualitySettings, quality_settings
 from simulation.figures.quality.training import CentralTraining
@@ -48,7 +49,9 @@ def quiet(done: int, total: int) -> None:
 
 
 def test_settings_follow_the_experiment() -> None:
-    found = quality_settings(experiment())
+    options = QualityOptions(clients=2, deals=4)
+    found = quality_settings(experiment(), options)
+    assert (found.num_clients, found.num_deals) == (2, 4)
     assert found.knn.num_neighbors == 5
     assert found.validation_fraction == 0.3
     assert found.alphas == (0.1, 0.3, 1.0)

@@ -16,8 +16,11 @@ from server.observer import SilentObserver
 from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
 from simulation.figures.mixture_losses import Measurements, without_validation
+from simulation.figures.options import ThreeApproachesOptions
+from simulation.figures.palette import colors_of
 from simulation.figures.three_approaches import (
     APPROACHES,
+    HYPCLUSTER,
     Candidate,
     ThreeApproachesSettings,
     hypcluster,
@@ -151,6 +154,26 @@ def test_the_figure_is_made_and_goes_on(
     monkeypatch.delattr(figure_module, "Measurements")
     again = draw_three_approaches(SETTINGS, tmp_path / "f", 1, on_part)
     assert again == found
+
+
+def test_methods_have_the_colours_that_they_have_in_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [{"test_loss": 1.0}] * 2
+    by_samples = dict.fromkeys([*APPROACHES, HYPCLUSTER], records)
+    found = figure_module.ThreeApproaches(by_samples, records, {})
+    monkeypatch.setattr(figure_module, "draw_three_approaches", lambda *_: found)
+    options = ThreeApproachesOptions(samples=(4, 10), clusters=(1, 2))
+    shown = figure_module.show_three_approaches(
+        None, tmp_path, options, lambda *_: None
+    )
+    left, right = shown.charts[0].draw().axes
+    colors = {line.get_label(): line.get_color() for line in left.lines}
+    _, fedavg, local = colors_of(["kNN-Per", "FedAvg", "Local"])
+    assert colors["Global (FedAvg)"] == fedavg.light
+    assert colors["Local"] == local.light
+    assert right.lines[0].get_color() == colors[HYPCLUSTER]
+    assert len(set(colors.values())) == len(by_samples)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

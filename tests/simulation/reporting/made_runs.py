@@ -92,7 +92,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
         )
     for result in results:
-        folder.append_hand_over(STATE, Handed(result.client, result))
+        folder.hand_overs.append(STATE, Handed(result.client, result))
     folder.write_clients_csv(results)
     experiment = {
         "name": "made",

@@ -1,0 +1,142 @@
+"""What is sent and is no input, and what is said of it."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.client.service.small_service import some_inputs
+from tests.client.service.some_requests import LIMITS, npy, png, refused
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "JSON"),
+        (b'{"inputs": [NaN]}', 400, "JSON"),
+        (b"[" * 100_00, 400, "JSON"),
+        (b"{}", 422, "inputs"),
+        (b'{"inputs": []}', 422, "1 to 4"),
+        (b'{"inputs": [1]}', 422, "inputs[0]"),
+        (b'{"inputs": [{"image": "%"}]}', 422, "base64"),
+        (b'{"inputs": [{"image": "aGFsbG8="}]}', 422, "PNG or JPEG"),
+        (b'{"inputs": [{"image": "", "more": 1}]}', 422, "inputs[0]"),
+        (b'{"inputs": [1, 1, 1, 1, 1]}', 422, "1 to 4"),
+        (b'{"inputs": [], "more": 1}', 422, "nothing else"),
+    ],
+)
+def test_json_that_is_no_input_is_refused(
+    client: httpx.Client, body: bytes, status: int, words: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    refused(client.post("/predict", content=body, headers=headers), status, words)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (256, "from 0 to 255"),
+        (-1, "from 0 to 255"),
+        (1.5, "whole numbers"),
+        (True, "expected numbers, found bool"),
+        ("1", "expected numbers, found str"),
+        (None, "expected numbers, found NoneType"),
+        (10**400, "from 0 to 255"),
+    ],
+)
+def test_a_pixel_that_is_none_is_refused(
+    client: httpx.Client, value: Any, words: str
+) -> None:
+    pixels = some_inputs(1)[0].tolist()
+    pixels[3][4] = [value]
+    refused(client.post("/predict", json={"inputs": [pixels]}), 422, words)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b"hello", 400, "numpy.save"),
+        (npy(np.zeros((8, 8, 1), np.uint8))[:-1], 400, "cut short"),
+        (npy(np.zeros((8, 8, 1), np.uint8)) + b"x", 400, "more follows"),
+        (npy(np.zeros((8, 8, 1), np.int64)), 422, "uint8"),
+        (npy(np.zeros((8, 9, 1), np.uint8)), 422, "(8, 8, 1)"),
+        (npy(np.array([{"a": 1}], object)), 422, "numbers"),
+        (npy(np.zeros((5, 8, 8, 1), np.uint8)), 422, "1 to 4"),
+        (npy(np.zeros((0, 8, 8, 1), np.uint8)), 422, "1 to 4"),
+    ],
+)
+def test_an_array_file_that_is_no_input_is_refused(
+    client: httpx.Client, content: bytes, status: int, words: str
+) -> None:
+    headers = {"content-type": "application/x-npy"}
+    refused(client.post("/predict", content=content, headers=headers), status, words)
+
+
+def test_an_image_that_is_huge_when_decoded_is_refused(client: httpx.Client) -> None:
+    file = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(file, "PNG")
+    assert len(file.getvalue()) < LIMITS.max_request_bytes
+    headers = {"content-type": "image/png"}
+    answer = client.post("/predict", content=file.getvalue(), headers=headers)
+    refused(answer, 422, "9000x9000 pixels, expected at most 1000")
+
+
+@pytest.mark.parametrize("cut", [8, 40, 60])
+def test_a_damaged_image_is_refused(client: httpx.Client, cut: int) -> None:
+    headers = {"content-type": "image/png"}
+    content = png(some_inputs(1)[0])[:cut]
+    refused(client.post("/predict", content=content, headers=headers), 422, "PNG")
+
+
+def test_formats_other_than_png_and_jpeg_are_not_decoded(client: httpx.Client) -> None:
+    headers = {"content-type": "image/png"}
+    content = png(some_inputs(1)[0], "GIF")
+    refused(client.post("/predict", content=content, headers=headers), 422, "PNG")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "image/gif", "", "a/b/c", "json"])
+def test_other_content_types_are_refused(client: httpx.Client, kind: str) -> None:
+    answer = client.post("/predict", content=b"{}", headers={"content-type": kind})
+    refused(answer, 415, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "words"),
+    [
+        (b"", "multipart/form-data", "boundary"),
+        (b"", "multipart/form-data; boundary=x", "parts"),
+        (
+            b"--x\r\nno headers\r\n--x--",
+            "multipart/form-data; boundary=x",
+            "blank line",
+        ),
+        (b"--x\r\n\r\n--x", "multipart/form-data; boundary=x", "parts"),
+    ],
+)
+def test_a_malformed_form_is_refused(
+    client: httpx.Client, content: bytes, kind: str, words: str
+) -> None:
+    answer = client.post("/predict", content=content, headers={"content-type": kind})
+    refused(answer, 400, words)
+
+
+def test_a_form_with_other_fields_is_refused(client: httpx.Client) -> None:
+    files = {"file": ("a.png", png(some_inputs(1)[0]), "image/png")}
+    refused(client.post("/predict", files=files), 422, "'file'")
+
+
+def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post("/predict", content=b" " * 20_001, headers=headers)
+    refused(answer, 413, "more than 20000 bytes")
+
+    def chunks() -> Iterator[bytes]:  # sent without a content length
+        for _ in range(21):
+            yield b" " * 1000
+
+    answer = client.post("/predict", content=chunks(), headers=headers)
+    refused(answer, 413, "more than 20000 bytes")

@@ -1,0 +1,127 @@
+"""Every shipped file is read and planned, and the page lists those of the papers."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from knnper.config.sections import Experiment
+from simulation.batch.playing import training_identity
+from simulation.comparison.plan import Comparison
+from simulation.figures.collapse import VARIANTS
+from simulation.reproducing.figure_file import FigurePlan
+from simulation.reproducing.protocols import Plan, read_protocol
+from simulation.sweep.plan import Sweep
+
+Rows = dict[str, list[str]]
+Tables = Callable[[str], dict[tuple[str, str], Rows]]
+
+PLACE = "docs/reproducing.md", ("The papers' files", "")
+EXPERIMENTS = Path("simulation/experiments")
+SMALL = EXPERIMENTS / "small"
+FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
+LITTLE = sorted(SMALL.glob("*.yaml"))
+ON_CIFAR = "_cifar10"
+
+read = cache(read_protocol)
+
+
+@pytest.fixture
+def rows(tables: Tables) -> Rows:
+    page, place = PLACE
+    return tables(page)[place]
+
+
+def full_form(path: Path) -> Path:
+    return EXPERIMENTS / f"{path.stem.removesuffix(ON_CIFAR)}.yaml"
+
+
+def skeleton(plan: Plan) -> object:
+    """Return what both forms of a table or figure have in common."""
+    if isinstance(plan, Sweep):
+        one = plan.settings
+        axes = one.x, one.series, one.y, one.group
+        return axes, one.vary.keys(), one.variants.keys()
+    if isinstance(plan, Comparison):
+        keys = {row.name: row.candidates[0].values.keys() for row in plan.rows}
+        return plan.reference, keys
+    assert isinstance(plan, FigurePlan)
+    return plan.figure, getattr(plan.options, "only", None)
+
+
+def num_trainings(experiments: Iterable[Experiment]) -> int:
+    return len({training_identity(one) for one in experiments})
+
+
+def trainings_of(plan: Plan) -> str:
+    """Return what the page says of the trainings of a full form."""
+    if isinstance(plan, Sweep):
+        return str(num_trainings(plan.experiments))
+    if isinstance(plan, Comparison):
+        candidates = [one for row in plan.rows for one in row.candidates]
+        tuned = num_trainings(one.tuning for one in candidates)
+        tested = num_trainings(
+            row.candidates[0].tested(seed) for row in plan.rows for seed in plan.seeds
+        )
+        return f"{tuned} + {tested}"
+    assert isinstance(plan, FigurePlan)
+    if plan.experiment is None:
+        return "its own"
+    return str(len(VARIANTS)) if plan.figure == "fedbasis-collapse" else "1"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_every_file_is_read_without_its_data(path: Path) -> None:
+    protocol = read(path)
+    commands = re.findall(r"^#   knnper \w+ (\S+)", protocol.text, re.MULTILINE)
+    assert set(commands) <= {str(path)}
+
+
+def test_small_forms_have_names_of_their_own() -> None:
+    names = [read(path).name for path in LITTLE]
+    assert names == [f"small-{path.stem.replace('_', '-')}" for path in LITTLE]
+
+
+@pytest.mark.parametrize("path", LITTLE, ids=str)
+def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
+    small, full = read(path), read(full_form(path))
+    assert f"#   knnper reproduce {path}\n" in small.text
+    assert f"#   knnper reproduce {full.path}\n" in full.text
+    assert full.name == full.path.stem.replace("_", "-")
+    assert skeleton(small.plan) == skeleton(full.plan)
+
+
+def test_the_page_lists_them_all(rows: Rows) -> None:
+    assert {path.stem.removesuffix(ON_CIFAR) for path in LITTLE} == rows.keys()
+    for name, cells in rows.items():
+        full = read(EXPERIMENTS / f"{name}.yaml")
+        assert cells[1:3] == [full.kind, trainings_of(full.plan)], name
+        on_cifar = (SMALL / f"{name}{ON_CIFAR}.yaml").is_file()
+        assert ("CIFAR-10" in cells[3]) is on_cifar, name
+
+
+@pytest.mark.parametrize("folder", [EXPERIMENTS, SMALL])
+@pytest.mark.parametrize("together", [("01", "02", "07", "08", "09"), ("04", "11")])
+def test_figures_of_one_model_share_its_training(
+    folder: Path, together: tuple[str, ...]
+) -> None:
+    paths = [path for name in together for path in folder.glob(f"fig{name}_*.yaml")]
+    little = [path for path in paths if not path.stem.endswith(ON_CIFAR)]
+    assert len(little) == len(together)
+    assert num_trainings(experiments_of(little)) == 1
+
+
+def test_figures_on_a_part_of_cifar_share_one_training() -> None:
+    paths = [one for one in LITTLE if one.stem.endswith(ON_CIFAR)]
+    assert len(paths) == 15
+    figures = [path for path in paths if "figure: quality" not in read(path).text]
+    assert num_trainings(experiments_of(figures)) == 1
+
+
+def experiments_of(paths: Iterable[Path]) -> list[Experiment]:
+    """Return what the figures among the files are drawn of."""
+    plans = [read(path).plan for path in paths]
+    figures = [plan for plan in plans if isinstance(plan, FigurePlan)]
+    return [one.experiment for one in figures if one.experiment is not None]

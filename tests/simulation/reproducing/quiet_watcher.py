@@ -1,0 +1,52 @@
+"""A watcher that remembers what it is told."""
+
+import contextlib
+from collections.abc import Iterator
+
+from server.observer import Observer, SilentObserver
+from simulation.batch.families import Advance
+from simulation.figures.folder import OnPart
+from simulation.reproducing.protocols import Protocol
+
+
+class QuietWatcher:
+    """Remembers the files that began, those that failed, and what was made."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int, str]] = []
+        self.failed: dict[str, str] = {}
+        self.num_made = 0
+        self.num_trained = 0
+
+    def begins(self, number: int, total: int, protocol: Protocol) -> None:
+        self.begun.append((number, total, protocol.name))
+
+    def fails(self, protocol: Protocol, reason: str) -> None:
+        self.failed[protocol.name] = reason
+
+    @contextlib.contextmanager
+    def counting(self, total: int, noun: str) -> Iterator[Advance]:
+        def advance(number: int, made: bool) -> None:
+            self.num_made += number if made else 0
+
+        yield advance
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[Observer]:
+        watcher = self
+
+        class Counting(SilentObserver):
+            def training_started(self, num_rounds: int, first_round: int) -> None:
+                watcher.num_trained += 1
+
+        yield Counting()
+
+    @contextlib.contextmanager
+    def drawing(self, parts: str) -> Iterator[OnPart]:
+        first: list[int] = []
+
+        def on_part(done: int, total: int) -> None:
+            self.num_made += done - first[-1] if first else 0
+            first.append(done)
+
+        yield on_part
