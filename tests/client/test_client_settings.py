@@ -78,7 +78,7 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
     assert set(problems) == {"name", "server", "secure", "service.port", "data.name"}
     assert "did you mean 'insecure'?" in problems["secure"]
     assert "did you mean 'image_folder'?" in problems["data.name"]
-    assert "at most 65535" in problems["service.port"]
+    assert "from 0 to 65535" in problems["service.port"]
 
 
 def test_without_a_word_on_security_both_parts_of_it_are_asked_for(
