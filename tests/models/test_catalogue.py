@@ -49,6 +49,13 @@ EVERY_MODEL = [
     pytest.param("leaf_cnn", LeafCnnSettings(), spec_of(32, 3), 512, id="leaf-32x32"),
     pytest.param("tiny_cnn", TinyCnnSettings(), spec_of(8, 1), 64, id="tiny"),
     pytest.param(
+        "tiny_cnn",
+        TinyCnnSettings(num_poolings=2),
+        spec_of(32, 3),
+        64,
+        id="tiny-pooled",
+    ),
+    pytest.param(
         "mobilenet_v2", MobileNetV2Settings(), spec_of(32, 3), 1280, id="mobilenet"
     ),
     pytest.param(
@@ -234,6 +241,13 @@ def test_mobilenet_v2_drops_features_before_the_head_in_training_only() -> None:
         ("leaf_cnn", LeafCnnSettings(), 30, 1, "multiples of 4, found 30x30"),
         ("leaf_cnn", LeafCnnSettings(), 28, 2, "1 or 3 channels, found 2"),
         ("tiny_cnn", TinyCnnSettings(), 7, 1, "multiples of 2, found 7x7"),
+        (
+            "tiny_cnn",
+            TinyCnnSettings(num_poolings=2),
+            6,
+            1,
+            "multiples of 4, found 6x6",
+        ),
         ("mobilenet_v2", MobileNetV2Settings(), 32, 4, "1 or 3 channels, found 4"),
         ("resnet18", ResNet18Settings(), 32, 2, "1 or 3 channels, found 2"),
     ],

@@ -107,7 +107,7 @@ CARD = TypeAdapter(ModelCard)
 # Settings that models were given later, with what a model without them has: a card
 # leaves them out then, so that a model keeps its fingerprint, and stores their model.
 _LATER: Mapping[str, Mapping[str, object]] = {
-    "tiny_cnn": {"norm": "none"},
+    "tiny_cnn": {"norm": "none", "num_poolings": 1},
     "leaf_cnn": {"norm": "none"},
 }
 
