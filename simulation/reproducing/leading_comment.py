@@ -1,10 +1,12 @@
 """What a file says about itself at its top."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _LISTING_INDENT = "  "
+_LONGEST_TITLE = 140
+"""In characters: two lines of a page."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,20 @@ def leading_comment(text: str) -> tuple[Paragraph, ...]:
         for (is_blank, is_listing), group in grouped
         if not is_blank
     )
+
+
+def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]:
+    """Return the sentence that says what a file is, and the paragraphs after it.
+
+    A first paragraph of one short sentence is one; without it the title is empty.
+    """
+    if not comment or comment[0].is_listing:
+        return "", comment
+    text = comment[0].text
+    title = text.rstrip(".:")
+    if len(title) > _LONGEST_TITLE or ". " in title:
+        return "", comment
+    return title, comment[1:]
 
 
 def _is_indented(line: str) -> bool:

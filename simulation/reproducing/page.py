@@ -13,7 +13,7 @@ from simulation.reporting.files import write_text
 from simulation.reporting.inline_svg import as_svg
 from simulation.reporting.provenance import environment_text
 from simulation.reporting.templating import render_page, template_environment
-from simulation.reproducing.leading_comment import Paragraph
+from simulation.reproducing.leading_comment import Paragraph, split_title
 from simulation.reproducing.own_report import PAGE
 from simulation.reproducing.playing import Played
 from simulation.reproducing.protocols import REPORT
@@ -111,9 +111,14 @@ class Entry:
         return self.played.protocol.text
 
     @property
+    def title(self) -> str:
+        """What it shows, as the file says; its name where it does not."""
+        return split_title(self.played.protocol.about)[0] or self.name
+
+    @property
     def about(self) -> Sequence[Paragraph]:
-        """What the file says of itself."""
-        return self.played.protocol.about
+        """What the file says of itself after its title."""
+        return split_title(self.played.protocol.about)[1]
 
     @property
     def state(self) -> str:

@@ -12,6 +12,7 @@ from simulation.batch.playing import training_identity
 from simulation.comparison.plan import Comparison
 from simulation.figures.collapse import VARIANTS
 from simulation.reproducing.figure_file import FigurePlan
+from simulation.reproducing.leading_comment import split_title
 from simulation.reproducing.protocols import Plan, read_protocol
 from simulation.sweep.plan import Sweep
 
@@ -77,6 +78,11 @@ def test_every_file_is_read_without_its_data(path: Path) -> None:
     protocol = read(path)
     commands = re.findall(r"^#   knnper \w+ (\S+)", protocol.text, re.MULTILINE)
     assert set(commands) <= {str(path)}
+
+
+@pytest.mark.parametrize("path", [*LITTLE, *map(full_form, LITTLE)], ids=str)
+def test_a_file_says_in_a_title_what_it_shows(path: Path) -> None:
+    assert split_title(read(path).about)[0]
 
 
 def test_small_forms_have_names_of_their_own() -> None:

@@ -137,7 +137,10 @@ def test_the_page_says_all_of_each_file(reproduced: Reproduced) -> None:
     page = Page(reproduced.page)
     assert len(page.all("svg")) == 5
     assert len(page.all("details")) == len(NAMES)
-    assert page.text.count("The paper's figure, <small>.") == 2 * len(NAMES)
+    in_contents_heading_and_file = 3 * len(NAMES)
+    assert (
+        page.text.count("The paper's figure, <small>") == in_contents_heading_and_file
+    )
     assert "Of 6: 5 done, 1 failed." in page.text
     assert "This file failed. " in page.text
     assert f"knnper reproduce {reproduced.paths[0]}" in page.text
@@ -154,7 +157,8 @@ def test_markdown_links_the_pictures(reproduced: Reproduced) -> None:
     for file in ("weak-and-strong/hardware.svg", "neighbors/plot.svg"):
         assert f"]({file})" in text
         assert (reproduced.output / file).is_file()
-    assert "| lost | sweep | failed | 0 s |" in text
+    assert "| lost | The paper's figure, <small> | sweep | failed | 0 s |" in text
+    assert text.count("\n## The paper's figure, <small>\n") == len(NAMES)
     assert "    knnper reproduce it.yaml\n" in text
 
 
