@@ -94,7 +94,7 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         "registry": str(settings.roster_file) if not settings.insecure else "",
     }
     follow = _follower(place)
-    with _showing_patience(submission.PATIENCE_S):
+    with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
         run_id = submission.submit(settings, config)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
@@ -129,6 +129,22 @@ def _require_free(place: Path, overwrite: bool, resume: bool) -> None:
         RunFolder.open(place).require_idle()
     else:
         RunFolder.require_free(place, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def _saying_where_to_look(settings: "ServerSettings") -> Iterator[None]:
+    """Say where to look for a run that the user no longer waits for."""
+    from server.link.flower_home import CONNECTION
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        say(
+            "Interrupted; the server may have taken the run, or take it yet. Before "
+            "you submit it again, look for it: "
+            f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
+        )
+        raise typer.Exit(INTERRUPTED) from error
 
 
 @contextlib.contextmanager
@@ -184,10 +200,19 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
         found = submission.status(settings, run_id)
         raise RunError(
             f"run {run_id} ended without results: {found.outcome} {found.details}\n"
-            f"{submission.last_words(settings, run_id)}\n"
+            f"{_last_words(settings, run_id)}\n"
             f"{how_to_go_on('submit', place)}"
         )
     _show(place)
+
+
+def _last_words(settings: "ServerSettings", run_id: int) -> str:
+    from server.link import submission
+
+    try:
+        return submission.last_words(settings, run_id)
+    except RunError as error:
+        return f"The end of its log cannot be shown: {error}"
 
 
 def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:

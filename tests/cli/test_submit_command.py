@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from knnper.cli import submit as submit_command
 from knnper.cli.app import app
+from knnper.config.errors import RunError
 from server.link import submission
+from server.link.control import RunStatus
 from server.link.founding import Founding, found
 from server.link.layout import FederationFolder
 from server.run_folder import RunFolder
@@ -16,8 +18,17 @@ from server.settings import ServerSettings
 from tests.apps.site_grid import experiment
 
 
+@pytest.fixture
+def federation(tmp_path: Path) -> list[str]:
+    """Found a federation with a run to resume; return the options that name both."""
+    folder = FederationFolder(tmp_path / "fed")
+    found(folder, Founding(["localhost"], insecure=True))
+    RunFolder.create(tmp_path / "run", experiment())
+    return ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
+
+
 def test_changes_reach_the_run_as_they_were_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = []
 
@@ -26,20 +37,15 @@ def test_changes_reach_the_run_as_they_were_given(
         return 7
 
     monkeypatch.setattr(submission, "submit", submit)
-    folder = FederationFolder(tmp_path / "fed")
-    found(folder, Founding(["localhost"], insecure=True))
-    RunFolder.create(tmp_path / "run", experiment())
     changes = ["data.path=a;b", "run.seed=7"]
-    options = ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
-    for change in changes:
-        options += ["--set", change]
-    said = CliRunner().invoke(app, ["submit", *options, "--detach"])
+    options = [text for change in changes for text in ("--set", change)]
+    said = CliRunner().invoke(app, ["submit", *federation, *options, "--detach"])
     assert said.exit_code == 0, said.output
     assert json.loads(str(configs[0]["set"])) == changes
 
 
 def test_who_waits_for_the_server_sees_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
         time.sleep(0.3)
@@ -47,10 +53,35 @@ def test_who_waits_for_the_server_sees_it(
 
     monkeypatch.setattr(submission, "submit", submit)
     monkeypatch.setattr(submit_command, "REMIND_S", 0.1)
-    folder = FederationFolder(tmp_path / "fed")
-    found(folder, Founding(["localhost"], insecure=True))
-    RunFolder.create(tmp_path / "run", experiment())
-    options = ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
-    said = CliRunner().invoke(app, ["submit", *options, "--detach"])
+    said = CliRunner().invoke(app, ["submit", *federation, "--detach"])
     assert said.exit_code == 0, said.output
     assert "Waiting for the server to take the run: 0 of at most 900 s" in said.output
+
+
+def test_who_no_longer_waits_is_told_where_to_look(
+    federation: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "submit", submit)
+    said = CliRunner().invoke(app, ["submit", *federation, "--detach"])
+    assert said.exit_code == 130
+    assert "the server may have taken the run" in said.output
+    assert "flwr list federation" in " ".join(said.output.split())
+
+
+def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
+    federation: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last_words(settings: ServerSettings, run_id: int) -> str:
+        raise RunError("flwr log did not end within 120 s")
+
+    ended = RunStatus("finished", outcome="failed", details="out of memory")
+    monkeypatch.setattr(submission, "submit", lambda settings, config: 7)
+    monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
+    monkeypatch.setattr(submission, "last_words", last_words)
+    said = CliRunner().invoke(app, ["submit", *federation])
+    assert said.exit_code == 1
+    assert "run 7 ended without results: failed out of memory" in said.output
+    assert "cannot be shown: flwr log did not end within 120 s" in said.output
