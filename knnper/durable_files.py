@@ -1,5 +1,6 @@
 """Files that are whole at any time, also after a kill."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -15,13 +16,28 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     The folder must exist. Text is written as UTF-8. On return it is on disk.
     """
-    draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    draft = draft_of(path)
+    try:
+        _write(draft, content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    except BaseException:
+        # What stays makes the folder one that is not empty.
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return what `write_atomically` leaves of ``path`` where it is killed."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

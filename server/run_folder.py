@@ -15,7 +15,7 @@ from knnper.config.document import results_identity, to_yaml
 from knnper.config.errors import ConfigError, FolderTakenError, Problem, RunError
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from knnper.durable_files import JsonLines, write_atomically
+from knnper.durable_files import JsonLines, draft_of, write_atomically
 from server.hand_over_log import HandOverLog
 from server.manifest import complete_manifest
 from server.results import write_clients_csv
@@ -84,7 +84,9 @@ class RunFolder:
         """
         if path.exists() and not path.is_dir():
             raise FolderTakenError(f"{path} is a file; expected a folder for the run")
-        if not path.exists() or all(entry.name == LOCK for entry in path.iterdir()):
+        # All that is there where making a run ended with its first file.
+        own = {path / LOCK, draft_of(path / EXPERIMENT)}
+        if not path.exists() or own.issuperset(path.iterdir()):
             return
         if not is_run(path):
             raise FolderTakenError(

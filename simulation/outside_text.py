@@ -1,7 +1,6 @@
 """Names that come from outside, as class names and titles do, in charts and tables."""
 
 import unicodedata
-from collections.abc import Sequence
 
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 """Categories of Unicode: control characters, halves of characters, ends of lines."""
@@ -22,11 +21,6 @@ def chart_text(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """Return a text as a cell of a Markdown table."""
     return one_line(text).replace("|", r"\|")
-
-
-def markdown_row(cells: Sequence[str]) -> str:
-    """Return texts as a row of a Markdown table, without the end of the line."""
-    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 def _is_no_text(character: str) -> bool:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from simulation.outside_text import markdown_row
+from simulation.outside_text import markdown_cell
+
+_RULE = 3
+"""Of so many characters is the line below a header that Markdown takes for one."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,15 @@ class Table:
         return cls(title, header, tuple(rows))
 
     def as_markdown(self) -> str:
-        """Return header and rows as a Markdown table, numbers to the right."""
-        rule = ["---", *["---:"] * (len(self.header) - 1)]
-        lines = (self.header, rule, *self.rows)
-        return "".join(f"{markdown_row(line)}\n" for line in lines)
+        """Return header and rows as a Markdown table, all but names to the right.
+
+        Columns are filled with spaces, so that it can be read as it is.
+        """
+        lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
+        widths = [max(_RULE, *map(len, cells)) for cells in zip(*lines, strict=True)]
+        first, *others = widths
+        rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+        return "".join(_padded(line, widths) for line in (lines[0], rule, *lines[1:]))
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,13 @@ class Shown:
     tables: tuple[Table, ...]
     charts: tuple[Chart, ...] = ()
     remarks: tuple[str, ...] = ()
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table, the first cell to the left and the others right."""
+    (name, *numbers), (first, *others) = cells, widths
+    filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
+    return f"| {' | '.join([name.ljust(first), *filled])} |\n"
 
 
 def percent(fraction: float) -> str:

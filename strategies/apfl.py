@@ -17,10 +17,11 @@ its last round, which never trained on its validation split; a newcomer trains o
 both splits.
 
 Departures: v starts from the global model that the client is sent on its first visit,
-not from the initial one. Buffers such as BatchNorm's running statistics have no
-gradient: v's follow the passes at v̄, and v̄ is served with them, but with w's where α
-is 0. The authors' code adapts α once a round; here, as in their formula, each step
-does.
+not from the initial one. The mean of the w weights each client by its number of
+examples; the paper weights clients equally. Buffers such as BatchNorm's running
+statistics have no gradient: v's follow the passes at v̄, and v̄ is served with them, but
+with w's where α is 0. The authors' code adapts α once a round; here, as in their
+formula, each step does.
 """
 
 from dataclasses import dataclass, replace

@@ -33,6 +33,7 @@ from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.records import ModelState, ModelUpdate
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
+from strategies.krum import lowest
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,8 @@ def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[in
     left = list(range(len(distances)))
     selected = []
     for _ in range(len(distances) - 2 * num_malicious):
-        num_closest = max(1, len(left) - num_malicious - 2)
-        # The closest is the client itself.
-        closest = np.sort(distances[np.ix_(left, left)], axis=1)[:, 1 : num_closest + 1]
-        selected.append(left.pop(int(closest.sum(axis=1).argmin())))
+        best = lowest(distances[np.ix_(left, left)], num_malicious)[0]
+        selected.append(left.pop(best))
     return selected
 
 

@@ -17,8 +17,10 @@ Departures: the papers let all clients take part in every round. Here a cluster 
 parted by its members that replied. A member that was away then, or has never taken
 part, does as a client that arrives after training (knn-per.txt, "Generalization to
 unseen clients"): it gets all models and joins the cluster whose model has the lowest
-loss on its validation split. γ_max is one setting; the paper estimates the noise of
-each client. The parts start from their own means of the round in which they were made.
+loss on its validation split. The paper's own rule for new clients leads them down the
+tree of the partings by the cosines of their updates; the server keeps no such tree.
+γ_max is one setting; the paper estimates the noise of each client. The parts start from
+their own means of the round in which they were made.
 """
 
 import math

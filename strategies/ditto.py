@@ -8,10 +8,11 @@ Personalization", ICML 2021, Algorithm 1; knn-per.txt, section 5, from which the
 
 The client's λ is the one of a grid that does best on its validation split. So it trains
 one v for each value, and keeps them all. With λ = 0 a client that takes part in every
-round trains v exactly as `local` trains, but for the order of its examples, which is
-drawn with another key. With λ → ∞, and without momentum, the parameters of v are those
-of the w that the client was sent last. A seen client serves what the rounds left, which
-never trained on its validation split; a newcomer trains on both splits in the end.
+round trains v exactly as `local` trains on the training split alone, but for the order
+of its examples, which is drawn with another key. With λ → ∞, and without momentum, the
+parameters of v are those of the w that the client was sent last. A seen client serves
+what the rounds left, which never trained on its validation split; a newcomer trains on
+both splits in the end.
 
 Departures: v is trained for as long and as fast as w, where the paper allows lengths
 and rates of their own. λ is chosen once, at the hand-over. The pull is taken at the

@@ -10,9 +10,9 @@ fedbasis-pflbed.txt, Eq. 3 and Table 6. With the models w_m of the clients m,
 In a round a client goes on with its own w_m, from w̄ on its first visit, pulled towards
 the w̄ that it was sent. With λ = 0 and full participation that is local training: each
 w_m starts from the common initial weights and nothing of the others reaches it, so it
-is exactly `local`'s, given the same random keys. A seen client serves its w_m of the
-last round, which never trained on its validation split; a newcomer trains one from w̄
-on both splits.
+is exactly `local`'s of the training split, given the same random keys. A seen client
+serves its w_m of the last round, which never trained on its validation split; a
+newcomer trains one from w̄ on both splits.
 
 Departures: MOCHA solves convex problems in their dual and learns how clients are
 related; here the relation is fixed, and any model is trained with SGD. w̄ is of the

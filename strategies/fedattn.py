@@ -12,7 +12,8 @@ the trained models is the next global model, and W_Q, W_K and W_V make a step of
 along what is propagated back from M̃_i - M_i.
 
 The report finds that this is not stable, and names two remedies (section 5.3): biases
-are pulled to the global ones, or personal only once the global model has converged.
+are pulled to the global ones (and to each other's, which is left out here), or personal
+only once the global model has converged; all weights then go on training.
 
 Where the report is silent: the client is among its own neighbours. Until its first
 visit it is sent the global model. M̃_i - M_i, the local steps times their rate, is taken
@@ -201,10 +202,14 @@ def fedattn(task: Task, settings: FedAttnSettings) -> Method:
 
 
 def bias_mask(task: Task) -> Tensor:
-    """Return which weights are a layer's ``bias``, bool of shape (num_weights,)."""
+    """Return which weights are a layer's biases, bool of shape (num_weights,).
+
+    torch calls them ``bias``, and those of an LSTM ``bias_ih_l0`` and ``bias_hh_l0``.
+    """
     mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
     for entry in task.model.entries:
-        is_bias = entry.is_parameter and entry.name.rpartition(".")[2] == "bias"
+        own_name = entry.name.rpartition(".")[2]
+        is_bias = entry.is_parameter and own_name.startswith("bias")
         mask[entry.start : entry.stop] = is_bias
     return mask
 

@@ -40,7 +40,7 @@ from knnper.config.ranges import (
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.bases import layers, whole_model
+from strategies.core.bases import layers, stages, whole_model
 from strategies.core.basis_models import (
     Bases,
     BasesState,
@@ -61,6 +61,8 @@ from strategies.core.records import NoState
 from strategies.core.task import Task
 from strategies.core.update_shapes import as_sent
 
+_BLOCKS = {"layers": layers, "stages": stages, "whole": whole_model}
+
 
 @dataclass(frozen=True)
 class FedBasisSettings(Settings):
@@ -74,7 +76,9 @@ class FedBasisSettings(Settings):
     major_basis
         Whether v', like the global model of FedAvg, is half of every combination.
     blocks
-        ``layers``: a combination for each layer and one for the head; ``whole``: one.
+        ``layers``: a combination for each layer and one for the head; ``stages``: one
+        for each sequence of layers and one for the head, as in the paper, whose
+        ResNet-18 has four of them; ``whole``: one.
     coordinate_descent
         Whether a client trains its combination, then the bases; else both together.
     temperature
@@ -95,7 +99,7 @@ class FedBasisSettings(Settings):
 
     num_bases: PositiveInt = 3
     major_basis: bool = True
-    blocks: Literal["layers", "whole"] = "layers"
+    blocks: Literal["layers", "stages", "whole"] = "layers"
     coordinate_descent: bool = True
     temperature: PositiveFraction = 0.1
     combination_learning_rate: PositiveFloat = 1.0
@@ -219,10 +223,9 @@ def local_round(
 
 def _combination(task: Task, settings: FedBasisSettings, payload: Bases) -> Combination:
     models = torch.stack(payload.models).to(task.model.device)
-    blocks = layers if settings.blocks == "layers" else whole_model
     return Combination(
         models,
-        blocks(task.model),
+        _BLOCKS[settings.blocks](task.model),
         settings.major_basis and len(models) > 1,
         settings.combination_learning_rate,
     )

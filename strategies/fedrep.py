@@ -48,8 +48,8 @@ class FedRepSettings(Settings):
         is trained is the training section's.
     head_learning_rate
         α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
-        the training section's: of the round, of the last round in the end, and of the
-        first round for a new head.
+        the training section's. Either is multiplied by the schedule's factor: of the
+        round, of the last round in the end, and of the first round for a new head.
     newcomer_epochs
         Passes in the end of a client that was never drawn, whose head is new.
     """
@@ -71,8 +71,8 @@ def fedrep(task: Task, settings: FedRepSettings) -> Method:
     sharing = Sharing(~head)
 
     def head_rate(server_round: int) -> float:
-        rate = task.training.learning_rate_at(server_round)
-        return settings.head_learning_rate or rate
+        rate = settings.head_learning_rate or task.training.learning_rate
+        return rate * task.training.schedule.factor_at(server_round)
 
     def client_update(
         payload: ModelPayload,

@@ -37,8 +37,8 @@ class FedTrimmedAvgSettings(Settings):
     Attributes
     ----------
     trimmed_fraction
-        β, [0, ½): of each end. At least the fraction of bad clients; the paper has
-        0.05 for 1 of 40 and 0.1 for 4 of 40, the default is Flower's.
+        β, [0, ½): of each end. At least the fraction of bad clients. The default is
+        Flower's.
     """
 
     trimmed_fraction: BelowHalf = 0.2

@@ -7,20 +7,24 @@ gradients (their differences are the same). Of n clients, f of them bad, n ≥ 2
     s(k) = Σ_{i → k} |w_k - w_i|²    over the n - f - 2 models closest to w_k
     w ← w_k with the smallest s(k)
 
-The server half is Flower's `Krum`. All updates of a round are held at once.
+Distances are those of Flower's `Krum`. All updates of a round are held at once.
 
 Flower does not ask for n ≥ 2 f + 3; here a round of fewer is an error. Distances cover
 all weights, buffers such as BatchNorm's running statistics too: what the server takes
-over must not differ from what it compared. Of equal scores the first client's wins.
+over must not differ from what it compared. Of equal scores the first client's wins; in
+Flower it may be another's, depending on the processor that sorts them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from knnper.config.ranges import NonNegativeInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
-from strategies.core.flower_aggregation import krum as flower_krum
+from strategies.core.flower_aggregation import multikrum as flower_multikrum
 from strategies.core.held_updates import hold, require
 from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.records import ModelState, ModelUpdate
@@ -56,9 +60,30 @@ def krum(task: Task, settings: KrumSettings) -> Method:
     ) -> ModelState:
         held = hold(updates)
         require_neighbours(len(held), settings.num_malicious)
-        return ModelState(flower_krum(held, settings.num_malicious))
+
+        def select(distances: NDArray[np.float64]) -> list[int]:
+            return lowest(distances, settings.num_malicious)[:1]
+
+        return ModelState(flower_multikrum(held, select))
 
     return replace(base, init=init, aggregate=aggregate)
+
+
+def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
+    """Return the positions of n clients by their score, of equals the first first.
+
+    Parameters
+    ----------
+    distances
+        Squared, shape (n, n).
+    num_malicious
+        f. One neighbour counts where n - f - 2 is less.
+    """
+    num_closest = max(1, len(distances) - num_malicious - 2)
+    # The closest is the client itself.
+    closest = np.sort(distances, axis=1)[:, 1 : num_closest + 1]
+    order: list[int] = np.argsort(closest.sum(axis=1), kind="stable").tolist()
+    return order
 
 
 def require_neighbours(num_clients: int, num_malicious: int) -> None:
@@ -70,7 +95,7 @@ def require_neighbours(num_clients: int, num_malicious: int) -> None:
 SPEC = MethodSpec(
     title="Krum",
     summary="The one client's model that is closest to its neighbours.",
-    source="Blanchard et al. 2017, section 4; Flower's Krum",
+    source="Blanchard et al. 2017, section 4; Flower's distances",
     build=krum,
     upload="1",
     download="1",

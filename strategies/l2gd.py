@@ -17,7 +17,8 @@ these, as x̄ is needed only at heads after tails.
 With p = 0 every coin is tails, the rate is η, and nobody steps towards x̄: what the
 server sends is where a client starts on its first visit, and no more. With full
 participation that is the common initial weights, so a client's model is exactly
-`local`'s, given the same random keys. In the end clients are served as by `fed_mtl`.
+`local`'s of the training split, given the same random keys. In the end clients are
+served as by `fed_mtl`.
 
 Departures: within a round x̄ is the mean at its start, over the clients that replied in
 the last one, weighted by their examples. Heads are a proximal step, which equals the

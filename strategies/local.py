@@ -2,7 +2,8 @@
 
 The baseline "Local" of knn-per.txt, section 5. There are no rounds: all training
 happens in `personalize`, as long as that of a client that takes part in every round
-of FedAvg, with the same schedule of learning rates.
+of FedAvg, with the same schedule of learning rates, on both of a client's splits: the
+paper retrains its models on both together.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from knnper.config.errors import RunError
 from knnper.config.ranges import PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, Examples
+from strategies.core.hand_over_training import on_both_splits
 from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, Predictor
+from strategies.core.method import Method, MethodSpec
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
 from strategies.core.task import Task
@@ -50,13 +52,16 @@ def local(task: Task, settings: LocalSettings) -> Method:
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
-    ) -> Predictor:
-        weights = payload.weights
-        for server_round in range(1, num_rounds + 1):
-            rate = task.training.learning_rate_at(server_round)
-            round_rng = rng.child("round", server_round)
-            weights = local_sgd(task, weights, data.train, rate, round_rng).weights
-        return ModelPredictor(task, weights)
+    ) -> ModelPredictor:
+        def train(examples: Examples) -> ModelPredictor:
+            weights = payload.weights
+            for server_round in range(1, num_rounds + 1):
+                rate = task.training.learning_rate_at(server_round)
+                round_rng = rng.child("round", server_round)
+                weights = local_sgd(task, weights, examples, rate, round_rng).weights
+            return ModelPredictor(task, weights)
+
+        return on_both_splits(data, train)
 
     return Method(
         init=init,

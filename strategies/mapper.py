@@ -10,8 +10,10 @@ with h_c the central model that it is sent:
     2. λ*, h_l = argmin over these pairs of L(λ h_λ + (1 - λ) h_c)  (Eq. 11)
     3. train h_c on L(λ* h_l + (1 - λ*) h_c) with h_l fixed         (Eq. 12)
 
-Here h are probabilities and L is the log-loss of the mixture of them. Each h_λ starts
-from h_c (appendix F.2). After the last round every client does 1. and 2. once more.
+Here h are probabilities and L is the log-loss of the mixture of them; where a model
+learns from several predictions of an example, the mean over these, each a mixture. Each
+h_λ starts from h_c (appendix F.2). After the last round every client does 1. and 2.
+once more.
 
 With a cover of 0 alone it is FedAvg. Where λ* is 1 the central model has no part in the
 loss of 3. and the client returns it as it is, without weight decay or new statistics of
@@ -43,13 +45,12 @@ from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
-from strategies.core.evaluation import evaluate, score
+from strategies.core.evaluation import score
 from strategies.core.grids import repetitions
 from strategies.core.local_model import Objective, cross_entropy
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
 from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.model_predictor import ModelPredictor
 from strategies.core.records import ModelPayload, ModelUpdate, NoState
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
@@ -224,8 +225,8 @@ def _central_update(
     """
     share = found.interpolation_weight
     if share == 1.0:
-        loss = evaluate(ModelPredictor(task, found.local), examples).log_loss_sum
-        return ModelUpdate(central, len(examples), loss / len(examples))
+        loss = float(task.losses(found.local, examples).mean())
+        return ModelUpdate(central, len(examples), loss)
     objective = mixture_loss(task, 1 - share, found.local)
     trained = local_sgd(task, central, examples, rate, rng, objective=objective)
     return ModelUpdate(trained.weights, len(examples), trained.train_loss)
@@ -233,6 +234,8 @@ def _central_update(
 
 def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     """Return -log(s h(x)[y] + (1 - s) h'(x)[y]) as an objective for h.
+
+    Where the model makes several predictions for an example, their mean.
 
     Parameters
     ----------
@@ -251,9 +254,9 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
 
     def objective(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
-            constant = of_fixed - cross_entropy(other, inputs, labels)
-        own = of_trained - cross_entropy(module, inputs, labels)
-        return -torch.logaddexp(own, constant)
+            constant = of_fixed - other.position_losses(inputs, labels)
+        own = of_trained - module.position_losses(inputs, labels)
+        return -torch.logaddexp(own, constant).mean(dim=1)
 
     return objective
 

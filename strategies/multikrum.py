@@ -4,7 +4,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: By
 Tolerant Gradient Descent", NeurIPS 2017, section 5: the scores are Krum's, and the m
 clients with the smallest are averaged. m = 1 is Krum, m = n the mean of all.
 
-The server half is Flower's `MultiKrum`. All updates of a round are held at once.
+Distances and mean are those of Flower's `MultiKrum`. All updates of a round are held at
+once. Of equal scores the first client's is the smaller.
 
 Flower neither asks for n ≥ 2 f + 3 nor for n ≥ m; here a round of fewer is an error.
 Departures: the mean weights the selected by their examples, which is what Flower does,
@@ -15,6 +16,9 @@ weights, buffers such as BatchNorm's running statistics too.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from knnper.config.ranges import NonNegativeInt, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
@@ -24,7 +28,7 @@ from strategies.core.method import Method, MethodSpec, NoSettings
 from strategies.core.records import ModelState, ModelUpdate
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
-from strategies.krum import require_neighbours
+from strategies.krum import lowest, require_neighbours
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class MultiKrumSettings(Settings):
         f, clients in a round that may send anything; at most (n - 3) / 2 of n. The
         paper has a third or fewer. 0 expects none.
     num_selected
-        m, the clients that are averaged; null is n - f of the n in a round, as in the
-        paper's experiments.
+        m, the clients that are averaged; null is n - f of the n in a round, as many as
+        are not expected to be bad.
     """
 
     num_malicious: NonNegativeInt = 0
@@ -61,7 +65,11 @@ def multikrum(task: Task, settings: MultiKrumSettings) -> Method:
         _require_enough(len(held), settings)
         num_malicious = settings.num_malicious
         num_selected = settings.num_selected or len(held) - num_malicious
-        return ModelState(flower_multikrum(held, num_malicious, num_selected))
+
+        def select(distances: NDArray[np.float64]) -> list[int]:
+            return lowest(distances, num_malicious)[:num_selected]
+
+        return ModelState(flower_multikrum(held, select))
 
     return replace(base, init=init, aggregate=aggregate)
 
@@ -76,7 +84,7 @@ def _require_enough(num_clients: int, settings: MultiKrumSettings) -> None:
 SPEC = MethodSpec(
     title="Multi-Krum",
     summary="The mean of the models that are closest to their neighbours.",
-    source="Blanchard et al. 2017, section 5; Flower's MultiKrum",
+    source="Blanchard et al. 2017, section 5; Flower's distances and mean",
     build=multikrum,
     upload="1",
     download="1",

@@ -16,7 +16,10 @@ Departures: the Pólya-Gamma variables are not drawn by Gibbs sampling, but thei
 are found by coordinate ascent (mean field), so that a client's classifier is a function
 of its data and its likelihood has no sampling noise. The likelihood is that of each
 example of a mini-batch given the rest of it, in closed form; the paper takes all of a
-client's data in one step. Only full Gaussian processes: no inducing points.
+client's data in one step, and the authors' code parts them in two, class by class, and
+predicts one part from the other. The mean weights each client by its number of
+examples, the authors' code weights clients equally. Only full Gaussian processes: no
+inducing points.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -8,14 +8,16 @@ to θ̃_i, and with Δθ_i = θ_i - θ̃_i the server steps
     φ ← φ - α (∂θ_i/∂φ)ᵀ Δθ_i        v_i ← v_i - α (∂θ_i/∂v_i)ᵀ Δθ_i
 
 so that h generates what lies nearer to θ̃_i. A client that took no part gets φ and finds
-its own v by the same steps with φ frozen (the paper's section on novel clients).
+its own v by the same steps with φ frozen (the paper's section on novel clients), at the
+learning rate of the first round.
 
 Departures: several clients train in one round, so φ steps along the mean of their
-gradients, while each takes its own step on v_i. The last layer starts with the initial
-weights as its bias and small weights, so that the generated models start near the
-initial model. Only parameters are generated; buffers such as BatchNorm's running
-statistics are averaged as in FedAvg. The server keeps ``hidden_dim`` times the size of
-the model, whatever the number of clients.
+gradients, each client alike, while each takes its own step on v_i. The sign of Δθ_i is
+that of the authors' code; with θ̃_i - θ_i the same steps would lead away from θ̃_i. The
+last layer starts with the initial weights as its bias and small weights, so that the
+generated models start near the initial model. Only parameters are generated; buffers
+such as BatchNorm's running statistics are averaged as in FedAvg. The server keeps
+``hidden_dim`` times the size of the model, whatever the number of clients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,6 +31,7 @@ from knnper.config.sections import Settings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
 from strategies.core.averaging import RunningMean
+from strategies.core.hand_over_training import newcomer_rate
 from strategies.core.hypernetwork import (
     Hypernetwork,
     generate,
@@ -63,7 +66,7 @@ class PFedHNSettings(Settings):
         On φ only.
     newcomer_steps
         Steps on v of a client that took no part in training, each after one round's
-        worth of local training.
+        worth of local training at the first round's rate.
     """
 
     embedding_dim: PositiveInt = 32
@@ -196,7 +199,7 @@ def _adapt(
     )
     if network is None or embedding is None or len(examples) == 0:
         return weights
-    rate = task.training.learning_rate_at(task.training.num_rounds)
+    rate = newcomer_rate(task)
     _, buffers = _split(weights, task.model.num_parameters)
     for number in range(settings.newcomer_steps):
         result = local_sgd(task, weights, examples, rate, rng.child("step", number))

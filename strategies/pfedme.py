@@ -18,8 +18,9 @@ Departures: the θ that a client serves is found at the hand-over, from the last
 passes over both splits of its data, as the paper defines it; the paper's algorithm ends
 with the θ of a client's last mini-batch, which fits that mini-batch. The pull is then
 taken at the end of a step, see `strategies.core.proximal`. Weight decay is w's in the
-rounds and θ's at the hand-over. Clients are weighted by their number of examples, by
-the paper equally. K is fixed; the paper goes on up to an accuracy.
+rounds and θ's at the hand-over; momentum, where it is set, is w's alone. Clients are
+weighted by their number of examples, by the paper equally. K is fixed; the paper goes
+on up to an accuracy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -104,8 +105,10 @@ def pfedme(task: Task, settings: PFedMeSettings) -> Method:
         rng: RandomKey,
     ) -> ModelPredictor:
         rate, decay = settings.inner_learning_rate, task.training.weight_decay
+        # Without momentum, as the θ of the rounds.
+        training = replace(task.training, momentum=0.0)
         return trained_on_both_splits(
-            task,
+            replace(task, training=training),
             payload.weights,
             data,
             rng,

@@ -11,7 +11,8 @@ from knnper.data.site.agreement import SitesSettings
 from server.observer import LoggingObserver
 from server.run_folder import RunFolder
 from simulation.reporting.runs import load_run
-from simulation.reporting.table import as_markdown, table_of_run
+from simulation.reporting.table import as_cells, table_of_run
+from simulation.showing import Table
 
 # Flower shows, and streams to `flwr run --stream`, what is written to this log.
 log = logging.getLogger("flwr")
@@ -31,7 +32,8 @@ def main(grid: Grid, context: Context) -> None:
         folder = _lead(grid, order, observer)
     finally:
         observer.finished()
-    log.info("\n%s", as_markdown(table_of_run(load_run(folder.path))))
+    cells = as_cells(table_of_run(load_run(folder.path)))
+    log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
     log.info("everything about this run is in %s", folder.path)
 
 

@@ -8,6 +8,7 @@ import typer
 from knnper.cli.options import AsJson, Overrides
 from knnper.cli.output import print_shown_or_json, say
 from knnper.cli.resumable import counting
+from knnper.cli.typed import typed_command
 
 ComparisonFile = Annotated[
     Path, typer.Argument(metavar="COMPARISON.yaml", help="The comparison's file.")
@@ -46,7 +47,7 @@ def compare(
     folder = output or Path("runs") / plan.name
     num_workers = workers or usable_cores()
     with counting(num_runs(plan), "runs", folder) as advance:
-        outcomes = run_comparison(plan, folder, num_workers, advance)
+        outcomes = run_comparison(plan, folder, num_workers, advance, typed_command())
     rows = table_of(outcomes, plan.reference)
     shown = write_comparison(plan, outcomes, rows, folder)
     print_shown_or_json(shown, to_jsonable_python(rows), as_json=as_json)

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import typer
 
 from knnper.cli.errors import INTERRUPTED
 from knnper.cli.output import say
+from knnper.cli.typed import typed_command
 
 # One of them is there as soon as a run, a round or a part of a figure is done.
 _RESULTS = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
@@ -49,7 +49,7 @@ def interruptible(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command = shlex.join(typed_command())
         done = "nothing is done yet"
         if _has_results(folder):
             done = f"what is done is in {folder}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.cli.errors import INTERRUPTED
+from knnper.cli.errors import INTERRUPTED, system_error
 from knnper.cli.options import (
     AsJson,
     OptionalExperimentFile,
@@ -20,6 +19,7 @@ from knnper.cli.options import (
 )
 from knnper.cli.output import print_json, print_table, say
 from knnper.cli.resumable import how_to_go_on
+from knnper.cli.typed import typed_command
 from knnper.config.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
@@ -122,9 +122,8 @@ def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
     from knnper.cli.progress import progress_observer
     from simulation.runner import simulate as run_simulation
 
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     with progress_observer() as observer:
-        return run_simulation(bench, folder, observer, command)
+        return run_simulation(bench, folder, observer, typed_command())
 
 
 def _show(results: Mapping[str, Any], folder: "RunFolder", as_json: bool) -> None:
@@ -144,10 +143,11 @@ def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
     """Add to an error how the run can go on."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, BrokenPipeError):
         raise
-    except RunError as error:
-        raise RunError(f"{error}\n{how_to_go_on('simulate', folder.path)}") from error
+    except (RunError, OSError) as error:
+        told = system_error(error) if isinstance(error, OSError) else str(error)
+        raise RunError(f"{told}\n{how_to_go_on('simulate', folder.path)}") from error
     except KeyboardInterrupt as error:
         say(f"Interrupted. {how_to_go_on('simulate', folder.path)}")
         raise typer.Exit(INTERRUPTED) from error

@@ -8,6 +8,7 @@ import typer
 from knnper.cli.options import AsJson, Overrides
 from knnper.cli.output import print_shown_or_json, say
 from knnper.cli.resumable import counting
+from knnper.cli.typed import typed_command
 
 SweepFile = Annotated[
     Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep's file.")
@@ -46,7 +47,9 @@ def sweep(
     num_runs, num_there = runs_there(plan, folder)
     say(f"{num_runs} runs, {num_there} of them there")
     with counting(num_steps(plan), "steps", folder) as advance:
-        outcomes = run_sweep(plan, folder, workers or usable_cores(), advance)
+        outcomes = run_sweep(
+            plan, folder, workers or usable_cores(), advance, typed_command()
+        )
     rows = estimated(outcomes)
     shown = write_sweep(plan, outcomes, rows, folder)
     print_shown_or_json(shown, to_jsonable_python(rows), as_json=as_json)

@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class KnnPerError(Exception):
     """Base of every error that this project raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an error that comes from another process is made by calling its
+        # class with the text, which not all take for their argument.
+        return _rebuilt, (type(self), self.args), vars(self)
+
+
+def _rebuilt(kind: type[KnnPerError], arguments: tuple[Any, ...]) -> KnnPerError:
+    return kind.__new__(kind, *arguments)
 
 
 @dataclass(frozen=True)

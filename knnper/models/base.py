@@ -83,5 +83,20 @@ class EmbeddingModel(nn.Module, ABC):
         Tensor
             float32, shape (n,).
         """
+        return self.position_losses(inputs, labels).mean(dim=1)
+
+    def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return -log h(x)[y] of each prediction that `losses` is the mean of.
+
+        Parameters
+        ----------
+        inputs, labels
+            See `losses`.
+
+        Returns
+        -------
+        Tensor
+            float32, shape (n, T) for T predictions an example: one, of the label.
+        """
         logits = self(inputs).float()
-        return functional.cross_entropy(logits, labels, reduction="none")
+        return functional.cross_entropy(logits, labels, reduction="none")[:, None]

@@ -80,14 +80,14 @@ class StackedLstm(EmbeddingModel):
         _, hidden, cells = self._run(x.flatten(start_dim=1))
         return torch.cat([*hidden, *cells], dim=1)
 
-    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean of -log h(x)[y] over all positions, float32 of shape (n,).
+    def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return -log h(x)[y] at all positions, float32 of shape (n, T).
 
         The targets of a window's T positions are its second to last characters, and
-        then the label. Without ``all_positions`` it is the label's loss alone.
+        then the label. Without ``all_positions`` it is the label's loss alone, (n, 1).
         """
         if self.learns_from_embeddings:
-            return super().losses(inputs, labels)
+            return super().position_losses(inputs, labels)
         windows = inputs.flatten(start_dim=1)
         outputs, _, _ = self._run(windows)
         logits = self.classifier.of_part(outputs).float()
@@ -95,7 +95,7 @@ class StackedLstm(EmbeddingModel):
         losses = functional.cross_entropy(
             logits.flatten(end_dim=1), targets.flatten(), reduction="none"
         )
-        return losses.view(targets.shape).mean(dim=1)
+        return losses.view(targets.shape)
 
     def _run(self, windows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the last layer's hidden states, and each layer's last states.

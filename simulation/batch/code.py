@@ -38,9 +38,14 @@ def sign_as(folder: Path, origin: Path) -> None:
         write_atomically(folder / CODE, _signature(origin))
 
 
+def is_of_this_code(folder: Path) -> bool:
+    """Return whether no other code had a part in a run."""
+    return _signature(folder) == code_fingerprint()
+
+
 def num_made_otherwise(folders: Iterable[Path]) -> int:
     """Return how many of the runs in these folders other code made."""
-    return sum(_signature(folder) != code_fingerprint() for folder in folders)
+    return sum(not is_of_this_code(folder) for folder in folders)
 
 
 def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:

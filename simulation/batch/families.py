@@ -15,7 +15,13 @@ from simulation.batch.inputs import (
     require_inputs,
     split_of,
 )
-from simulation.batch.playing import Family, Order, is_done, training_identity
+from simulation.batch.playing import (
+    Family,
+    Order,
+    is_done,
+    training_identity,
+    why_failed,
+)
 from simulation.catalogue import experiment_catalogue
 
 T = TypeVar("T")
@@ -32,6 +38,43 @@ def key_of(experiment: Experiment) -> str:
 def folder_of(experiment: Experiment, folder: Path) -> Path:
     """Return where in the folder of a batch an experiment's run is."""
     return folder / "runs" / key_of(experiment)
+
+
+def by_seed(
+    experiments: Mapping[int, Experiment], folder: Path
+) -> tuple[dict[int, Path], dict[int, str]]:
+    """Return the folders of the runs that have results, and why the others have none.
+
+    Parameters
+    ----------
+    experiments
+        What was run, by seed.
+    folder
+        Of the batch.
+    """
+    paths = {seed: folder_of(run, folder) for seed, run in experiments.items()}
+    reasons = {seed: why_failed(path) for seed, path in paths.items()}
+    failures = {seed: reason for seed, reason in reasons.items() if reason is not None}
+    runs = {seed: path for seed, path in paths.items() if seed not in failures}
+    return runs, failures
+
+
+def failure_remark(what: str, seed: int, reason: str, run: Path) -> str:
+    """Return what to tell of a run that failed.
+
+    Parameters
+    ----------
+    what
+        Was run.
+    seed
+        With which it failed.
+    reason
+        Why.
+    run
+        Its folder.
+    """
+    again = f"To make it again, delete {run}"
+    return f"{what} failed with seed {seed}: {reason}. {again}"
 
 
 def families_of(

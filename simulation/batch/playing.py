@@ -14,7 +14,7 @@ from server.hand_over import HandOverError
 from server.observer import SilentObserver
 from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
-from simulation.batch.code import sign, sign_as
+from simulation.batch.code import is_of_this_code, sign, sign_as
 from simulation.batch.inputs import Inputs, inputs_of, keep_inputs, require_inputs
 from simulation.catalogue import experiment_catalogue
 from simulation.partition.settings import PartitionSettings
@@ -104,8 +104,14 @@ def _as_trained_on(partition: Choice[Settings]) -> Choice[Settings]:
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether a run ended, with results or by diverging."""
-    return (folder / FAILED).is_file() or RunFolder(folder).is_finished()
+    """Return whether a run ended: with results, or by failing with this code.
+
+    What failed with other code is made again, since the fault may have been that
+    code's.
+    """
+    if (folder / FAILED).is_file():
+        return is_of_this_code(folder)
+    return RunFolder(folder).is_finished()
 
 
 def why_failed(folder: Path) -> str | None:
@@ -197,10 +203,20 @@ class _Player:
 
 
 def _folder(path: Path, experiment: Experiment) -> RunFolder:
-    """Return the run's folder, with what was left there."""
+    """Return the run's folder, with what was left there; a failure begins anew."""
+    if (path / FAILED).is_file():
+        _discard(path)
     if not (path / "experiment.yaml").is_file():
         return RunFolder.create(path, experiment)
     return RunFolder.open(path)
+
+
+def _discard(folder: Path) -> None:
+    """Delete a run's folder; one that is deleted in part alone is no run's any more."""
+    discarded = folder.with_name(f".{folder.name}.discarded")
+    shutil.rmtree(discarded, ignore_errors=True)
+    folder.rename(discarded)
+    shutil.rmtree(discarded)
 
 
 def _take_over(

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 
+from knnper.config.errors import RunError
 from knnper.lifeline import die_with_parent
 from simulation.batch.playing import Family, play
 
@@ -26,7 +27,8 @@ def play_side_by_side(families: Sequence[Family], num_workers: int) -> Iterator[
     Raises
     ------
     KnnPerError
-        If a run cannot be made. What runs then is ended, and can be taken up again.
+        If a run cannot be made, or the system ends a process. What runs then is ended,
+        and can be taken up again.
     """
     if not families:
         return
@@ -45,6 +47,11 @@ def play_side_by_side(families: Sequence[Family], num_workers: int) -> Iterator[
             for future in done:
                 future.result()
             yield sum(sizes.pop(future) for future in done)
+    except concurrent.futures.BrokenExecutor as error:
+        raise RunError(
+            "a worker process was killed, most likely because the memory was full; use "
+            "fewer of them with --workers. The same command goes on with what is done"
+        ) from error
     except BaseException:
         # A family may go on for minutes.
         for process in multiprocessing.active_children():

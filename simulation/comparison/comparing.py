@@ -4,7 +4,7 @@ Every run has a folder named by what it is. A comparison that was interrupted, o
 file grew, makes only what is missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,12 +13,15 @@ from knnper.config.sections import Experiment
 from server.run_folder import RunFolder
 from simulation.batch.families import (
     Advance,
+    by_seed,
+    failure_remark,
     families_of,
     folder_of,
     is_made,
     require_same_inputs,
 )
-from simulation.batch.playing import why_failed
+from simulation.batch.folder import led
+from simulation.batch.playing import Family, why_failed
 from simulation.batch.workers import play_side_by_side
 from simulation.comparison.plan import Candidate, Comparison, Row
 
@@ -77,7 +80,11 @@ def num_runs(comparison: Comparison) -> int:
 
 
 def compare(
-    comparison: Comparison, folder: Path, num_workers: int, advance: Advance
+    comparison: Comparison,
+    folder: Path,
+    num_workers: int,
+    advance: Advance,
+    command: Sequence[str] = COMMAND,
 ) -> list[Outcome]:
     """Make all runs that are missing in ``folder``; return how each row was chosen.
 
@@ -91,32 +98,44 @@ def compare(
         Processes side by side; what they compute does not depend on it.
     advance
         Told of the runs that are done.
+    command
+        What was typed, for the runs' manifests.
 
     Raises
     ------
     RunError
-        If another process is at work in the folder, runs in it were made from other
-        data, all candidates of a row fail, or the reference row fails when it is
-        tested.
+        If the folder is a file, another process is at work in it, runs in it were made
+        from other data, all candidates of a row fail, or the reference row fails when
+        it is tested.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with RunFolder(folder).locked():
-        return _compare(comparison, folder, num_workers, advance)
+
+    def make(experiments: Sequence[Experiment]) -> None:
+        families = families_of(experiments, folder, command)
+        missing = _missing(families)
+        # What is found may be found twice: rows can have a run in common.
+        num_missing = sum(len(family.orders) for family in missing)
+        advance(len(experiments) - num_missing, False)
+        for size in play_side_by_side(missing, num_workers):
+            if size > 0:
+                advance(size, True)
+
+    with led(folder):
+        return _compare(comparison, folder, make)
 
 
 def _compare(
-    comparison: Comparison, folder: Path, num_workers: int, advance: Advance
+    comparison: Comparison, folder: Path, make: Callable[[Sequence[Experiment]], None]
 ) -> list[Outcome]:
     tuned = [row for row in comparison.rows if _is_tuned(row)]
     tuning = [one.tuning for row in tuned for one in row.candidates]
-    _make(tuning, folder, num_workers, advance)
+    make(tuning)
     chosen = {row.name: _choose(row, folder) for row in comparison.rows}
     tested = [
         candidate.tested(seed)
         for _, candidate in chosen.values()
         for seed in comparison.seeds
     ]
-    _make(tested, folder, num_workers, advance)
+    make(tested)
     return [
         _outcome(row, *chosen[row.name], comparison, folder) for row in comparison.rows
     ]
@@ -126,21 +145,10 @@ def _is_tuned(row: Row) -> bool:
     return len(row.candidates) > 1
 
 
-def _make(
-    experiments: Sequence[Experiment],
-    folder: Path,
-    num_workers: int,
-    advance: Advance,
-) -> None:
-    """Make the runs that are missing; families that train alike stay together."""
-    families = families_of(experiments, folder, COMMAND)
+def _missing(families: Sequence[Family]) -> list[Family]:
+    """Return what is to be made; families that train alike stay together."""
     require_same_inputs(families)
-    missing = [family for family in families if not is_made(family)]
-    # What is found may be found twice: rows can have a run in common.
-    advance(len(experiments) - sum(len(family.orders) for family in missing), False)
-    for size in play_side_by_side(missing, num_workers):
-        if size > 0:
-            advance(size, True)
+    return [family for family in families if not is_made(family)]
 
 
 def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:
@@ -154,7 +162,8 @@ def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:
         raise RunError(
             f"no candidate of the row {row.name} has a score on validation data; the "
             f"first reason: {reason}. Change its grid, with smaller learning rates "
-            "where training diverged"
+            "where training diverged; a run is made again when its folder in "
+            f"{folder / 'runs'} is deleted"
         )
     # The first of equal ones: max keeps it.
     return tried, max(scored, key=lambda one: one.score or 0.0).candidate
@@ -176,19 +185,14 @@ def _outcome(
     comparison: Comparison,
     folder: Path,
 ) -> Outcome:
-    runs, failures = {}, {}
-    for seed in comparison.seeds:
-        path = folder_of(chosen.tested(seed), folder)
-        failure = why_failed(path)
-        if failure is None:
-            runs[seed] = path
-        else:
-            failures[seed] = failure
+    tested = {seed: chosen.tested(seed) for seed in comparison.seeds}
+    runs, failures = by_seed(tested, folder)
     if failures and row.name == comparison.reference:
         seed, reason = next(iter(failures.items()))
+        what, run = f"the reference row {row.name}", folder_of(tested[seed], folder)
         raise RunError(
-            f"the reference row {row.name} failed with seed {seed}: {reason}. Without "
-            "it nobody can be compared; change its grid or choose another reference"
+            f"{failure_remark(what, seed, reason, run)}. Without it nobody can be "
+            "compared; change its grid or choose another reference"
         )
     return Outcome(row, tried, chosen, runs, failures)
 

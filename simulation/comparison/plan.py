@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from knnper.config.errors import ConfigError, Problem
-from knnper.config.loading import load_experiment
 from knnper.config.overrides import with_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.yaml_text import read_yaml
-from simulation.catalogue import experiment_catalogue
+from simulation.batch.experiments import batch_experiment
 from simulation.comparison.settings import (
     ComparisonSettings,
     RowSettings,
@@ -200,8 +199,7 @@ def _candidate(
     chosen = [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
     def experiment(*more: str) -> Experiment:
-        changes = [*chosen, *overrides, "run.engine=serial", *more]
-        return load_experiment(document, experiment_catalogue(), changes)
+        return batch_experiment(document, [*chosen, *overrides, *more])
 
     def tested(seed: int) -> Experiment:
         return experiment(f"run.seed={seed}", "partition.evaluate_on=test")

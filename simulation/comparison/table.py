@@ -11,7 +11,6 @@ from typing import Any
 
 from server.run_folder import RunFolder
 from simulation.comparison.comparing import Outcome
-from simulation.outside_text import markdown_row
 
 GROUPS = ("seen", "unseen")
 
@@ -197,13 +196,6 @@ def _percent(figure: Figure) -> str:
         return "-"
     mean = f"{100 * figure.mean:.1f}"
     return mean if figure.std is None else f"{mean} ± {100 * figure.std:.1f}"
-
-
-def as_markdown(rows: Sequence[TableRow]) -> str:
-    """Return the rows as a Markdown table."""
-    header, *body = as_cells(rows)
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "".join(f"{markdown_row(cells)}\n" for cells in (header, rule, *body))
 
 
 def as_csv(rows: Sequence[TableRow]) -> str:

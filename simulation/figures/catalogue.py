@@ -1,7 +1,7 @@
 """All figures by name: their options, what they are drawn of, and how."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -11,7 +11,7 @@ from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment, Settings
 from simulation.figures.collapse_figure import show_collapse
 from simulation.figures.drift_figure import show_drift
-from simulation.figures.folder import OnPart
+from simulation.figures.folder import FigureFolder, OnPart
 from simulation.figures.memory.figure import show_memory
 from simulation.figures.options import (
     CollapseOptions,
@@ -48,6 +48,20 @@ class FigureSpec(Generic[Subject]):
     options: type[Settings]
     parts: str
     show: Callable[[Subject, Path, Any, OnPart], Shown]
+
+    def make(
+        self, subject: Subject, output: Path, options: object, on_part: OnPart
+    ) -> Shown:
+        """Return what ``show`` does, and what to tell of parts that are older.
+
+        Raises
+        ------
+        KnnPerError
+            As ``show``.
+        """
+        shown = self.show(subject, output, options, on_part)
+        older = FigureFolder(output).older_code()
+        return replace(shown, remarks=(*shown.remarks, *older))
 
 
 OF_RUNS: Mapping[str, FigureSpec[TrainedModel]] = MappingProxyType(

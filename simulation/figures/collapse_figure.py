@@ -11,8 +11,14 @@ from matplotlib.figure import Figure
 from knnper.config.document import to_document
 from knnper.config.errors import RunError
 from knnper.config.sections import Choice, Experiment
+from knnper.machine import with_fixed_threads
 from simulation.figures.collapse import VARIANTS, follow_bases, settings_of
-from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.folder import (
+    FigureFolder,
+    OnPart,
+    PartRecord,
+    identity_of_inputs,
+)
 from simulation.figures.options import CollapseOptions
 from simulation.figures.palette import INK, SERIES
 from simulation.figures.style import styled
@@ -80,25 +86,30 @@ def draw_collapse(
     DataError
         If its data set cannot be loaded.
     """
+    experiment = with_fixed_threads(experiment)
     settings = _settings(experiment)
     name = experiment.method.name
-    identity = {"figure": NAME, "experiment": to_document(experiment)}
-    folder = FigureFolder.open(output, identity)
+    identity = {
+        "figure": NAME,
+        "experiment": to_document(experiment),
+        **identity_of_inputs(experiment),
+    }
 
     def follow(variant: str) -> PartRecord:
         method = Choice(name, VARIANTS[variant](settings))
         bench = open_workbench(replace(experiment, method=method))
         return follow_bases(bench).as_record()
 
-    records = folder.finish(list(VARIANTS), follow, on_part)
-    found = dict(zip(VARIANTS, records, strict=True))
-    folder.write_csv(f"{NAME}.csv", ("treated", *_COLUMNS), _rows(found))
-    folder.write_pictures(NAME, _picture(found))
-    ends = {
-        variant: {name: record[name] for name in ("accuracy", "unseen_accuracy")}
-        for variant, record in found.items()
-    }
-    folder.write_description(identity, records, {"variants": ends})
+    with FigureFolder.open(output, identity) as folder:
+        records = folder.finish(list(VARIANTS), follow, on_part)
+        found = dict(zip(VARIANTS, records, strict=True))
+        folder.write_csv(f"{NAME}.csv", ("treated", *_COLUMNS), _rows(found))
+        folder.write_pictures(NAME, _picture(found))
+        ends = {
+            variant: {name: record[name] for name in ("accuracy", "unseen_accuracy")}
+            for variant, record in found.items()
+        }
+        folder.write_description(identity, records, {"variants": ends})
     return found
 
 

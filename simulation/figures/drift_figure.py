@@ -97,18 +97,19 @@ def draw_drift(
     """
     require_enough_images(len(model.dataset.train.labels), settings.streams.num_clients)
     identity = identity_of(NAME, model, settings, seed)
-    folder = FigureFolder.open(output, identity)
-    records = _records(model, folder, settings, RandomKey(seed).child(NAME), on_part)
-    curves = drift_curves(
-        records, settings.streams.num_steps, settings.streams.shift_at
-    )
-    _write(folder, curves, settings)
-    details = {
-        "run": model.experiment.name,
-        "num_clients": curves.num_clients,
-        "mean_knn_weight": curves.mean_knn_weight,
-    }
-    folder.write_description(identity, records, details)
+    key = RandomKey(seed).child(NAME)
+    with FigureFolder.open(output, identity) as folder:
+        records = _records(model, folder, settings, key, on_part)
+        curves = drift_curves(
+            records, settings.streams.num_steps, settings.streams.shift_at
+        )
+        _write(folder, curves, settings)
+        details = {
+            "run": model.experiment.name,
+            "num_clients": curves.num_clients,
+            "mean_knn_weight": curves.mean_knn_weight,
+        }
+        folder.write_description(identity, records, details)
     return curves
 
 

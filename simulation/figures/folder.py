@@ -1,10 +1,11 @@
 """The folder in which a figure keeps its numbers, its pictures and how it was made."""
 
+import contextlib
 import csv
 import io
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from matplotlib.figure import Figure
 from pydantic_core import to_jsonable_python
 
 from knnper.config.errors import FolderTakenError
-from knnper.config.sections import Settings
+from knnper.config.sections import Experiment, Settings
 from knnper.durable_files import JsonLines, write_atomically
+from server.run_folder import RunFolder
+from server.run_marks import LOCK
+from simulation.batch.code import code_fingerprint
+from simulation.batch.inputs import content_digest, inputs_of, split_of
 from simulation.trained_model import TrainedModel
 
 PartRecord = Mapping[str, Any]
@@ -24,6 +29,9 @@ OnPart = Callable[[int, int], None]
 
 _PARTS = "parts.jsonl"
 _DOTS_PER_INCH = 150
+_DATASET, _INITIAL_WEIGHTS, _SPLIT = "dataset", "initial_weights", "split"
+_INPUTS = (_DATASET, _INITIAL_WEIGHTS, _SPLIT)
+"""What the first line of an old folder does not say."""
 
 
 def identity_of(
@@ -33,8 +41,27 @@ def identity_of(
     return {
         "figure": name,
         "model": model.fingerprint,
+        _DATASET: content_digest(model.dataset),
         "seed": seed,
         "settings": to_jsonable_python(settings),
+    }
+
+
+def identity_of_inputs(experiment: Experiment) -> Mapping[str, Any]:
+    """Return what a figure that is trained from an experiment depends on beside it.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be loaded or dealt.
+    RunError
+        If the file of weights cannot be read.
+    """
+    inputs = inputs_of(experiment)
+    return {
+        _DATASET: inputs.data,
+        _INITIAL_WEIGHTS: inputs.weights,
+        _SPLIT: split_of(experiment),
     }
 
 
@@ -51,8 +78,9 @@ class FigureFolder:
     path: Path
 
     @classmethod
-    def open(cls, path: Path, identity: Mapping[str, Any]) -> "FigureFolder":
-        """Return the folder of a figure, new or begun before.
+    @contextlib.contextmanager
+    def open(cls, path: Path, identity: Mapping[str, Any]) -> Iterator["FigureFolder"]:
+        """Yield the folder of a figure, new or begun before, to this process alone.
 
         Parameters
         ----------
@@ -65,6 +93,8 @@ class FigureFolder:
         ------
         FolderTakenError
             If the folder holds something else, or a figure with other settings.
+        RunError
+            If another process is at work in it.
         """
         if path.exists() and not path.is_dir():
             raise FolderTakenError(
@@ -72,8 +102,10 @@ class FigureFolder:
             )
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
-        folder._require_same(json.loads(json.dumps(identity)))
-        return folder
+        folder._require_own()
+        with RunFolder(path).locked():
+            folder._require_same(json.loads(json.dumps(identity)))
+            yield folder
 
     def finish(
         self,
@@ -92,7 +124,7 @@ class FigureFolder:
         on_part
             Is told at the beginning, and after each part.
         """
-        done = {record["part"]: record for record in self._lines.read()[1:]}
+        done = {record["part"]: record for record in self._part_records()}
         num_done = sum(name in done for name in names)
         on_part(num_done, len(names))
         for name in names:
@@ -101,11 +133,22 @@ class FigureFolder:
             began = time.monotonic()
             record = dict(make(name))
             seconds = time.monotonic() - began
-            done[name] = {"part": name, "seconds": seconds, **record}
+            made = {"part": name, "seconds": seconds, "code": code_fingerprint()}
+            done[name] = {**made, **record}
             self._lines.append(done[name])
             num_done += 1
             on_part(num_done, len(names))
         return [done[name] for name in names]
+
+    def older_code(self) -> Iterator[str]:
+        """Yield what to tell of parts that other code made."""
+        others = [record.get("code") for record in self._part_records()]
+        if older := sum(code != code_fingerprint() for code in others):
+            yield (
+                f"{older} of the {len(others)} parts of the figure in {self.path} were "
+                "made by another version of this code; to have all from this one, "
+                "delete the folder and start again"
+            )
 
     def write_description(
         self,
@@ -151,20 +194,29 @@ class FigureFolder:
     def _lines(self) -> JsonLines:
         return JsonLines(self.path / _PARTS)
 
+    def _part_records(self) -> list[PartRecord]:
+        return [record for record in self._lines.read() if "part" in record]
+
+    def _require_own(self) -> None:
+        """Refuse a folder that is somebody else's, before anything is written there."""
+        others = (path for path in self.path.iterdir() if path.name != LOCK)
+        if not self._lines.read() and any(path.name != _PARTS for path in others):
+            raise FolderTakenError(
+                f"{self.path} is not empty and holds no figure; choose another "
+                "folder with --output"
+            )
+
     def _require_same(self, identity: Mapping[str, Any]) -> None:
         lines = self._lines.read()
         if not lines:
-            if any(path.name != _PARTS for path in self.path.iterdir()):
-                raise FolderTakenError(
-                    f"{self.path} is not empty and holds no figure; choose another "
-                    "folder with --output"
-                )
             self._lines.append(identity)
             return
-        names = sorted(identity.keys() | lines[0].keys())
-        other = [name for name in names if identity.get(name) != lines[0].get(name)]
+        before = {**{name: identity.get(name) for name in _INPUTS}, **lines[0]}
+        names = sorted(identity.keys() | before.keys())
+        other = [name for name in names if identity.get(name) != before.get(name)]
         if other:
             raise FolderTakenError(
                 f"{self.path} holds a figure with another {', '.join(other)}; give the "
-                "same again, or choose another folder with --output"
+                "same again, delete the folder to make it anew, or choose another one "
+                "with --output"
             )

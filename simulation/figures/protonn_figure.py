@@ -145,16 +145,17 @@ def draw_protonn(
         If the folder holds something else, or the clients have no test images.
     """
     identity = identity_of(NAME, model, settings, seed)
-    folder = FigureFolder.open(output, identity)
-    records = _records(model, folder, settings, RandomKey(seed).child(NAME), on_part)
-    points = protonn_points(records, settings)
-    _write(folder, points)
-    details = {
-        "run": model.experiment.name,
-        "num_clients": points.num_clients,
-        "global_accuracy": points.global_accuracy,
-    }
-    folder.write_description(identity, records, details)
+    key = RandomKey(seed).child(NAME)
+    with FigureFolder.open(output, identity) as folder:
+        records = _records(model, folder, settings, key, on_part)
+        points = protonn_points(records, settings)
+        _write(folder, points)
+        details = {
+            "run": model.experiment.name,
+            "num_clients": points.num_clients,
+            "global_accuracy": points.global_accuracy,
+        }
+        folder.write_description(identity, records, details)
     return points
 
 

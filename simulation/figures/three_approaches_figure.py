@@ -114,14 +114,14 @@ def draw_three_approaches(
         "seed": seed,
         "settings": to_jsonable_python(settings),
     }
-    folder = FigureFolder.open(output, identity)
     parts = _parts(settings, seed)
-    records = folder.finish(list(parts), lambda name: parts[name](), on_part)
-    found = _collected(records, settings)
-    header = ("samples", "clusters", "approach", "validation_loss", "test_loss")
-    folder.write_csv(f"{NAME}.csv", (*header, "chosen"), _rows(found, settings))
-    folder.write_pictures(NAME, _picture(found, settings))
-    folder.write_description(identity, records, {"least_loss": dict(found.least)})
+    with FigureFolder.open(output, identity) as folder:
+        records = folder.finish(list(parts), lambda name: parts[name](), on_part)
+        found = _collected(records, settings)
+        header = ("samples", "clusters", "approach", "validation_loss", "test_loss")
+        folder.write_csv(f"{NAME}.csv", (*header, "chosen"), _rows(found, settings))
+        folder.write_pictures(NAME, _picture(found, settings))
+        folder.write_description(identity, records, {"least_loss": dict(found.least)})
     return found
 
 

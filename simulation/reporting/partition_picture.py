@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from simulation.figures.palette import SERIES, SOFT
@@ -88,6 +89,7 @@ def _draw_cells(
     axes.grid(visible=False)
     axes.set_ylabel("label")
     axes.set_xlabel("clients, by their most frequent label")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _mark_unseen(axes: Axes, num_seen: int, num_clients: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation.intervals import Estimate, estimate
-from simulation.outside_text import markdown_cell
 from simulation.reporting.runs import GROUPS, Run
 from simulation.reporting.setups import Setup, setups_of
 
@@ -118,15 +117,6 @@ def as_csv(rows: Iterable[Row]) -> str:
     writer.writeheader()
     writer.writerows(documents)
     return text.getvalue()
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    header, *body = [list(map(markdown_cell, cells)) for cells in as_cells(rows)]
-    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
-    lines = [_padded(cells, widths) for cells in (header, *body)]
-    rule = _padded(["-" * width for width in widths], widths)
-    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def as_cells(rows: Sequence[Row]) -> list[list[str]]:
@@ -264,8 +254,3 @@ def _flat_figures(
         yield name, one.mean
         yield f"{name}_std", one.std
         yield f"{name}_half_width", one.half_width
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |"

@@ -1,7 +1,10 @@
 """The page on the runs of one file, as ``knnper report`` makes it."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from knnper.config.errors import RunError
 from simulation.reporting.files import write_figures, write_text
 from simulation.reporting.page import as_html
 from simulation.reporting.report import findings_of, report_of
@@ -10,17 +13,34 @@ from simulation.showing import Chart
 PAGE = "report.html"
 
 
-def write_own_report(folder: Path) -> tuple[Chart, ...]:
-    """Write the page on a run, or on those in a folder; return its first chart.
+def write_own_report(
+    folder: Path, runs: Iterable[Path], remarks: Sequence[str] = ()
+) -> tuple[Chart, ...]:
+    """Write the page on runs; return its first chart.
 
     The chart is written beside the page, as SVG and PDF.
+
+    Parameters
+    ----------
+    folder
+        Where to. Runs that the file no longer asks for may be there too.
+    runs
+        The folders of those that it asks for, and that have results.
+    remarks
+        What else to tell of them.
 
     Raises
     ------
     RunError
-        If no run is done, or one is damaged.
+        If there is no run, or one is not done or damaged.
     """
-    report = report_of(findings_of([folder]))
+    # What two points of a sweep or two rows have in common is one run.
+    paths = list(dict.fromkeys(runs))
+    if not paths:
+        raise RunError(f"no run of the file has results: {' '.join(remarks)}")
+    findings = findings_of(paths)
+    told = (*remarks, *findings.remarks)
+    report = report_of(replace(findings, remarks=told))
     write_text(folder / PAGE, as_html(report))
     first = report.sections[0]
     write_figures([first], folder)

@@ -21,7 +21,9 @@ Plan = Experiment | Sweep | Comparison | FigurePlan
 
 RUNS = "runs"
 REPORT = "report"
-RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md")
+SECONDS = "seconds.jsonl"
+ERRORS = "errors"
+RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
 """Names of what stands in the output folder beside the files' own folders."""
 
 
@@ -123,7 +125,7 @@ def _kind_of(document: object, path: Path) -> _Kind:
         if keys & set(kind.keys):
             return kind
     known = "; ".join(f"{one.name}: {' or '.join(one.keys)}" for one in _KINDS)
-    found = f"the keys {', '.join(keys)}" if keys else shown(document)
+    found = f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
     message = f"found {found}, expected a key that tells its kind ({known})"
     raise ConfigError([Problem("document", message)], str(path))
 

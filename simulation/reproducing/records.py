@@ -1,6 +1,5 @@
-"""How long each file took, over all the times that it was played."""
+"""How long the files took, over all the times that something of them was made."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,12 @@ from typing import Any
 
 from knnper.durable_files import JsonLines
 from server.manifest import environment
-from simulation.reproducing.protocols import Protocol
+from simulation.reproducing.protocols import RUNS, SECONDS
 
-_FILE = "seconds.jsonl"
+Marks = frozenset[tuple[str, int]]
+
+# They change as soon as a round, a run or a part of a figure is done.
+_RESULTS = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,31 @@ class Records:
 
     output: Path
 
-    def note(self, protocol: Protocol, seconds: float, *, done: bool) -> None:
-        """Keep how long a file was played; not once the same file was done before.
+    def begin(self, name: str) -> Marks:
+        """Return what a file has before it is played, for `note`.
 
-        To look at what is done takes seconds too, in which nothing is made.
+        Where its folder was emptied, the seconds that went into it are forgotten.
         """
-        digest = hashlib.sha256(protocol.text.encode()).hexdigest()
-        if self._is_done(protocol.name, digest):
+        if not _marks(self.output / name):
+            records = self._lines.read()
+            kept = [
+                one for one in records if one["name"] != name or not _is_in_folder(one)
+            ]
+            if len(kept) < len(records):
+                self._lines.replace(kept)
+        return self._marks_of(name)
+
+    def note(self, name: str, seconds: float, before: Marks) -> None:
+        """Keep how long a file was played, if something was made.
+
+        To look at what is done takes seconds too.
+        """
+        if self._marks_of(name) == before:
             return
         record = {
-            "name": protocol.name,
-            "file": digest,
+            "name": name,
             "seconds": round(seconds, 3),
-            "done": done,
+            "in_folder": bool(_marks(self.output / name)),
             "environment": environment(),
         }
         self._lines.append(record)
@@ -64,12 +78,24 @@ class Records:
         seconds = sum(float(record["seconds"]) for record in found)
         return Making(seconds, found[-1]["environment"] if found else environment())
 
-    def _is_done(self, name: str, digest: str) -> bool:
-        return any(
-            record["done"] and (record["name"], record["file"]) == (name, digest)
-            for record in self._lines.read()
-        )
+    def _marks_of(self, name: str) -> Marks:
+        # The training of a figure is not in its folder.
+        return _marks(self.output / name) | _marks(self.output / RUNS)
 
     @property
     def _lines(self) -> JsonLines:
-        return JsonLines(self.output / _FILE)
+        return JsonLines(self.output / SECONDS)
+
+
+def _marks(folder: Path) -> Marks:
+    """Return which results are below a folder, and when each was written."""
+    return frozenset(
+        (str(path), path.stat().st_mtime_ns)
+        for name in _RESULTS
+        for path in folder.rglob(name)
+    )
+
+
+def _is_in_folder(record: Mapping[str, Any]) -> bool:
+    """Return whether what was made was left in the file's folder."""
+    return bool(record.get("in_folder", True))

@@ -1,10 +1,13 @@
 """One run in a folder of its own, made once."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from knnper.config.document import results_identity
 from knnper.config.errors import FolderTakenError
 from knnper.config.sections import Experiment
+from knnper.machine import with_fixed_threads
 from server.observer import Observer
 from server.run_folder import RunFolder
 from server.run_marks import EXPERIMENT
@@ -17,17 +20,25 @@ from simulation.workbench import open_workbench
 COMMAND = ("knnper", "reproduce")
 
 
-def make_run(experiment: Experiment, path: Path, observer: Observer) -> RunFolder:
+def make_run(
+    experiment: Experiment,
+    path: Path,
+    observer: Observer,
+    command: Sequence[str] = COMMAND,
+) -> RunFolder:
     """Return the folder of a finished run; made, or gone on with, where it is not.
 
     Parameters
     ----------
     experiment
-        What to run, with a fixed number of threads.
+        What to run. Where ``auto`` stands for a number of threads, it is that with
+        which the run began, here or on another machine.
     path
         The folder.
     observer
         Is told of every step.
+    command
+        What to type to have it, for the run's manifest.
 
     Raises
     ------
@@ -39,23 +50,33 @@ def make_run(experiment: Experiment, path: Path, observer: Observer) -> RunFolde
     """
     inputs = inputs_of(experiment)
     require_inputs(path, inputs)
-    folder = _taken_up(path, experiment)
+    folder, settings = _taken_up(path, experiment)
     if folder.is_finished():
         return folder
     keep_inputs(path, inputs)
     sign(path)
-    simulate(open_workbench(experiment), folder, observer, COMMAND)
+    simulate(open_workbench(settings), folder, observer, command)
     return folder
 
 
-def _taken_up(path: Path, experiment: Experiment) -> RunFolder:
+def _taken_up(path: Path, experiment: Experiment) -> tuple[RunFolder, Experiment]:
+    """Return the run's folder, and the experiment with the threads it began with."""
     if not (path / EXPERIMENT).is_file():
-        return RunFolder.create(path, experiment)
+        settings = with_fixed_threads(experiment)
+        return RunFolder.create(path, settings), settings
     folder = RunFolder.open(path)
     found = folder.experiment(experiment_catalogue())
-    if results_identity(found) != results_identity(experiment):
+    settings = _with_threads_of(found, experiment)
+    if results_identity(found) != results_identity(settings):
         raise FolderTakenError(
             f"{path} holds a run with other settings; delete it to run the file as it "
             "is now, or choose another folder with --output"
         )
-    return folder
+    return folder, settings
+
+
+def _with_threads_of(begun: Experiment, experiment: Experiment) -> Experiment:
+    if experiment.run.threads_per_worker != "auto":
+        return experiment
+    threads = begun.run.threads_per_worker
+    return replace(experiment, run=replace(experiment.run, threads_per_worker=threads))

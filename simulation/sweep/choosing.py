@@ -12,6 +12,9 @@ from simulation.sweep.figures import PointFigures, column_of
 from simulation.sweep.plan import ALONE, Sweep, variants_of
 from simulation.sweep.settings import GLOBAL, VARIANT, VariantSettings
 
+_REPLACED = ("method", "personalization")
+"""Sections of a variant that stand in place of the base's, even if they are empty."""
+
 LOWER_IS_BETTER = ("accuracy_std", "fraction_hurt", "ece", "log_loss")
 
 
@@ -80,4 +83,8 @@ def _fixed(
     changed = {".".join(one.path): one.value for one in parse_overrides(overrides, [])}
     plain: dict[str, Any] = to_jsonable_python(variant)
     plain["set"] = {**variant.set, **changed, **values}
-    return {key: value for key, value in plain.items() if value not in (None, {})}
+    return {
+        key: value
+        for key, value in plain.items()
+        if value is not None and (value or key in _REPLACED)
+    }

@@ -8,7 +8,6 @@ from typing import Any
 
 from knnper.config.document import results_identity
 from knnper.config.errors import ConfigError, Problem
-from knnper.config.loading import load_experiment
 from knnper.config.overrides import (
     apply_overrides,
     parse_overrides,
@@ -18,7 +17,7 @@ from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.suggestions import shown
 from knnper.config.yaml_text import read_yaml
-from simulation.catalogue import experiment_catalogue
+from simulation.batch.experiments import batch_experiment
 from simulation.sweep.points import Values, values_of
 from simulation.sweep.settings import (
     OF_THE_FILE,
@@ -221,7 +220,6 @@ def _experiment(
 ) -> Experiment:
     its_own = (
         f"run.seed={seed}",
-        "run.engine=serial",
         f"partition.evaluate_on={settings.evaluate_on}",
     )
-    return load_experiment(document, experiment_catalogue(), [*own, *its_own])
+    return batch_experiment(document, [*own, *its_own])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,6 +18,9 @@ from simulation.sweep.table import is_percent, label_of
 _SIZE_INCHES = (7.2, 4.2)
 _ORDERS_FOR_LOG = 100
 """From this ratio of the largest to the smallest value on, the axis is logarithmic."""
+
+_LEAST_GAP = 0.04
+"""Of the axis, between two values that are both named."""
 
 _MARGIN = 0.02
 _MARKERS = "os^Dv"
@@ -83,11 +87,21 @@ def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
     if all(map(_is_number, values)):
         if min(values) > 0 and max(values) >= _ORDERS_FOR_LOG * min(values):
             axes.set_xscale("log")
+        _name_values(values, axes)
         return {_text(value): float(value) for value in values}
     names = list(dict.fromkeys(map(_text, values)))
     shown = list(map(chart_text, names))
     axes.set_xticks(range(len(names)), shown, rotation=30, ha="right")
     return {name: float(place) for place, name in enumerate(names)}
+
+
+def _name_values(values: Sequence[float], axes: Axes) -> None:
+    """Write each value on the horizontal axis, where they are far enough apart."""
+    named = np.unique(values)
+    gaps = np.diff(np.log(named) if axes.get_xscale() == "log" else named)
+    if len(gaps) and gaps.min() >= _LEAST_GAP * gaps.sum():
+        axes.set_xticks(named, [f"{value:g}" for value in named])
+        axes.minorticks_off()
 
 
 def _curves(

@@ -7,12 +7,13 @@ from pathlib import Path
 from server.run_folder import RunFolder
 from simulation.batch.families import (
     Advance,
+    by_seed,
     families_of,
-    folder_of,
     is_made,
     require_same_inputs,
 )
-from simulation.batch.playing import Family, is_done, why_failed
+from simulation.batch.folder import led
+from simulation.batch.playing import Family, is_done
 from simulation.batch.workers import play_side_by_side
 from simulation.sweep.plan import Point, Sweep
 
@@ -30,7 +31,7 @@ class Outcome:
     runs
         The folders of its runs by seed.
     failures
-        Why, by seed, of those that failed: their training diverged.
+        Why, by seed, of those that failed, as where training diverges.
     """
 
     point: Point
@@ -54,7 +55,11 @@ def runs_there(sweep: Sweep, folder: Path) -> tuple[int, int]:
 
 
 def run_sweep(
-    sweep: Sweep, folder: Path, num_workers: int, advance: Advance
+    sweep: Sweep,
+    folder: Path,
+    num_workers: int,
+    advance: Advance,
+    command: Sequence[str] = COMMAND,
 ) -> list[Outcome]:
     """Make all runs that are missing in ``folder``; return the points.
 
@@ -68,23 +73,26 @@ def run_sweep(
         Processes side by side; what they compute does not depend on it.
     advance
         Told of the steps that are done.
+    command
+        What was typed, for the runs' manifests.
 
     Raises
     ------
     RunError
-        If another process is at work in the folder, or runs in it were made from other
-        data.
+        If the folder is a file, another process is at work in it, or runs in it were
+        made from other data.
     KnnPerError
-        If a run cannot be made for another reason than that its training diverges.
+        If a run cannot be made for another reason than that its clients fail.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with RunFolder(folder).locked():
-        _make(_families(sweep, folder), num_workers, advance)
-    return [_outcome(point, folder) for point in sweep.points]
+    with led(folder):
+        _make(_families(sweep, folder, command), num_workers, advance)
+    return [Outcome(point, *by_seed(point.runs, folder)) for point in sweep.points]
 
 
-def _families(sweep: Sweep, folder: Path) -> list[Family]:
-    return families_of(sweep.experiments, folder, COMMAND, keeps_training=True)
+def _families(
+    sweep: Sweep, folder: Path, command: Sequence[str] = COMMAND
+) -> list[Family]:
+    return families_of(sweep.experiments, folder, command, keeps_training=True)
 
 
 def _make(families: Sequence[Family], num_workers: int, advance: Advance) -> None:
@@ -126,15 +134,3 @@ def _num_done(family: Family) -> int:
         return family.num_rounds + num_runs
     rounds = (len(RunFolder(order.folder).rounds()) for order in family.orders)
     return min(max(rounds), family.num_rounds)
-
-
-def _outcome(point: Point, folder: Path) -> Outcome:
-    runs, failures = {}, {}
-    for seed, experiment in point.runs.items():
-        path = folder_of(experiment, folder)
-        failure = why_failed(path)
-        if failure is None:
-            runs[seed] = path
-        else:
-            failures[seed] = failure
-    return Outcome(point, runs, failures)

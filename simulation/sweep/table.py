@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulation.intervals import Estimate
-from simulation.outside_text import markdown_row
 from simulation.sweep.figures import COLUMNS, PointFigures, column_of
 from simulation.sweep.settings import GLOBAL, SweepSettings
 
@@ -86,13 +85,6 @@ def _interval(found: Estimate, figure: str) -> str:
         return "-"
     ends = (found.mean - found.half_width, found.mean + found.half_width)
     return " to ".join(_number(end, figure) for end in ends)
-
-
-def as_markdown(cells: Sequence[Sequence[str]]) -> str:
-    """Return a header and rows as a Markdown table."""
-    header, *body = cells
-    rule = ["---:"] * len(header)
-    return "".join(f"{markdown_row(line)}\n" for line in (header, rule, *body))
 
 
 def as_csv(rows: Sequence[PointFigures], settings: SweepSettings) -> str:

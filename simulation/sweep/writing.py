@@ -1,11 +1,13 @@
 """The files of a sweep that is done, and what there is to show of it."""
 
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from knnper.durable_files import write_atomically
 from simulation.batch.code import older_code
+from simulation.batch.families import failure_remark, folder_of
 from simulation.figures.folder import FigureFolder
 from simulation.showing import Chart, Shown, Table
 from simulation.sweep.choosing import best_points, chosen_sweep
@@ -14,7 +16,10 @@ from simulation.sweep.plan import Sweep
 from simulation.sweep.plot import plot_of
 from simulation.sweep.running import Outcome
 from simulation.sweep.settings import SweepSettings
-from simulation.sweep.table import as_cells, as_csv, as_markdown, csv_text, label_of
+from simulation.sweep.table import as_cells, as_csv, csv_text, label_of
+
+_LEAST_SEEDS = 3
+"""From which an interval can be told."""
 
 PLOT = "plot"
 
@@ -44,18 +49,18 @@ def write_sweep(
         If a choice is asked for and a variant has no point to choose.
     """
     settings = sweep.settings
-    cells = as_cells(rows, settings)
+    table = Table.of_cells(settings.name, as_cells(rows, settings))
     write_atomically(folder / "points.csv", csv_text(run_rows(outcomes)))
     write_atomically(folder / "table.csv", as_csv(rows, settings))
-    write_atomically(folder / "table.md", as_markdown(cells))
+    write_atomically(folder / "table.md", table.as_markdown())
     figure = plot_of(rows, settings)
     if figure is not None:
         FigureFolder(folder).write_pictures(PLOT, figure)
     chosen = _choose(sweep, rows, folder) if _chooses(settings) else ()
     return Shown(
-        (Table.of_cells(settings.name, cells),),
+        (table,),
         () if figure is None else (Chart(PLOT, _title(settings), lambda: figure),),
-        (*_failures(outcomes), *_older(outcomes, folder), *chosen),
+        (*_failures(outcomes, folder), *_older(outcomes, folder), *chosen),
     )
 
 
@@ -71,11 +76,13 @@ def _title(settings: SweepSettings) -> str:
     )
 
 
-def _failures(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _failures(outcomes: Sequence[Outcome], folder: Path) -> Iterator[str]:
     for outcome in outcomes:
+        point = outcome.point
         for seed, reason in outcome.failures.items():
-            where = dict(outcome.point.values)
-            yield f"{outcome.point.variant} {where} failed with seed {seed}: {reason}"
+            what = f"{point.variant} {dict(point.values)}"
+            run = folder_of(point.runs[seed], folder)
+            yield failure_remark(what, seed, reason, run)
 
 
 def _older(outcomes: Sequence[Outcome], folder: Path) -> Iterator[str]:
@@ -94,5 +101,12 @@ def _choose(sweep: Sweep, rows: Sequence[PointFigures], folder: Path) -> list[st
             f"best{of_variant} on validation data: {dict(one.values)}"
             for of_variant, one in zip(of_what, best, strict=True)
         ),
-        f"To test it, once: knnper sweep {shlex.quote(str(path))}",
+        f"To test it, once: knnper sweep {shlex.quote(str(path))} --set "
+        f"'seeds={_other_seeds(sweep.settings.seeds)}'",
     ]
+
+
+def _other_seeds(seeds: Sequence[int]) -> list[int]:
+    """Return seeds that nothing was chosen with."""
+    unused = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(unused, max(_LEAST_SEEDS, len(seeds))))

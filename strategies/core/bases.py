@@ -3,7 +3,7 @@
 fedbasis-pflbed.txt, Eqs. 4 and 8 and section 4.4, "Layer-wise combinations".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,6 +92,28 @@ def layers(model: FlatModel) -> Blocks:
         has_matrix = any(tensor.dim() > 1 for tensor in layer.parameters())
         number += has_matrix or layer is model.module.classifier
         number_of |= dict.fromkeys(layer.modules(), number)
+    return _numbered(model, number_of)
+
+
+def stages(model: FlatModel) -> Blocks:
+    """Return a block for each stage and one for the head.
+
+    A stage is a child of the model that is a `torch.nn.Sequential` or a
+    `torch.nn.ModuleList`, with what the model defines between it and the one before:
+    ResNet-18's first has the convolution and normalisation of the stem. What comes
+    behind the last is a block of its own, as is what the model owns itself.
+    """
+    number_of, number = dict[nn.Module, int](), 1
+    for child in model.module.children():
+        if child is not model.module.classifier:
+            number_of |= dict.fromkeys(child.modules(), number)
+            number += _is_list(child)
+    head = model.module.classifier.modules()
+    return _numbered(model, number_of | dict.fromkeys(head, number + 1))
+
+
+def _numbered(model: FlatModel, number_of: Mapping[nn.Module, int]) -> Blocks:
+    """Return the blocks in the order of their numbers; 0 is what is in no module."""
     found = [
         torch.full((entry.stop - entry.start,), number_of.get(entry.module, 0))
         for entry in model.entries
@@ -100,12 +122,15 @@ def layers(model: FlatModel) -> Blocks:
     return Blocks(numbers.to(model.device))
 
 
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential | nn.ModuleList)
+
+
 def _layers(module: EmbeddingModel) -> Iterable[nn.Module]:
     for child in module.children():
         if child is module.classifier:
             continue
-        is_list = isinstance(child, nn.Sequential | nn.ModuleList)
-        yield from child.children() if is_list else (child,)
+        yield from child.children() if _is_list(child) else (child,)
     yield module.classifier
 
 

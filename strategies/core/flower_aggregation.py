@@ -148,31 +148,26 @@ def trimmed_mean(updates: Sequence[ModelUpdate], cut_fraction: float) -> Tensor:
     return _slice_by_slice(lambda: FedTrimmedAvg(beta=cut_fraction), updates)
 
 
-def krum(updates: Iterable[ModelUpdate], num_malicious: int) -> Tensor:
-    """Return the weights that Flower's Krum selects; as `multikrum` with m = 1."""
-    from flwr.serverapp.strategy import Krum
+def multikrum(updates: Iterable[ModelUpdate], select: Select) -> Tensor:
+    """Return the mean of the selected, float32 of shape (num_weights,).
 
-    return _aggregated(Krum(num_malicious_nodes=num_malicious), _replies(updates))
-
-
-def multikrum(
-    updates: Iterable[ModelUpdate], num_malicious: int, num_selected: int
-) -> Tensor:
-    """Return the mean of what Flower's MultiKrum selects, float32 (num_weights,).
+    Distances and mean are those of Flower's MultiKrum. Which of equal scores it takes
+    depends on the processor, so that the selection is not left to it.
 
     Parameters
     ----------
     updates
-        One a client, more than two; the mean weights them by their examples.
-    num_malicious, num_selected
-        f and m. Flower does not ask whether there are enough updates for them.
+        One a client; the mean weights them by their examples.
+    select
+        Chooses by their distances.
     """
-    from flwr.serverapp.strategy import MultiKrum
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.serverapp.strategy.multikrum import compute_distances
 
-    strategy = MultiKrum(
-        num_malicious_nodes=num_malicious, num_nodes_to_select=num_selected
-    )
-    return _aggregated(strategy, _replies(updates))
+    replies = _replies(updates)
+    records = [reply.content.array_records["arrays"] for reply in replies]
+    chosen = [replies[position] for position in select(compute_distances(records))]
+    return _aggregated(FedAvg(), chosen)
 
 
 def bulyan(

@@ -56,7 +56,7 @@ def test_a_table_is_printed_and_written(tmp_path: Path) -> None:
     markdown = (tmp_path / "out/table.md").read_text()
     assert [line.split("|")[1].strip() for line in markdown.splitlines()] == [
         "method",
-        "---",
+        "-------",
         "FedAvg",
         "kNN-Per",
     ]

@@ -1,5 +1,6 @@
 """``knnper reproduce``: what it tells, how it ends, and how it goes on."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
+from knnper.durable_files import JsonLines
+from simulation.batch.playing import Family
 from tests.simulation.reproducing.small_files import SWEEP, without_data, write
 from tests.simulation.sweep.small_sweep import in_this_process
 
@@ -52,7 +55,8 @@ def test_nothing_is_played_while_a_file_is_wrong(tmp_path: Path) -> None:
 def test_interrupted_it_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(families: Sequence[Family], num_workers: int) -> Iterator[int]:
+        yield next(in_this_process(families, num_workers))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WHERE, interrupted)
@@ -61,4 +65,23 @@ def test_interrupted_it_says_how_to_go_on(
     assert done.exit_code == 130
     assert "To go on: knnper reproduce 'a b.yaml'" in done.stderr
     # What was made until then counts.
-    assert '"done": false' in (tmp_path / "out/seconds.jsonl").read_text()
+    (record,) = JsonLines(tmp_path / "out/seconds.jsonl").read()
+    assert (record["name"], record["seconds"] > 0) == ("neighbors", True)
+
+
+def test_interrupted_at_once_it_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WHERE, interrupted)
+    assert run(tmp_path, write(tmp_path, SWEEP)).exit_code == 130
+    assert not (tmp_path / "out/seconds.jsonl").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    done = run(tmp_path, write(tmp_path, SWEEP))
+    assert done.exit_code == 2
+    assert "is a file, expected a folder" in done.stderr

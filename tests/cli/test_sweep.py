@@ -69,7 +69,7 @@ def test_what_validation_data_chose_can_be_tested(tmp_path: Path) -> None:
     done = run(tmp_path, evaluate_on="validation", seeds=[1])
     assert done.exit_code == 0, done.output
     path = tmp_path / "out/chosen.yaml"
-    assert f"To test it, once: knnper sweep {path}" in done.stderr
+    assert f"To test it, once: knnper sweep {path} --set 'seeds=[" in done.stderr
     assert "best on validation data: {" in done.stderr
     tested = ["sweep", str(path), "--output", str(tmp_path / "tested"), "--json"]
     (point,) = json.loads(CliRunner().invoke(app, tested).stdout)
@@ -102,3 +102,18 @@ def test_interrupted_it_says_how_to_go_on(
     done = run(tmp_path)
     assert done.exit_code == 130
     assert "To go on: knnper sweep 'a b.yaml'" in done.stderr
+
+
+def test_a_run_that_failed_says_how_it_is_made_again(tmp_path: Path) -> None:
+    done = run(tmp_path, vary={"training.learning_rate": [1e30, 0.1]}, seeds=[1])
+    (failed,) = (tmp_path / "out").rglob("failed.txt")
+    assert f". To make it again, delete {failed.parent}\n" in done.stderr
+
+
+def test_points_are_aligned_as_in_the_report(tmp_path: Path) -> None:
+    run(tmp_path, seeds=[1])
+    _, rule, *_ = (tmp_path / "out/table.md").read_text().splitlines()
+    assert [cell.endswith("-: ") for cell in rule.split("|")[1:-1]] == [
+        False,
+        *(7 * [True]),
+    ]

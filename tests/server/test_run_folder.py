@@ -1,3 +1,5 @@
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +9,7 @@ from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
-from knnper.durable_files import JsonLines
+from knnper.durable_files import JsonLines, draft_of
 from server.run_folder import RunFolder
 from strategies.core.evaluation import ClientResult, Evaluation
 
@@ -93,6 +95,34 @@ def test_what_is_no_run_is_never_deleted(tmp_path: Path, content: str | None) ->
     with pytest.raises(RunError, match="is not empty and holds no run"):
         RunFolder.create(tmp_path, EXPERIMENT, overwrite=True)
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_disk_that_was_full_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            RunFolder.create(tmp_path, EXPERIMENT)
+    assert RunFolder.create(tmp_path, EXPERIMENT).experiment(CATALOGUE) == EXPERIMENT
+
+
+def test_what_a_kill_leaves_is_no_hindrance(tmp_path: Path) -> None:
+    draft = draft_of(tmp_path / "experiment.yaml")
+    draft.write_text("torn")
+    RunFolder.create(tmp_path, EXPERIMENT)
+    assert not draft.exists()
+
+
+def test_the_draft_of_somebody_else_is_never_deleted(tmp_path: Path) -> None:
+    draft = draft_of(tmp_path / "thesis.tex")
+    draft.write_text("mine")
+    with pytest.raises(RunError, match="is not empty and holds no run"):
+        RunFolder.create(tmp_path, EXPERIMENT, overwrite=True)
+    assert draft.read_text() == "mine"
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -14,6 +15,7 @@ from knnper.config.loading import read_experiment
 from server.observer import SilentObserver
 from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
+from simulation.partition.pflbed import PflbedSettings
 from simulation.runner import simulate
 from simulation.sweep.plan import read_sweep
 from simulation.workbench import Workbench, open_workbench
@@ -106,6 +108,19 @@ def test_the_sweep_over_new_clients_is_valid() -> None:
     }
     sizes = [point.values["partition.unseen_train_fraction"] for point in sweep.points]
     assert sizes == [0.5, 1.0] * 14
+
+
+def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:
+    text = Path("simulation/experiments/bases/pacs_paper.yaml").read_text("utf-8")
+    document = yaml.safe_load(text)
+    settings = PflbedSettings(
+        **{name: part for name, part in document["partition"].items() if name != "name"}
+    )
+    to_clients = 1 - document["data"]["test_fraction"]
+    validation = to_clients * settings.validation_fraction
+    unseen = (to_clients - validation) * settings.unseen_fraction
+    parts = [to_clients - validation - unseen, unseen, validation, 1 - to_clients]
+    assert parts == pytest.approx([0.60, 0.20, 0.05, 0.15], abs=1e-3)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from simulation.outside_text import chart_text, markdown_cell, markdown_row, one_line
+from simulation.outside_text import chart_text, markdown_cell, one_line
 from simulation.reporting.drawing import wrapped
 
 
@@ -19,9 +19,8 @@ def test_one_line(text: str, expected: str) -> None:
     assert one_line(text) == expected
 
 
-def test_a_row_has_as_many_cells_as_texts() -> None:
+def test_a_cell_of_markdown_stays_one() -> None:
     assert markdown_cell("a|b\r\nc") == r"a\|b  c"
-    assert markdown_row(["a", "b|c"]) == r"| a | b\|c |"
 
 
 @pytest.mark.parametrize("name", ["$x^$", "$a$ and $b_$", "10 $", r"\$", "$\\frac$"])

@@ -72,6 +72,7 @@ def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
     assert first.weights.tolist() == [3.0, 1.0]
     # λ + 0.1 (1, 3) = (0.85, 0.55), projected (0.65, 0.35); over p: (13/15, 7/5).
     assert first.factors.flatten().tolist() == pytest.approx([13 / 15, 1.4])
+    assert first.typical_loss == 2.0
     second = method.aggregate(first, iter(updates))
     # Now a weighs 3 · 13/15 = 2.6 and b weighs 1.4, as λ says of 4.
     assert second.weights.tolist() == pytest.approx([2.6, 1.4])
@@ -106,6 +107,24 @@ def test_a_domain_heard_of_later_begins_at_its_share(linear_task: MakeTask) -> N
     second = method.aggregate(first, iter([("c", update([0.0, 1.0], 2, [2.0]))]))
     # λ = p = (¾, ¼) over b and c, and the loss of the last round changes nothing.
     assert second.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_a_client_that_joins_a_known_domain_leaves_lambda_a_distribution(
+    linear_task: MakeTask,
+) -> None:
+    settings = AgnosticSettings(groups={"x": ("a", "b")}, domain_learning_rate=0.1)
+    method = agnostic(linear_task(TrainingSettings()), settings)
+    known = AgnosticState(
+        torch.zeros(2),
+        torch.tensor([[0.6], [2.2]]),
+        {"a": 0, "b": 0, "c": 1},
+        torch.tensor([[3.0], [0.0], [1.0]]),
+        typical_loss=2.0,
+    )
+    state = method.aggregate(known, iter([("b", update([1.0, 0.0], 4, [2.0]))]))
+    # p is now (7, 1) / 8: λ = (0.6 · 7, 2.2) / 8 = (0.525, 0.275) sums to 0.8, and is
+    # (0.65625, 0.34375) as a distribution. The loss is the last round's: no step.
+    assert state.factors.flatten().tolist() == pytest.approx([0.75, 2.75])
 
 
 @pytest.mark.parametrize(

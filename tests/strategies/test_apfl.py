@@ -82,6 +82,9 @@ def test_the_mixing_weight_follows_its_gradient(
     # ½ (1 - σ(¾)), and the rate is 1.
     expected = 0.5 - 0.5 * (1 - SIGMA_34)
     assert memory["a"].mixing_weight == pytest.approx(expected, abs=1e-6)
+    # v steps by the α from before the step, ½: v ← ¼ + ½ (1 - σ(¾)).
+    own = 0.25 + 0.5 * (1 - SIGMA_34)
+    assert float(memory["a"].personal[0]) == pytest.approx(own, abs=1e-6)
 
 
 @pytest.mark.parametrize(("personal", "expected"), [(9.0, 1.0), (-9.0, 0.0)])

@@ -88,6 +88,26 @@ def test_a_step_by_hand(
     assert found.describe() == {"client_share": share}
 
 
+def test_the_rate_is_its_own(linear_task: MakeTask, white: MakeClient) -> None:
+    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
+    task = with_proxy(linear_task(training), white([1]).train)
+    method = dapper(task, 1.0, learning_rate=0.5)
+    assert served(method, torch.zeros(2), white([0])).weights.tolist() == [0.25, -0.25]
+
+
+@pytest.mark.parametrize(("factor", "alike"), [(0.001, True), (0.1, False)])
+def test_a_client_takes_so_many_times_its_own_examples(
+    linear_task: MakeTask, white: MakeClient, factor: float, alike: bool
+) -> None:
+    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
+    task = with_proxy(linear_task(training), white([0, 1] * 50).train)
+    method = dapper(task, 0.0, sample_factor=factor)
+    found = served(method, torch.zeros(2), white([0] * 1000))
+    # Of one of the server's examples all that is drawn has its label: a step of ½. Of
+    # all 100, half of which have either label, the steps nearly cancel out.
+    assert (abs(float(found.weights[0])) == pytest.approx(0.5, abs=1e-4)) == alike
+
+
 def test_lambda_is_the_probability_of_the_clients_own_examples(
     linear_task: MakeTask, white: MakeClient
 ) -> None:
@@ -180,6 +200,16 @@ class TestChoice:
         found = served(dapper(task), torch.zeros(2), data)
         assert found.describe() == {"client_share": expected}
 
+    def test_of_equals_the_largest(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        training = TrainingSettings(learning_rate=1.0, num_rounds=1)
+        # The server's examples are the client's: every λ trains the same model.
+        task = with_proxy(linear_task(training), white([0] * 7).train)
+        method = dapper(task, 0.0, 0.5, 0.75)
+        found = served(method, torch.zeros(2), labelled(white, [0] * 4, [0]))
+        assert found.describe() == {"client_share": 0.75}
+
     def test_the_model_that_was_chosen_has_not_seen_validation(
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
@@ -230,6 +260,16 @@ class TestSample:
             assert type(record) is record_type
             copied = put_together(record_type, take_apart(record))
             assert fingerprint(copied) == fingerprint(record)
+
+    def test_no_more_than_is_allowed(
+        self, normed_task: MakeTask, noisy: MakeClient
+    ) -> None:
+        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+        for most, expected in ((4, 4), (30, 9)):
+            method = dapper(task, most_sampled=most)
+            state = replace(method.init(("a",), RandomKey(1)), rounds_made=1)
+            payload = method.broadcast(state, "a", RandomKey(5))
+            assert len(payload.sample.images) == expected
 
     def test_before_it_came_a_client_fine_tunes(
         self, normed_task: MakeTask, noisy: MakeClient

@@ -79,6 +79,13 @@ def test_buffers_take_the_mean(
     assert not torch.equal(found.weights, plain.weights)
 
 
+def test_the_second_moment_begins_with_the_square(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    method = fedadam(linear_task(TrainingSettings()), FedAdamSettings(adaptivity=0.5))
+    assert method.init(("a",), key).second_moment.tolist() == [0.25, 0.25]
+
+
 def test_settings_have_ranges() -> None:
     assert_refused(
         SPEC,

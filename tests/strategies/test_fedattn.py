@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.sections import TrainingSettings
+from knnper.config.sections import Choice, TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.models.base import EmbeddingModel
 from knnper.models.flat import FlatModel
+from knnper.models.stacked_lstm import StackedLstmSettings
+from strategies.assembly import build_task
 from strategies.core.attention import Attention, KnownClients, Memory
+from strategies.core.local_sgd import local_sgd
 from strategies.core.method import NEWCOMER, Method, NoSettings
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
@@ -110,23 +113,23 @@ def test_the_attention_steps_along_the_mean_of_the_returned_changes(
     known = KnownClients(("a", "b"), memory)
     state = FedAttnState(torch.zeros(4), even, known, num_rounds=3)
     updates = [
-        (name, FedAttnUpdate(torch.tensor(weights), 1, 0.5, torch.tensor([z])))
-        for name, weights, z in [
-            ("a", [0.0, 0, 2, 3], 5.0),
-            ("b", [0.0, 0, 3, 0], 6.0),
-            ("c", [0.0, 0, 100, 100], 7.0),
+        (name, FedAttnUpdate(torch.tensor(weights), size, 0.5, torch.tensor([z])))
+        for name, size, weights, z in [
+            ("a", 1, [0.0, 0, 2, 3], 5.0),
+            ("b", 3, [0.0, 0, 3, 0], 6.0),
+            ("c", 1, [0.0, 0, 100, 100], 7.0),
         ]
     ]
     method = fedattn_of(task, attention_learning_rate=0.5)
     after = method.aggregate(state, iter(updates))
     # Both were sent (3, 3). ΔM̃ is (1, 0) and (0, 3), and that of W_V is ΔM̃ (3, 3):
-    # the mean of (3, 0) and (0, 9) steps by half. c was sent what attention had no
-    # part in.
+    # the mean of (3, 0) and (0, 9) steps by half, whatever the clients' sizes. c was
+    # sent what attention had no part in.
     assert after.attention.value.tolist() == [1 - 0.75, 1 - 2.25]
     assert after.known.names == ("a", "b", "c")
     assert after.known.memory.values.tolist() == [[2, 3], [3, 0], [100, 100]]
     assert after.known.memory.representations.tolist() == [[5.0], [6.0], [7.0]]
-    assert after.weights.tolist() == [0, 0, 35, pytest.approx(103 / 3)]
+    assert after.weights.tolist() == pytest.approx([0, 0, 111 / 5, 103 / 5])
     assert after.num_rounds == 4
     fixed = fedattn_of(task, attention_learning_rate=0.0)
     assert torch.equal(
@@ -141,6 +144,75 @@ def test_biases_are_found_by_what_they_are(normed_task: MakeTask) -> None:
     chosen = sorted(name for name, part in names.items() if bool(part.any()))
     assert chosen == ["classifier.bias", "features.0.bias", "features.1.bias"]
     assert int(found.sum()) == 4 + 4 + 3
+
+
+def test_both_biases_of_an_lstm_are_biases() -> None:
+    settings = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
+    spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
+    choice, training = Choice("stacked_lstm", settings), TrainingSettings()
+    task = build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
+    found = bias_mask(task)
+    names = task.model.named(found.float())
+    chosen = sorted(name for name, part in names.items() if bool(part.any()))
+    assert chosen == [
+        "classifier.linear.bias",
+        "layers.0.bias_hh_l0",
+        "layers.0.bias_ih_l0",
+    ]
+    # Four gates of five units, twice, and four classes.
+    assert int(found.sum()) == 2 * 20 + 4
+
+
+def test_what_a_client_gets_is_weighed_by_the_attention(
+    affine_task: MakeTask, key: RandomKey
+) -> None:
+    task = affine_task(ONE_ROUND)
+    memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
+    one = torch.ones(1, 1)
+    attention = Attention(one, one, torch.tensor([0.5, 3.0]))
+    known = KnownClients(("a", "b"), memory)
+    state = FedAttnState(torch.zeros(4), attention, known, num_rounds=1)
+    # z = 1 has the scores 0 and 1 with a and b: shares 1 - σ(1) and σ(1).
+    share = 0.7310586
+    expected = [0, 0, 0.5 * (2 * (1 - share) + 4 * share), 3 * 6 * share]
+    method = fedattn_of(task, attention_dim=1, num_neighbors=2)
+    sent = method.broadcast(state, "b", key)
+    assert sent.weights.tolist() == pytest.approx(expected)
+    unseen = method.broadcast(state, NEWCOMER, key)
+    assert served(method, unseen, CLIENTS["a"]).tolist() == pytest.approx(expected)
+
+
+def test_a_representation_is_that_of_the_trained_model(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task = normed_task(TrainingSettings(num_rounds=1, learning_rate=0.5))
+    data, start = noisy(6, 0, 1), task.initial_weights
+    payload = FedAttnPayload(start, start[bias_mask(task)])
+    _, update = fedattn_of(task).client_update(payload, None, data, 1, key)
+    after = task.embed(update.weights, data.train.images).mean(dim=0)
+    before = task.embed(start, data.train.images).mean(dim=0)
+    assert torch.equal(update.representation, after)
+    assert not torch.allclose(after, before, atol=1e-2)
+
+
+def test_a_newcomer_is_represented_by_the_global_model(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task, data = normed_task(ONE_ROUND), noisy(6, 0, 1)
+    first, trained = task.initial_weights, task.fresh_weights(key)
+    # One known client is where the global model puts the newcomer, one where the
+    # initial weights do.
+    places = [
+        task.embed(one, data.train.images).mean(dim=0) for one in (trained, first)
+    ]
+    values = torch.stack([torch.full((11,), 2.0), torch.full((11,), 5.0)])
+    even = Attention(torch.zeros(1, 4), torch.zeros(1, 4), torch.ones(11))
+    payload = FedAttnPayload(
+        trained, torch.zeros(11), even, Memory(torch.stack(places), values)
+    )
+    method = fedattn_of(task, attention_dim=1, num_neighbors=1)
+    found = served(method, payload, data)
+    assert torch.equal(found[bias_mask(task)], values[0])
 
 
 def test_only_biases_differ_between_clients(
@@ -199,11 +271,13 @@ def test_a_strong_pull_keeps_the_biases_global(
         return update.weights  # type: ignore[no-any-return]
 
     free, pulled = trained(0.0), trained(1e6)
-    assert torch.equal(trained(0.0), free)
+    plain = local_sgd(task, start, noisy(6, 0, 1).train, 0.1, key)
+    assert plain.num_steps == 1
+    assert torch.equal(free, plain.weights)
     torch.testing.assert_close(pulled[where], center, rtol=0, atol=1e-4)
     assert not torch.allclose(free[where], center, atol=1e-2)
     # The others are trained as ever: the first step changes them alike.
-    assert not torch.equal(pulled[~where], start[~where])
+    assert torch.equal(pulled[~where], free[~where])
 
 
 def test_a_newcomer_makes_its_own_biases(

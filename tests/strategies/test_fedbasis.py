@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import TrainingSettings
+from knnper.config.sections import Choice, MultiStepSchedule, TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, InputSpec
+from knnper.models.mlp import MlpSettings
+from strategies.assembly import build_task
 from strategies.core.bases import layers
 from strategies.core.basis_models import Bases, BasesState, BasesUpdate
 from strategies.core.method import NEWCOMER, NoSettings
@@ -73,6 +75,41 @@ def test_coordinate_descent_by_hand(
     found = torch.stack(update.models)[:, 0].tolist()
     assert found == pytest.approx([1 + first * wrong, second * wrong], abs=1e-6)
     assert update.train_loss == pytest.approx(-math.log(1 - wrong), abs=1e-6)
+
+
+def test_the_combination_is_trained_for_its_epochs(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    task, settings = linear_task(TrainingSettings()), replace(TWO, combination_epochs=2)
+    alpha, _ = local_round(task, settings, FAR, white([0]).train, 1.0, key)
+    # After the first pass θ = α_1 (1, -1), and the gradient of ψ_1 is
+    # α_1 (1 - α_1) (-2 q) with q = 1 - σ(2 α_1).
+    psi = psi_after_a_step()
+    first = sigmoid(2 * psi)
+    psi += 10 * first * (1 - first) * 2 * (1 - sigmoid(2 * first))
+    assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "expected"), [(1, 0.5), (2, 0.5 + 1 - 0.7310586)]
+)
+def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
+    linear_task: MakeTask,
+    white: MakeClient,
+    key: RandomKey,
+    num_epochs: int,
+    expected: float,
+) -> None:
+    training = TrainingSettings(
+        num_rounds=4, learning_rate=1.0, schedule=MultiStepSchedule((3,))
+    )
+    settings = replace(ONE, personal_classifier=True, newcomer_epochs=num_epochs)
+    method = fedbasis(linear_task(training), settings)
+    assert training.learning_rate_at(4) < 0.5
+    payload = Bases((torch.zeros(2),))
+    served: Any = method.personalize(payload, None, white([0]), key)
+    # A step of ½, and one of 1 - σ(1).
+    assert served.weights.tolist() == pytest.approx([expected, -expected], abs=1e-6)
 
 
 def test_the_baseline_by_hand(
@@ -255,3 +292,22 @@ def test_blocks_have_combinations_of_their_own(
     whole = FedBasisSettings(blocks="whole")
     alpha, _ = local_round(task, whole, payload, data, 0.1, key)
     assert alpha.shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "num_blocks"), [("layers", 4), ("stages", 2), ("whole", 1)]
+)
+def test_what_a_block_is_can_be_chosen(
+    noisy: MakeClient, key: RandomKey, blocks: Any, num_blocks: int
+) -> None:
+    task = build_task(
+        Choice("mlp", MlpSettings(hidden_sizes=(4, 4, 4))),
+        TrainingSettings(),
+        InputSpec((2, 2, 1), num_classes=3, mean=(0.5,), std=(0.25,)),
+        key,
+        evaluation_batch_size=16,
+    )
+    payload = Bases(tuple(task.fresh_weights(key.child(k)) for k in range(3)))
+    settings = FedBasisSettings(num_bases=2, blocks=blocks)
+    alpha, _ = local_round(task, settings, payload, noisy(5, 0, 1).train, 0.1, key)
+    assert alpha.shape == (2, num_blocks)

@@ -59,6 +59,17 @@ def test_the_warm_start_is_fedavg(
     assert not torch.equal(after.models[1], after.models[2])
 
 
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.0, 0), (0.001, 1), (0.24, 1), (0.5, 3)]
+)
+def test_a_warm_start_is_a_round_at_least(
+    linear_task: MakeTask, fraction: float, expected: int
+) -> None:
+    task = linear_task(TrainingSettings(num_rounds=6))
+    settings = replace(TWO, warm_start_fraction=fraction)
+    assert num_warm_rounds(task, settings) == expected
+
+
 def test_the_warm_start_goes_on_while_too_few_reply(linear_task: MakeTask) -> None:
     task = linear_task(TrainingSettings(num_rounds=10))
     method = fedbasis(task, TWO)

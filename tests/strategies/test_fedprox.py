@@ -5,8 +5,10 @@ from typing import Any
 import torch
 
 from knnper.config.sections import TrainingSettings
+from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.method import NoSettings
+from strategies.core.records import ModelPayload
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.fedprox import FedProxSettings, fedprox
@@ -31,15 +33,17 @@ def test_without_a_pull_it_is_fedavg(
 
 
 def test_two_steps_by_hand(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     """Logits (y, -y), x = 1, label 0: the slope of the loss in y is -σ(-2 y)."""
     method = fedprox(linear_task(TRAINING), FedProxSettings(prox_weight=0.4))
-    state, _ = run_rounds(method, {"a": white([0])}, 1)
-    # y ← (y + ½ σ(-2 y) + ½ · 0.4 · w) / (1 + ½ · 0.4), twice, from y = w = 0.
-    first = 0.5 * 0.5 / 1.2
-    second = (first + 0.5 * torch.sigmoid(torch.tensor(-2 * first))) / 1.2
-    torch.testing.assert_close(state.weights, torch.stack([second, -second]))
+    # The server's model, which is not the initial one any more: that is 0.
+    payload = ModelPayload(torch.tensor([1.0, -1.0]))
+    _, update = method.client_update(payload, None, white([0]), 1, key)
+    # y ← (y + ½ σ(-2 y) + ½ · 0.4 · w) / (1 + ½ · 0.4), twice, from y = w = 1.
+    first = (1 + 0.5 * torch.sigmoid(torch.tensor(-2.0)) + 0.2) / 1.2
+    second = (first + 0.5 * torch.sigmoid(-2 * first) + 0.2) / 1.2
+    torch.testing.assert_close(update.weights, torch.stack([second, -second]))
 
 
 def test_an_infinite_pull_leaves_the_parameters_whatever_decays(

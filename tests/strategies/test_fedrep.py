@@ -70,6 +70,24 @@ def test_the_head_has_a_rate_of_its_own(white: MakeClient, key: RandomKey) -> No
     assert served.weights[1] > 0
 
 
+@pytest.mark.parametrize(("part", "rate"), [(None, 0.25), ([0.0], 0.03125)])
+def test_the_schedule_is_that_of_the_heads_own_rate_too(
+    part: list[float] | None, rate: float, white: MakeClient, key: RandomKey
+) -> None:
+    schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
+    training = TrainingSettings(num_rounds=2, learning_rate=0.5, schedule=schedule)
+    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, newcomer_epochs=1)
+    method = fedrep(two_weights_task(training, a=1, b=0), settings)
+    payload = ModelPayload(torch.tensor([1.0, 0.0]))
+    # ∂b = -1 at b = 0: a step is the rate, that of round 2 below.
+    kept, _ = method.client_update(payload, None, white([0]), 2, key)
+    assert kept.personal.tolist() == [0.03125]
+    # In the end the last round's, for a new head the first round's.
+    before = None if part is None else PersonalPart(torch.tensor(part))
+    served = one_model_of(method, payload, before, white([0]), key)
+    assert served.weights.tolist() == [1.0, rate]
+
+
 def test_the_head_is_trained_for_its_epochs(white: MakeClient, key: RandomKey) -> None:
     method = fedrep(two_weights_task(HALF, a=1, b=0), FedRepSettings(head_epochs=2))
     payload = ModelPayload(torch.tensor([1.0, 0.0]))

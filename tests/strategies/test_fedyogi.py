@@ -35,6 +35,13 @@ def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
     assert float(state.weights[0]) == pytest.approx(1 + 3 / (8.5**0.5 + 1))
 
 
+def test_the_second_moment_begins_with_the_square(
+    linear_task: MakeTask, key: RandomKey
+) -> None:
+    method = fedyogi(linear_task(TrainingSettings()), FedYogiSettings(adaptivity=0.5))
+    assert method.init(("a",), key).second_moment.tolist() == [0.25, 0.25]
+
+
 def test_settings_have_ranges() -> None:
     assert_refused(
         SPEC,

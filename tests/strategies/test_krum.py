@@ -1,5 +1,6 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from strategies.core.records import ModelState
 from strategies.core.task import Task
-from strategies.krum import SPEC, KrumSettings, krum
+from strategies.krum import SPEC, KrumSettings, krum, lowest
 from tests.strategies.small_updates import assert_refused, on_a_line, updates
 
 MakeTask = Callable[..., Task]
@@ -49,6 +50,31 @@ def test_of_equal_scores_the_first_clients_wins(linear_task: MakeTask) -> None:
     held = on_a_line(7, 8, 100)
     for order in (held, held[::-1]):
         assert method.aggregate(BEFORE, iter(order)).weights.tolist() == [7, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "first"),
+    [
+        ((-99, 101, 0, 2), 0),  # 0: 4 + 99²; 2: 4 + 99²
+        ((-99, 101, 2, 0), 2),
+        (range(40), 19),  # the two in the middle, to all but the farthest
+        (range(39, -1, -1), 20),
+    ],
+)
+def test_no_order_of_sorting_makes_a_later_client_win(
+    linear_task: MakeTask, line: Sequence[float], first: float
+) -> None:
+    method = krum(linear_task(TrainingSettings()), KrumSettings(0))
+    after = method.aggregate(BEFORE, iter(on_a_line(*line)))
+    assert after.weights.tolist() == [first, 0]
+
+
+def test_equal_scores_are_in_the_order_of_the_clients() -> None:
+    line = np.arange(40.0)
+    order = lowest((line[:, None] - line) ** 2, 0)
+    assert order[:6] == [19, 20, 18, 21, 17, 22]
+    everybody = lowest(np.zeros((40, 40)), 0)
+    assert everybody == list(range(40))
 
 
 def test_small_differences_of_large_weights_are_seen(linear_task: MakeTask) -> None:

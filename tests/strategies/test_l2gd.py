@@ -20,6 +20,7 @@ from strategies.fed_mtl import FedMTLSettings, fed_mtl
 from strategies.l2gd import L2GDSettings, L2GDState, coin_step, coins, l2gd
 from strategies.local import LocalSettings, local
 from tests.strategies.method_checks import trained_with_the_keys_of_local
+from tests.strategies.small_updates import updates
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -87,6 +88,13 @@ def test_one_step_a_round_is_the_algorithm(
     assert float(state.weights[0]) == pytest.approx((of_a + of_b) / 2, abs=1e-5)
 
 
+def test_the_mean_weighs_clients_by_their_examples(linear_task: MakeTask) -> None:
+    method = l2gd(linear_task(TrainingSettings()), L2GDSettings())
+    sent = updates([1.0, -1.0], [5.0, 3.0], examples=[3, 1])
+    state = method.aggregate(L2GDState(torch.zeros(2), seed=1), iter(sent))
+    assert state.weights.tolist() == [2.0, 0.0]
+
+
 def test_coins_are_those_of_the_round() -> None:
     def thrown(server_round: int, probability: float = 0.3) -> list[bool]:
         return list(itertools.islice(coins(7, server_round, probability), 2000))
@@ -136,8 +144,9 @@ def test_without_heads_it_is_local(
     mixed = trained_with_the_keys_of_local(l2gd(task, often), task, clients, key)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
-        served = local(task, LocalSettings()).personalize(payload, None, data, key)
-        assert isinstance(served, ModelPredictor)
+        predictor = local(task, LocalSettings()).personalize(payload, None, data, key)
+        assert isinstance(predictor, ModelPredictor)
+        served = predictor.without_validation()
         assert torch.equal(alone[name], served.weights)
         assert not torch.equal(mixed[name], served.weights)
 

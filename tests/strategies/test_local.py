@@ -25,21 +25,27 @@ TRAINING = TrainingSettings(
 )
 
 
-def train_alone(
+def served_alone(
     task: Task, data: ClientData, key: RandomKey, num_rounds: int | None = None
-) -> torch.Tensor:
+) -> ModelPredictor:
     method = local(task, LocalSettings(num_rounds))
     state = method.init(["a"], key)
     payload = method.broadcast(state, NEWCOMER, key)
     predictor = method.personalize(payload, None, data, key)
     assert isinstance(predictor, ModelPredictor)
-    return predictor.weights
+    return predictor
+
+
+def train_alone(
+    task: Task, data: ClientData, key: RandomKey, num_rounds: int | None = None
+) -> torch.Tensor:
+    return served_alone(task, data, key, num_rounds).weights
 
 
 def test_is_fedavg_with_one_client(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
-    task, data = normed_task(TRAINING), noisy(7, 2, seed=1)
+    task, data = normed_task(TRAINING), noisy(7, 0, seed=1)
     method = fedavg(task, NoSettings())
     state = method.init(["a"], key)
     for server_round in (1, 2, 3):
@@ -48,6 +54,18 @@ def test_is_fedavg_with_one_client(
         _, update = method.client_update(payload, None, data, server_round, rng)
         state = method.aggregate(state, iter([("a", update)]))
     assert torch.equal(train_alone(task, data, key), state.weights)
+
+
+def test_trains_on_both_splits(
+    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
+) -> None:
+    task, data = normed_task(TRAINING), noisy(7, 3, seed=1)
+    together = ClientData(data.train_and_validation(), noisy(7, 0, seed=1).validation)
+    served = served_alone(task, data, key)
+    assert torch.equal(served.weights, train_alone(task, together, key))
+    expected = train_alone(task, noisy(7, 0, seed=1), key)
+    assert torch.equal(served.without_validation().weights, expected)
+    assert not torch.equal(served.weights, expected)
 
 
 def test_one_round_by_hand(

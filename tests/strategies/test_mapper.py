@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import strategies.mapper as mapper_module
-from knnper.config.sections import TrainingSettings
+from knnper.config.sections import Choice, TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
+from knnper.models.stacked_lstm import StackedLstmSettings
+from strategies.assembly import build_task
 from strategies.core.local_sgd import local_sgd
 from strategies.core.method import NoSettings
 from strategies.core.records import ModelPayload
@@ -41,6 +43,22 @@ SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 EVERYTHING = TrainingSettings(
     batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2
 )
+
+TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
+
+
+def text_task() -> Task:
+    """Return the task of an LSTM that learns from every character of 5."""
+    settings = StackedLstmSettings(character_dim=4, hidden_dim=6, num_layers=1)
+    choice = Choice("stacked_lstm", settings)
+    training = TrainingSettings(learning_rate=0.1)
+    return build_task(choice, training, TEXT, RandomKey(4), evaluation_batch_size=16)
+
+
+def windows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return three windows, int64 (3, 5, 1, 1), and the characters behind them."""
+    text = torch.tensor([[0, 1, 2, 3, 0, 1], [3, 3, 1, 0, 2, 2], [1, 0, 0, 0, 0, 3]])
+    return text[:, :5, None, None], text[:, 5]
 
 
 class TestJoint:
@@ -180,6 +198,54 @@ class TestJoint:
         expected = -torch.tensor([mixture, 1 - mixture]).log()
         found = objective(task.model.module, inputs, labels)
         torch.testing.assert_close(found.detach(), expected)
+
+    def test_each_position_of_a_text_has_a_mixture_of_its_own(self) -> None:
+        task = text_task()
+        own, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
+        inputs, labels = windows()
+        text = torch.cat([inputs.flatten(start_dim=1), labels[:, None]], dim=1)
+
+        def probabilities(weights: torch.Tensor) -> torch.Tensor:
+            """Return what each prefix of a window gives its next character, (n, T)."""
+            task.model.load(weights)
+            columns = []
+            for length in range(1, 6):
+                logits = task.model.module(inputs[:, :length]).detach()
+                rows = torch.softmax(logits, dim=1)
+                columns.append(rows.gather(1, text[:, length : length + 1])[:, 0])
+            return torch.stack(columns, dim=1)
+
+        mixture = 0.25 * probabilities(own) + 0.75 * probabilities(fixed)
+        objective = mixture_loss(task, 0.25, fixed)
+        task.model.load(own)
+        found = objective(task.model.module, inputs, labels).detach()
+        torch.testing.assert_close(found, -mixture.log().mean(dim=1))
+
+    def test_a_central_model_without_a_part_reports_what_training_minimises(
+        self,
+    ) -> None:
+        task, (inputs, labels) = text_task(), windows()
+        given = Examples(inputs.to(torch.uint8), labels)
+        data = ClientData(given, no_examples(TEXT))
+        method = mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
+        payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
+        _, update = method.client_update(payload, None, data, 1, rng)
+        local = local_sgd(
+            task, payload.weights, given, 0.1, rng.child("local"), num_epochs=1
+        )
+        losses = task.losses(local.weights, given)
+        assert update.train_loss == pytest.approx(float(losses.mean()))
+
+    def test_local_models_start_from_the_central_one_that_was_sent(
+        self, linear_task: MakeTask, white: MakeClient
+    ) -> None:
+        task = linear_task(TrainingSettings(learning_rate=1.0))
+        sent = torch.tensor([0.25, -0.25])
+        found = mixture_served(mapper(task, MapperSettings((1.0,))), sent, white([0]))
+        assert not torch.equal(sent, task.initial_weights)
+        # p(0) = σ(½) there.
+        expected = 0.25 + 1 - SIGMA
+        assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
 
 class TestChoice:

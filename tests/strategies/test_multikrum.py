@@ -60,6 +60,16 @@ def test_one_selected_is_krum(normed_task: MakeTask) -> None:
     assert torch.equal(found.weights, expected.weights)
 
 
+def test_of_equal_scores_the_first_clients_is_averaged(linear_task: MakeTask) -> None:
+    task = linear_task(TrainingSettings())
+    # 0 and 2 have the least score, and -99 and 101 the next: the third is -99.
+    held = on_a_line(-99, 101, 0, 2)
+    after = multikrum(task, MultiKrumSettings(0, 3)).aggregate(BEFORE, iter(held))
+    assert after.weights.tolist() == [pytest.approx(-97 / 3), 0]
+    one = multikrum(task, MultiKrumSettings(0, 1)).aggregate(BEFORE, iter(held))
+    assert one.weights.tolist() == [0, 0]
+
+
 def test_too_few_clients_are_refused(linear_task: MakeTask, key: RandomKey) -> None:
     task = linear_task(TrainingSettings())
     few = multikrum(task, MultiKrumSettings(1))

@@ -10,18 +10,26 @@ from torch import Tensor
 
 from knnper.config.errors import ConfigError
 from knnper.config.loading import load_experiment
-from knnper.config.sections import Settings, TrainingSettings
+from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from simulation.catalogue import experiment_catalogue
 from strategies.catalogue import METHODS
 from strategies.core.memory import KnnSettings
-from strategies.core.method import AS_IT_IS, NEWCOMER, EmbeddingPredictor, Method
+from strategies.core.method import (
+    AS_IT_IS,
+    NEWCOMER,
+    EmbeddingPredictor,
+    Method,
+    NoSettings,
+)
 from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
 from strategies.experiments import title_of
+from strategies.fedavg import fedavg
 from strategies.fine_tuning import FineTuningSettings, fine_tuned
 from strategies.knn_per import memorize, with_memory
+from strategies.local import LocalSettings, local
 from strategies.personalizers import PERSONALIZERS
 
 MakeTask = Callable[..., Task]
@@ -211,18 +219,19 @@ def test_titles(method: str, on_top: str, title: str) -> None:
 class TestWhatSawTheValidationSplit:
     """A memory on a model that was trained on both splits."""
 
-    def topped(self, task: Task, settings: KnnSettings) -> Method:
+    def base(self, task: Task, name: str) -> Method:
+        if name == "local":
+            return local(task, LocalSettings(num_rounds=30))
         tuning = FineTuningSettings(num_epochs=30, learning_rate=0.5)
-        base = METHODS["fedavg"].build(task, METHODS["fedavg"].settings_type())
-        return with_memory(task, fine_tuned(task, base, tuning), settings)
+        return fine_tuned(task, fedavg(task, NoSettings()), tuning)
 
+    @pytest.mark.parametrize(("name", "seed"), [("fine_tuned", 2), ("local", 1)])
     def test_lambda_is_chosen_without_it(
-        self, normed_task: MakeTask, noisy: MakeClient
+        self, name: str, seed: int, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
-        task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
-        settings: Settings = KnnSettings()
-        assert isinstance(settings, KnnSettings)
-        method = self.topped(task, settings)
+        task, data = normed_task(TRAINING), noisy(9, 8, seed=seed)
+        settings = KnnSettings()
+        method = with_memory(task, self.base(task, name), settings)
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, "a", data)
         base = found.embed.__self__
@@ -232,12 +241,18 @@ class TestWhatSawTheValidationSplit:
         expected = memorize(alone, 3, data, settings, RandomKey(4))
         assert found.knn_weight == expected.knn_weight
         assert alone.without_validation() is alone
+        # With the model that has seen the split, the choice would be another.
+        leaking = memorize(
+            replace(base, trained_alone=None), 3, data, settings, RandomKey(4)
+        )
+        assert found.knn_weight != leaking.knn_weight
 
     def test_what_is_served_has_seen_both(
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
-        method = self.topped(task, KnnSettings(knn_weights=(1.0,)))
+        base = self.base(task, "fine_tuned")
+        method = with_memory(task, base, KnnSettings(knn_weights=(1.0,)))
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, "a", data)
         assert found.describe()["num_stored"] == 17

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
+from knnper.config.sections import MultiStepSchedule, TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
 from strategies.core.hypernetwork import Hypernetwork, Layer, generate
@@ -155,6 +155,19 @@ def test_one_newcomer_step_by_hand(
     # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), so
     # Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
     embedding = 1.5 - 0.5 * 0.9525741
+    assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
+
+
+def test_a_newcomer_trains_what_it_has_found_at_the_first_rate(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
+    training = TrainingSettings(learning_rate=1.0, num_rounds=2, schedule=schedule)
+    method = pfedhn_of(linear_task(training), learning_rate=0.25, newcomer_steps=2)
+    found = serve_newcomer(method, white([1]), key)
+    # As above, v = 1.5 - ½ σ(3). Then θ = (v, -v) is trained: v ← v - ½ σ(2 v).
+    embedding = 1.5 - 0.5 * 0.9525741
+    embedding -= 0.5 * float(torch.sigmoid(torch.tensor(2 * embedding)))
     assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 

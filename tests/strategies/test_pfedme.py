@@ -142,6 +142,20 @@ def test_a_client_finds_its_model_near_the_global_one(
     assert not method.personalizes_by_inference
 
 
+def test_a_client_finds_its_model_without_momentum(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    settings = PFedMeSettings(2.0, inner_learning_rate=0.5, personal_epochs=2)
+    method = pfedme(linear_task(TrainingSettings(momentum=0.9)), settings)
+    payload = ModelPayload(torch.tensor([1.0, -1.0]))
+    served = method.personalize(payload, None, white([0]), key)
+    assert isinstance(served, ModelPredictor)
+    # θ ← (θ + ½ σ(-2 θ) + ½ · 2 · w) / (1 + ½ · 2), twice, from θ = w = 1.
+    first = (1 + 0.5 * share(1) + 1) / 2
+    second = (first + 0.5 * share(first) + 1) / 2
+    assert served.weights.tolist() == pytest.approx([second, -second])
+
+
 def test_clients_are_served_alike_whether_they_were_seen_or_not(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:

@@ -69,6 +69,20 @@ def test_second_round_is_corrected(
     assert float(state.control[0]) == pytest.approx(SIGMA - 0.5, abs=1e-6)
 
 
+def test_both_controls_correct_a_step(
+    linear_task: MakeTask, white: MakeClient, key: RandomKey
+) -> None:
+    method = scaffold_of(linear_task(TrainingSettings(learning_rate=1.0)))
+    payload = ScaffoldPayload(torch.zeros(2), torch.tensor([0.25, 0.0]))
+    before = ScaffoldClientState(torch.tensor([0.0, 0.125]))
+    after, update = method.client_update(payload, before, white([0]), 1, key)
+    # g = (-½, ½) at x = 0, so y = -(g - c_i + c) = -(-½ + ¼, ½ - ⅛).
+    assert update.weights.tolist() == [0.25, -0.375]
+    # c_i⁺ - c_i = (x - y) / (1 · 1) - c = (-¼, ⅜) - (¼, 0), and c_i⁺ is g again.
+    assert update.control_change.tolist() == [-0.5, 0.375]
+    assert after.control.tolist() == [-0.5, 0.5]
+
+
 def test_the_control_of_several_steps_is_their_mean_gradient(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:

@@ -50,6 +50,6 @@ def _draw(
     figure: "FigureSpec[Subject]", subject: "Subject", output: Path, options: object
 ) -> None:
     with progress(figure.parts) as on_part:
-        shown = figure.show(subject, output, options, on_part)
+        shown = figure.make(subject, output, options, on_part)
     print_shown(shown)
     say(f"Numbers and pictures are in {output}")

@@ -91,23 +91,23 @@ def draw_memory(
     pool = NewcomerPool(model)
     pool.require_clients(settings.num_clients)
     identity = identity_of(NAME, model, settings, seed)
-    folder = FigureFolder.open(output, identity)
     parts = {part.name: part for panel in panels for part in _parts(panel, settings)}
     dealer = _Dealer(pool, settings, RandomKey(seed).child(NAME))
-    records = folder.finish(
-        list(parts), lambda name: dealer.measure(parts[name]), on_part
-    )
-    found = dict(zip(parts.values(), records, strict=True))
-    return {
-        panel.name: write_panel(
-            folder,
-            identity,
-            panel,
-            settings,
-            [record for part, record in found.items() if part.panel is panel],
+    with FigureFolder.open(output, identity) as folder:
+        records = folder.finish(
+            list(parts), lambda name: dealer.measure(parts[name]), on_part
         )
-        for panel in panels
-    }
+        found = dict(zip(parts.values(), records, strict=True))
+        return {
+            panel.name: write_panel(
+                folder,
+                identity,
+                panel,
+                settings,
+                [record for part, record in found.items() if part.panel is panel],
+            )
+            for panel in panels
+        }
 
 
 def _panel(name: str) -> Panel:

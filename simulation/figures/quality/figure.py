@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 from knnper.config.document import to_document
 from knnper.config.sections import Experiment
 from knnper.config.seeding import RandomKey
+from knnper.machine import with_fixed_threads
 from simulation.figures.curves import (
     Curve,
     correlation,
@@ -18,7 +19,12 @@ from simulation.figures.curves import (
     curve_rows,
     plot_curves,
 )
-from simulation.figures.folder import FigureFolder, OnPart, PartRecord
+from simulation.figures.folder import (
+    FigureFolder,
+    OnPart,
+    PartRecord,
+    identity_of_inputs,
+)
 from simulation.figures.newcomers import NewcomerPool
 from simulation.figures.options import QualityOptions
 from simulation.figures.palette import SOFT
@@ -88,24 +94,26 @@ def draw_quality(
     DataError
         If the data set cannot be loaded.
     """
+    experiment = with_fixed_threads(experiment)
     bench = open_workbench(experiment)
     pool = NewcomerPool(model_with(bench, bench.task.initial_weights))
     pool.require_clients(settings.num_clients or pool.num_clients)
     identity = {
         "figure": NAME,
         "experiment": to_document(experiment),
+        **identity_of_inputs(experiment),
         "settings": to_jsonable_python(settings),
     }
-    folder = FigureFolder.open(output, identity)
-    records = _records(bench, folder, settings, on_part)
-    curves = {
-        kind: [_curve(records, alpha, kind) for alpha in settings.alphas]
-        for kind in KINDS
-    }
-    folder.write_csv(f"{NAME}.csv", _HEADER, _rows(curves))
-    folder.write_pictures(NAME, _picture(curves))
-    details = {"correlations": _correlations(curves)}
-    folder.write_description(identity, records, details)
+    with FigureFolder.open(output, identity) as folder:
+        records = _records(bench, folder, settings, on_part)
+        curves = {
+            kind: [_curve(records, alpha, kind) for alpha in settings.alphas]
+            for kind in KINDS
+        }
+        folder.write_csv(f"{NAME}.csv", _HEADER, _rows(curves))
+        folder.write_pictures(NAME, _picture(curves))
+        details = {"correlations": _correlations(curves)}
+        folder.write_description(identity, records, details)
     return curves
 
 

@@ -1,12 +1,14 @@
 """Every tutorial does what it says, from a fresh clone on."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.tutorials.listings import listings_of
+from tests.docs.tutorials.listings import NewFile, listings_of
 from tests.docs.tutorials.playing import ROOT, fresh_clone, play
 from tests.federation.running_commands import Commands
 
@@ -34,6 +36,28 @@ def test_every_page_is_listed_and_played() -> None:
     assert pages == {name for played in PAGES for name in played}
     listed = re.findall(r"\((\w+)\.md\)", (FOLDER / "README.md").read_text())
     assert sorted(listed) == sorted(pages)
+
+
+@pytest.mark.parametrize(
+    "page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.stem
+)
+def test_its_programs_pass_the_checks(page: Path) -> None:
+    # Of modules that the reader writes the order of imports is not known here, and
+    # who tries something out may print.
+    check = ["check", "--ignore", "I001,T201"]
+    for one in listings_of(page):
+        if isinstance(one, NewFile) and one.name.endswith(".py"):
+            for what in (check, ["format", "--check"]):
+                command = [sys.executable, "-m", "ruff", *what, "--stdin-filename"]
+                found = subprocess.run(
+                    [*command, one.name, "-"],
+                    input=one.text,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    cwd=ROOT,
+                )
+                assert found.returncode == 0, f"{one.name}: {found.stdout}"
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import pytest
 
 import simulation.batch.playing as playing
 from server.hand_over import HandOverError
+from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
 from simulation.batch.code import CODE, num_made_otherwise, sign, sign_as
 from simulation.batch.families import families_of
-from simulation.batch.playing import FAILED, Family, play, why_failed
+from simulation.batch.playing import FAILED, Family, is_done, play, why_failed
 from simulation.runner import simulate
 from tests.simulation.sweep.small_sweep import NEIGHBORS, read
 
@@ -124,3 +125,74 @@ def test_a_hand_over_that_fails_leaves_its_training_to_others(
     play(both)
     assert RunFolder(second).is_finished()
     assert (first / FAILED).is_file()
+
+
+def failing(*_: Any) -> None:
+    raise TooManyFailuresError("round 1: a fault of yesterday's code")
+
+
+def test_what_other_code_failed_at_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[int]
+) -> None:
+    one = family(tmp_path, [1])
+    folder = one.orders[0].folder
+    with monkeypatch.context() as patch:
+        patch.setattr(playing, "simulate", failing)
+        patch.setattr(FINGERPRINT, lambda: "old")
+        play(one)
+        assert is_done(folder)
+    assert not is_done(folder)
+    play(one)
+    assert made == [0]
+    assert RunFolder(folder).is_finished()
+    assert why_failed(folder) is None
+    assert num_made_otherwise([folder]) == 0
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_what_this_code_failed_at_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[int]
+) -> None:
+    one = family(tmp_path, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(playing, "simulate", failing)
+        play(one)
+    play(one)
+    assert made == []
+    shutil.rmtree(one.orders[0].folder)
+    play(one)
+    assert made == [0]
+
+
+def test_what_two_versions_failed_at_is_made_again_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[int]
+) -> None:
+    both = family(tmp_path, [1, 5], rate=1e30)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(playing, "simulate", interrupted)
+        patch.setattr(FINGERPRINT, lambda: "old")
+        with pytest.raises(KeyboardInterrupt):
+            play(both)
+    play(both)  # goes on with what the other began, and fails
+    assert signatures(both) == ["old", "old"]
+    play(both)
+    play(both)
+    assert made == [0, 0]
+    assert num_made_otherwise(order.folder for order in both.orders) == 0
+    assert all(is_done(order.folder) for order in both.orders)
+
+
+def test_a_failure_that_was_deleted_in_part_does_not_return(tmp_path: Path) -> None:
+    one = family(tmp_path, [1])
+    folder = one.orders[0].folder
+    left = folder.with_name(f".{folder.name}.discarded")
+    for path in (left, folder):
+        path.mkdir(parents=True)
+        (path / FAILED).write_text("a fault\n")
+    play(one)
+    assert RunFolder(folder).is_finished()
+    assert not left.exists()

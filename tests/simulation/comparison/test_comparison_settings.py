@@ -202,3 +202,9 @@ def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a readable text file"):
         read_comparison(tmp_path / "none.yaml")
+
+
+def test_threads_that_depend_on_the_machine_are_refused(tmp_path: Path) -> None:
+    run = {"threads_per_worker": "auto"}
+    with pytest.raises(ConfigError, match=r"rows.mean: run.threads_per_worker: found"):
+        read(tmp_path, base={**BASE, "run": run})

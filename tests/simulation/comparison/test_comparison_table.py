@@ -3,14 +3,13 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulation.comparison.comparing import Outcome
-from simulation.comparison.table import as_cells, as_csv, as_markdown, table_of
+from simulation.comparison.table import as_cells, as_csv, table_of
 from tests.simulation.comparison.small_plan import ROWS, plan
 
 
@@ -61,13 +60,6 @@ class TestTable:
         assert first[:4] == ["FedAvg", "60.0 ± 14.1", "25.0 ± 0.0", "0.0 ± 0.0"]
         assert second[3:5] == ["25.0 ± 35.4", "-"]
         assert len(header) == len(first)
-        lines = as_markdown(rows).splitlines()
-        assert lines[1].startswith("| --- | ---: |")
-        assert lines[2].startswith("| FedAvg | 60.0 ± 14.1 |")
-
-    def test_a_cell_of_markdown_stays_one(self, tmp_path: Path) -> None:
-        rows = [replace(row, title="a|b\nc") for row in self.rows(tmp_path)]
-        assert as_markdown(rows).splitlines()[2].startswith(r"| a\|b c | 60.0")
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         first, second = csv.DictReader(io.StringIO(as_csv(self.rows(tmp_path))))

@@ -1,12 +1,16 @@
 """A figure's folder: what was made is kept, what is not its own is left alone."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from knnper.config.errors import RunError
+from knnper.durable_files import JsonLines
+from simulation.batch.code import code_fingerprint
 from simulation.figures.folder import FigureFolder, PartRecord
 
 IDENTITY = {"figure": "f", "seed": 1}
@@ -22,12 +26,17 @@ def test_finished_parts_are_not_made_again(tmp_path: Path) -> None:
         return {"value": len(made)}
 
     names = ["a", "b", "c"]
-    with pytest.raises(KeyboardInterrupt):
-        FigureFolder.open(tmp_path, IDENTITY).finish([*names[:2], "c"], make, _quiet)
+    with (
+        FigureFolder.open(tmp_path, IDENTITY) as folder,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        folder.finish(names, make, _quiet)
     made.append("interrupted")
     told: list[tuple[int, int]] = []
-    folder = FigureFolder.open(tmp_path, IDENTITY)
-    records = folder.finish(names, make, lambda done, total: told.append((done, total)))
+    with FigureFolder.open(tmp_path, IDENTITY) as folder:
+        records = folder.finish(
+            names, make, lambda done, total: told.append((done, total))
+        )
     assert made == ["a", "b", "interrupted", "c"]
     assert [record["value"] for record in records] == [1, 2, 4]
     assert [record["part"] for record in records] == names
@@ -38,18 +47,61 @@ def _quiet(done: int, total: int) -> None:
     assert done <= total
 
 
+def opened(path: Path, identity: Mapping[str, Any] = IDENTITY) -> None:
+    with FigureFolder.open(path, identity):
+        pass
+
+
 def test_another_figure_is_refused(tmp_path: Path) -> None:
-    FigureFolder.open(tmp_path, IDENTITY)
+    opened(tmp_path)
     with pytest.raises(RunError, match=r"a figure with another seed, size; give"):
-        FigureFolder.open(tmp_path, {"figure": "f", "seed": 2, "size": 3})
+        opened(tmp_path, {"figure": "f", "seed": 2, "size": 3})
+
+
+def test_other_data_are_another_figure(tmp_path: Path) -> None:
+    opened(tmp_path / "new", {**IDENTITY, "dataset": "abc"})
+    with pytest.raises(RunError, match=r"another dataset; .* delete the folder"):
+        opened(tmp_path / "new", {**IDENTITY, "dataset": "xyz"})
+    # A folder from before the data were noted goes on.
+    opened(tmp_path / "old")
+    opened(tmp_path / "old", {**IDENTITY, "dataset": "xyz"})
+
+
+def test_two_commands_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        FigureFolder.open(tmp_path, IDENTITY),
+        pytest.raises(RunError, match="another process is at work"),
+    ):
+        opened(tmp_path)
+    opened(tmp_path)
+
+
+def test_a_folder_that_two_commands_began_goes_on(tmp_path: Path) -> None:
+    for _ in range(2):
+        JsonLines(tmp_path / "parts.jsonl").append(IDENTITY)
+    with FigureFolder.open(tmp_path, IDENTITY) as folder:
+        (record,) = folder.finish(["a"], lambda name: {"value": 1}, _quiet)
+    assert (record["part"], record["value"]) == ("a", 1)
+
+
+def test_parts_of_older_code_are_told(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "parts.jsonl")
+    lines.append(IDENTITY)
+    for part in ({"part": "a"}, {"part": "b", "code": "older"}):
+        lines.append({**part, "seconds": 1.0})
+    with FigureFolder.open(tmp_path, IDENTITY) as folder:
+        folder.finish(["a", "b", "c"], lambda name: {}, _quiet)
+    (told,) = folder.older_code()
+    assert told.startswith(f"2 of the 3 parts of the figure in {tmp_path} were made")
+    assert lines.read()[-1]["code"] == code_fingerprint()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no figure"):
-        FigureFolder.open(tmp_path, IDENTITY)
+        opened(tmp_path)
     with pytest.raises(RunError, match="is a file; expected a folder"):
-        FigureFolder.open(tmp_path / "thesis.tex", IDENTITY)
+        opened(tmp_path / "thesis.tex")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

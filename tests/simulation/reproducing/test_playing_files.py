@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from knnper.config.errors import RunError
+from server.run_folder import RunFolder
 from simulation.reproducing.page import Entry, as_page, duration, write_report
 from simulation.reproducing.playing import Played, Player
 from simulation.reproducing.protocols import read_protocols
-from simulation.reproducing.records import Records
 from tests.simulation.reporting.parsed_page import Page
 from tests.simulation.reproducing.quiet_watcher import QuietWatcher
 from tests.simulation.reproducing.small_files import (
@@ -162,6 +162,12 @@ def test_markdown_links_the_pictures(reproduced: Reproduced) -> None:
     assert "    knnper reproduce it.yaml\n" in text
 
 
+def test_a_run_knows_the_command_that_makes_it(reproduced: Reproduced) -> None:
+    (path,) = (one for one in reproduced.paths if one.stem == "base")
+    manifest = RunFolder(reproduced.output / "base").manifest()
+    assert manifest["command"] == ["knnper", "reproduce", str(path)]
+
+
 def test_seconds_outlive_the_command(reproduced: Reproduced) -> None:
     lines = (reproduced.output / "seconds.jsonl").read_text().splitlines()
     found = {json.loads(line)["name"]: json.loads(line)["seconds"] for line in lines}
@@ -169,16 +175,6 @@ def test_seconds_outlive_the_command(reproduced: Reproduced) -> None:
     for one in reproduced.played:
         assert one.making.seconds == found.get(one.protocol.name, 0.0)
         assert one.making.environment["num_cpus"] > 0
-
-
-def test_an_interrupted_file_keeps_its_seconds(tmp_path: Path) -> None:
-    (protocol,) = read_protocols([write(tmp_path, BASE)])
-    records = Records(tmp_path)
-    records.note(protocol, 2.0, done=False)
-    records.note(protocol, 3.0, done=True)
-    records.note(protocol, 4.0, done=True)
-    assert records.making_of("base").seconds == 5.0
-    assert records.making_of("other").seconds == 0.0
 
 
 def test_an_experiment_that_changed_wants_another_folder(

@@ -122,6 +122,12 @@ def test_an_empty_file_is_of_no_kind(tmp_path: Path) -> None:
     assert "found null, expected a key that tells its kind" in problems_of([path])
 
 
+def test_a_key_that_is_no_text_is_of_no_kind(tmp_path: Path) -> None:
+    path = tmp_path / "dated.yaml"
+    path.write_text("2024: x\n")
+    assert "the keys 2024, expected a key that tells its kind" in problems_of([path])
+
+
 def test_names_differ(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -131,7 +137,7 @@ def test_names_differ(tmp_path: Path) -> None:
     assert f"{paths[0]}, {paths[1]} share it, expected a name for each" in told
 
 
-@pytest.mark.parametrize("name", ["runs", "report.html"])
+@pytest.mark.parametrize("name", ["runs", "report.html", "seconds.jsonl", "Errors"])
 def test_names_of_the_reports_own_are_refused(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, BASE, name=name)
     assert "expected another name: the report needs it" in problems_of([path])

@@ -189,6 +189,10 @@ def test_random_points_are_experiments(tmp_path: Path) -> None:
         ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
         ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
         ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
+        (
+            {"set": {"run.threads_per_worker": "auto"}},
+            "run.threads_per_worker: found 'auto', expected a number: the last bits",
+        ),
         ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself sets this"),
         ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
         ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),

@@ -19,8 +19,8 @@ from simulation.sweep.choosing import best_points, chosen_sweep
 from simulation.sweep.figures import COLUMNS, PointFigures
 from simulation.sweep.plan import Sweep, read_sweep
 from simulation.sweep.plot import plot_of
-from simulation.sweep.table import as_cells, as_csv, as_markdown, csv_text
-from tests.simulation.sweep.small_sweep import NEIGHBORS, read
+from simulation.sweep.table import as_cells, as_csv, csv_text
+from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, read
 
 RATE = "training.learning_rate"
 # t of 2 degrees of freedom at 97.5 %, from a table.
@@ -61,17 +61,10 @@ class TestTable:
             ["25.0", "-", "-"],
         ]
 
-    def test_it_is_markdown(self, tmp_path: Path) -> None:
-        text = as_markdown(as_cells(rows([0.5]), read(tmp_path).settings))
-        header, rule, one = text.splitlines()
-        assert header.startswith(f"| {NEIGHBORS} | accuracy | sd | 95 % interval |")
-        assert rule.startswith("| ---: |")
-        assert one.startswith("| 1 | 50.0 | - |")
-
-    def test_a_cell_of_markdown_stays_one(self, tmp_path: Path) -> None:
-        one = row({NEIGHBORS: "a|b\nc"}, {"seen.accuracy_weighted": [0.5]})
-        text = as_markdown(as_cells([one], read(tmp_path).settings))
-        assert text.splitlines()[2].startswith(r"| a\|b c | 50.0 |")
+    def test_the_header_names_what_is_varied(self, tmp_path: Path) -> None:
+        header, one = as_cells(rows([0.5]), read(tmp_path).settings)
+        assert header[:4] == [NEIGHBORS, "accuracy", "sd", "95 % interval"]
+        assert one[:3] == ["1", "50.0", "-"]
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         text = as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
@@ -119,6 +112,16 @@ class TestPlot:
         assert axes.get_xlabel() == NEIGHBORS
         assert axes.get_ylabel() == "accuracy, seen clients"
         assert axes.get_xscale() == "linear"
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5"]
+
+    def test_values_too_close_to_be_named_are_not(self, tmp_path: Path) -> None:
+        values = [1, 2, 90]
+        sweep = read(tmp_path, x=NEIGHBORS, vary={NEIGHBORS: values})
+        found = [
+            row({NEIGHBORS: value}, {"seen.accuracy_weighted": [0.5]})
+            for value in values
+        ]
+        assert list(self.axes(sweep, found).get_xticks()) != values
 
     def test_series_are_curves_of_their_own(self, tmp_path: Path) -> None:
         sweep = read(
@@ -241,3 +244,28 @@ class TestChoice:
         (point,) = read_sweep(path).points
         assert point.variant == "chosen"
         assert point.runs[1].personalization.settings.num_neighbors == 1  # type: ignore[attr-defined]
+
+    def test_an_empty_personalization_stays_the_methods_own(
+        self, tmp_path: Path
+    ) -> None:
+        partition = {**BASE["partition"], "validation_fraction": 0.2}
+        base = {**BASE, "partition": partition, "personalization": {"num_neighbors": 3}}
+        variants: dict[str, Any] = {
+            "own": {"personalization": {}},
+            "five": {"personalization": {"num_neighbors": 5}},
+            "bases": {"training": {"momentum": 0.5}},
+        }
+        sweep = read(tmp_path, base=base, vary={}, variants=variants)
+        best = [row({}, {}, name) for name in variants]
+        path = tmp_path / "chosen.yaml"
+        path.write_text(chosen_sweep(sweep, best))
+        again = read_sweep(path)
+        assert "model" not in path.read_text().partition("variants:")[2]
+        for one, other in zip(sweep.points, again.points, strict=True):
+            chosen = other.runs[1].personalization
+            assert chosen == one.runs[1].personalization
+        numbers = [
+            point.runs[1].personalization.settings.num_neighbors  # type: ignore[attr-defined]
+            for point in again.points
+        ]
+        assert numbers == [10, 5, 3]

@@ -14,7 +14,14 @@ from knnper.data.examples import ClientData, InputSpec
 from knnper.models.flat import FlatModel
 from knnper.models.mlp import Mlp, MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
-from strategies.core.bases import Blocks, kept_by_decay, layers, whole_model
+from knnper.models.resnet18 import ResNet18, ResNet18Settings
+from strategies.core.bases import (
+    Blocks,
+    kept_by_decay,
+    layers,
+    stages,
+    whole_model,
+)
 from strategies.core.basis_training import (
     Combination,
     learn_combination,
@@ -67,6 +74,30 @@ def test_a_residual_block_is_one_block() -> None:
     for name, block in blocks_by_name(model, blocks).items():
         place = int(name.split(".")[1])
         assert block == (19 if name.startswith("classifier") else place)
+
+
+def test_the_stages_of_a_resnet_are_its_four_blocks_and_the_head() -> None:
+    model = FlatModel(ResNet18(ResNet18Settings(), COLOR))
+    blocks = stages(model)
+    assert blocks.num_blocks == 5
+    assert layers(model).num_blocks == 10
+    of_stage = {"layer1": 0, "layer2": 1, "layer3": 2, "layer4": 3, "classifier": 4}
+    # The stem goes with the block that follows it.
+    of_stage |= {"conv1": 0, "bn1": 0}
+    for name, block in blocks_by_name(model, blocks).items():
+        assert block == of_stage[name.split(".")[0]]
+
+
+def test_what_lies_in_no_stage_is_a_block() -> None:
+    module = Mlp(MlpSettings(hidden_sizes=(8, 16)), ROW)
+    module.scale = nn.Parameter(torch.ones(2))
+    module.last = nn.Linear(2, 2)
+    model = FlatModel(module)
+    found = blocks_by_name(model, stages(model))
+    assert found["scale"] == 0
+    assert found["features.1.weight"] == found["features.3.weight"] == 1
+    assert found["last.weight"] == 2
+    assert found["classifier.bias"] == 3
 
 
 def test_what_lies_in_no_layer_is_a_block() -> None:

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import (
     FedMedian,
     FedTrimmedAvg,
     FedYogi,
+    Krum,
     MultiKrum,
     QFedAvg,
 )
@@ -38,7 +39,6 @@ from strategies.core.flower_aggregation import (
     adam,
     bulyan,
     fair_terms,
-    krum,
     median,
     momentum_step,
     multikrum,
@@ -47,6 +47,7 @@ from strategies.core.flower_aggregation import (
 )
 from strategies.core.moments import AdaptiveStep, Moments
 from strategies.core.records import ModelUpdate
+from strategies.krum import lowest
 from tests.strategies.small_updates import random_updates
 
 HELD = [update for _, update in random_updates(9, 50, seed=1)]
@@ -90,9 +91,12 @@ def plain(updates: list[ModelUpdate]) -> list[Message]:
     [
         (lambda: median(HELD), FedMedian()),
         (lambda: trimmed_mean(HELD, 0.2), FedTrimmedAvg(beta=0.2)),
-        (lambda: krum(HELD, 2), MultiKrum(num_malicious_nodes=2)),
         (
-            lambda: multikrum(HELD, 2, 4),
+            lambda: multikrum(HELD, lambda distances: lowest(distances, 2)[:1]),
+            Krum(num_malicious_nodes=2),
+        ),
+        (
+            lambda: multikrum(HELD, lambda distances: lowest(distances, 2)[:4]),
             MultiKrum(num_malicious_nodes=2, num_nodes_to_select=4),
         ),
     ],

@@ -1,0 +1,117 @@
+"""What the system refuses is a message that says where, and how to go on."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+import simulation.runner
+from knnper.cli.app import app
+from knnper.cli.errors import ErrorReportingGroup, system_error
+from tests.simulation.sweep.small_sweep import document
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def failing_with(error: Exception) -> typer.Typer:
+    """Return a command line whose one command fails."""
+    group = typer.Typer(cls=ErrorReportingGroup, pretty_exceptions_enable=False)
+
+    @group.command("fail")
+    def fail() -> None:
+        raise error
+
+    @group.command("other")
+    def other() -> None:
+        """Make the first command one of several."""
+
+    return group
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FULL, "No space left on device; free space, then give the same command again"),
+        (
+            FileExistsError(errno.EEXIST, "File exists", "a/file"),
+            "a/file: File exists; expected a folder there; choose another path",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/root/x"),
+            "/root/x: Permission denied; expected to be allowed; change its",
+        ),
+        (OSError("cannot identify the image"), "cannot identify the image"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "refused"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_system_error_is_a_message(error: OSError, message: str) -> None:
+    assert message in system_error(error)
+    done = CliRunner().invoke(failing_with(error), ["fail"])
+    assert done.exit_code == 1
+    assert f"Error: {system_error(error)}" in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_nobody_is_told_that_nobody_reads() -> None:
+    pipe = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    done = CliRunner().invoke(failing_with(pipe), ["fail"])
+    assert done.exit_code == 1
+    assert done.output == ""
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    done = CliRunner().invoke(failing_with(KeyError("x")), ["fail"])
+    assert isinstance(done.exception, KeyError)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with an experiment, a sweep, and a file in the way."""
+    monkeypatch.chdir(tmp_path)
+    base = {**document()["base"], "run": {"engine": "serial"}}
+    Path("one.yaml").write_text(yaml.safe_dump({"name": "one", **base}))
+    Path("sweep.yaml").write_text(yaml.safe_dump(document()))
+    Path("afile").write_text("in the way\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_folder_inside_a_file_is_refused() -> None:
+    done = run("simulate", "one.yaml", "--output", "afile/x")
+    assert done.exit_code == 1
+    assert "afile/x: Not a directory; expected a folder there" in done.stderr
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("command", ["sweep", "compare"])
+def test_a_file_is_no_folder_for_runs(command: str, tmp_path: Path) -> None:
+    if command == "compare":
+        rows = {"mean": {"method": {"name": "fedavg"}}}
+        base = {key: one for key, one in document()["base"].items() if key != "method"}
+        comparison = {"name": "c", "reference": "mean", "base": base, "rows": rows}
+        Path("compare.yaml").write_text(yaml.safe_dump(comparison))
+    done = run(command, f"{command}.yaml", "--output", "afile", "--workers", "1")
+    assert done.exit_code == 2
+    assert "afile is a file, expected a folder for the runs; choose" in done.stderr
+    assert Path("afile").read_text() == "in the way\n"
+
+
+@pytest.mark.usefixtures("files")
+def test_a_full_disk_ends_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise FULL
+
+    monkeypatch.setattr(simulation.runner, "simulate", full)
+    done = run("simulate", "one.yaml", "--output", "out")
+    assert done.exit_code == 1
+    assert "Error: No space left on device; free space" in done.stderr
+    assert "To begin again: knnper simulate --resume out" in done.stderr

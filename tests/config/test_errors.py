@@ -1,0 +1,61 @@
+"""Errors come whole from the processes in which they are raised."""
+
+import importlib
+import re
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from knnper.config.errors import ConfigError, KnnPerError, Problem
+
+PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "ConfigError": ([Problem("a.b", "found 1"), Problem("c", "found 2")], "x.yaml"),
+    "RequestError": (404, "found none"),
+}
+
+
+def kinds(base: type[KnnPerError]) -> Iterator[type[KnnPerError]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds(kind)
+
+
+def all_kinds() -> list[type[KnnPerError]]:
+    """Return every error of the project, from wherever it is defined."""
+    defined = re.compile(r"^class (\w+)\((\w+)\):", re.MULTILINE)
+    files = [path for one in PACKAGES for path in Path(one).rglob("*.py")]
+    found = {path: defined.findall(path.read_text("utf-8")) for path in files}
+    names, known = {"KnnPerError"}, 0
+    while len(names) > known:
+        known = len(names)
+        classes = [pair for pairs in found.values() for pair in pairs]
+        names |= {name for name, base in classes if base in names}
+    for path, pairs in found.items():
+        if any(name in names for name, _ in pairs):
+            importlib.import_module(".".join(path.with_suffix("").parts))
+    return [one for one in kinds(KnnPerError) if one.__module__.startswith(PACKAGES)]
+
+
+def from_another_process(error: Exception) -> Any:
+    return ForkingPickler.loads(ForkingPickler.dumps(error))
+
+
+def test_errors_of_all_kinds_come_as_they_were() -> None:
+    found = all_kinds()
+    assert {"ConfigError", "StoreError", "TooManyFailuresError", "Refusal"} <= {
+        kind.__name__ for kind in found
+    }
+    for kind in found:
+        error = kind(*ARGUMENTS.get(kind.__name__, ("it is gone",)))
+        error.add_note("in the worker")
+        again = from_another_process(error)
+        assert type(again) is kind
+        assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_problems_stay_problems() -> None:
+    again = from_another_process(ConfigError([Problem("a.b", "found 1")], "x.yaml"))
+    assert str(again) == "1 problem in x.yaml:\n  - a.b: found 1"
+    assert again.problems == (Problem("a.b", "found 1"),)

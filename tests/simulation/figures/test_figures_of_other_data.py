@@ -1,0 +1,79 @@
+"""Data that change under a figure: what is there of it is not mixed with new parts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from knnper.config.errors import FolderTakenError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Experiment, Settings
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.dataset import Dataset
+from simulation.catalogue import experiment_catalogue
+from simulation.figures.collapse_figure import draw_collapse
+from simulation.figures.folder import OnPart, identity_of
+from simulation.figures.quality.figure import draw_quality
+from simulation.figures.quality.settings import QualitySettings
+from simulation.trained_model import trained_model
+from tests.simulation.finished_run import finished_run
+
+Draw = Callable[[Experiment, Path, OnPart], object]
+
+
+def quality(experiment: Experiment, output: Path, on_part: OnPart) -> object:
+    return draw_quality(experiment, output, QualitySettings(epochs=(0.0,)), on_part)
+
+
+def experiment(method: str) -> Experiment:
+    document = {
+        "name": "figure",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 6, "unseen_fraction": 0.34},
+        "model": {"name": "tiny_cnn", "embedding_dim": 4},
+        "method": {"name": method},
+        "run": {"engine": "serial"},
+    }
+    return load_experiment(document, experiment_catalogue())
+
+
+def inverted(dataset: Dataset) -> Dataset:
+    images = 255 - dataset.train.images
+    return replace(dataset, train=replace(dataset.train, images=images))
+
+
+def interrupt(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("draw", "method"), [(quality, "fedavg"), (draw_collapse, "fedbasis")]
+)
+def test_a_figure_that_trains_is_not_continued_with_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, method: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        draw(experiment(method), tmp_path, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        draw(experiment(method), tmp_path, interrupt)
+    spec = DATA_SETS["digits"]
+
+    def load(settings: Settings) -> Dataset:
+        return inverted(spec.load(settings))
+
+    changed = {**DATA_SETS, "digits": replace(spec, load=load)}
+    monkeypatch.setattr("simulation.batch.inputs.DATA_SETS", changed)
+    with pytest.raises(FolderTakenError, match="holds a figure with another dataset;"):
+        draw(experiment(method), tmp_path, interrupt)
+
+
+def test_a_figure_of_a_run_is_one_of_its_data(tmp_path: Path) -> None:
+    model = trained_model(finished_run(tmp_path))
+    clients = model.bench.clients
+    other = replace(clients, dataset=inverted(clients.dataset))
+    found, changed = (
+        identity_of("drift", one, model.experiment.run, 1)
+        for one in (model, replace(model, bench=replace(model.bench, clients=other)))
+    )
+    assert [name for name in found if found[name] != changed[name]] == ["dataset"]
