@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from simulation.outside_text import markdown_cell
+
+if TYPE_CHECKING:
+    # A server writes tables too, and has no matplotlib.
+    from matplotlib.figure import Figure
 
 _RULE = 3
 """Of so many characters is the line below a header that Markdown takes for one."""
@@ -63,7 +66,7 @@ class Chart:
 
     name: str
     title: str
-    draw: Callable[[], Figure]
+    draw: "Callable[[], Figure]"
 
 
 @dataclass(frozen=True)
