@@ -56,23 +56,28 @@ def kill_half_way(folder: Path, *arguments: str | Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "method",
+    ("method", "workers", "carrier"),
     [
-        pytest.param(method, marks=[] if method == "scaffold" else pytest.mark.slow)
+        pytest.param(
+            method,
+            workers,
+            carrier,
+            marks=[] if (method, workers) == ("scaffold", "2") else pytest.mark.slow,
+        )
         for method in METHODS
+        for workers, carrier in (("1", "message"), ("2", "shared_memory"))
     ],
 )
-def test_all_engines_give_the_same_bits(tmp_path: Path, method: str) -> None:
+def test_all_engines_give_the_same_bits(
+    tmp_path: Path, method: str, workers: str, carrier: str
+) -> None:
     path = experiment(tmp_path, method)
     simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
     expected = outcome(tmp_path / "serial")
     assert expected.clients_csv.count(b"\n") == 15
-
-    for workers, carrier in (("1", "message"), ("2", "shared_memory")):
-        folder = tmp_path / f"flower-{workers}"
-        engine = ("--workers", workers, "--set", f"run.carrier={carrier}")
-        simulate(path, *engine, "--output", folder)
-        assert outcome(folder) == expected, f"{workers} workers, {carrier}: differs"
+    engine = ("--workers", workers, "--set", f"run.carrier={carrier}")
+    simulate(path, *engine, "--output", tmp_path / "flower")
+    assert outcome(tmp_path / "flower") == expected
 
 
 @pytest.mark.slow
