@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# -n 2: the suite is written for two cores.
+# -n 3: written for two cores, of which tests that wait for processes leave a quarter idle.
 PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
   personalize_vs_bare server_memory_ratio dormant_startup_s store_opening_s \
@@ -34,7 +34,7 @@ figures: $(STAMP) ## Make the papers' figures in small, with one report: in 90 m
 	$(BIN)/knnper reproduce simulation/experiments/small/*.yaml --output runs/figures --skip-missing-data
 
 test: $(STAMP) ## Run the fast tests
-	$(PYTEST) -n 2
+	$(PYTEST) -n 3
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow
