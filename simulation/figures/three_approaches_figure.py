@@ -202,7 +202,10 @@ def _picture(found: ThreeApproaches, settings: ThreeApproachesSettings) -> Figur
     right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
     right.set_xticks(settings.clusters)
     for axes in (left, right):
-        _mark_least(axes, found.least)
+        axes.grid(alpha=0.3)
+        for loss in found.least.values():
+            axes.axhline(loss, color=SOFT.light, linestyle=":", linewidth=1)
+    _name_least(left, found.least)
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
 
@@ -216,18 +219,19 @@ def _styles(titles: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def _mark_least(axes: Axes, least: Mapping[str, float]) -> None:
-    """Draw the smallest losses that are possible."""
-    axes.grid(alpha=0.3)
+def _name_least(axes: Axes, least: Mapping[str, float]) -> None:
+    """Say of what the smallest losses are that are possible."""
     for name, loss in least.items():
-        axes.axhline(loss, color=SOFT.light, linestyle=":", linewidth=1)
+        # Where no curve is: they come down to the lines from above, on the right.
+        is_lowest = loss == min(least.values())
         axes.annotate(
             f"best with {name}",
-            (1.0, loss),
+            (0.0 if is_lowest else 1.0, loss),
             xycoords=("axes fraction", "data"),
-            xytext=(-3, 2),
+            xytext=(3, 2) if is_lowest else (-3, -2),
             textcoords="offset points",
-            horizontalalignment="right",
+            horizontalalignment="left" if is_lowest else "right",
+            verticalalignment="bottom" if is_lowest else "top",
             fontsize="x-small",
             color=SOFT.light,
         )
