@@ -11,9 +11,6 @@ from knnper.cli.errors import INTERRUPTED
 from knnper.cli.output import say
 from knnper.cli.typed import typed_command
 
-# One of them is there as soon as a run, a round or a part of a figure is done.
-_RESULTS = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
-
 
 @contextlib.contextmanager
 def counting(
@@ -59,7 +56,10 @@ def interruptible(folder: Path) -> Iterator[None]:
 
 def _has_results(folder: Path) -> bool:
     """Return whether anything below ``folder`` need not be done again."""
-    return any(next(folder.rglob(name), None) for name in _RESULTS)
+    # As below: it need not be loaded where nobody interrupts.
+    from simulation.result_files import RESULT_FILES
+
+    return any(next(folder.rglob(name), None) for name in RESULT_FILES)
 
 
 def how_to_go_on(command: str, run: Path) -> str:

@@ -1,7 +1,7 @@
 """The file of a figure: what is drawn, of which experiment, with which options."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from knnper.config.loading import load_experiment
 from knnper.config.names import Name
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment, Settings
-from knnper.config.suggestions import shown
 from knnper.config.yaml_text import read_yaml
 from simulation.catalogue import experiment_catalogue
 from simulation.figures.catalogue import OF_NOTHING, OPTIONS
+from simulation.shared_sections import shared_sections
 
 FigureName = Literal[
     "memory", "quality", "drift", "protonn", "fedbasis-collapse", "three-approaches"
@@ -107,20 +107,10 @@ def _experiment(
     if settings.figure in OF_NOTHING:
         return None
     try:
-        document = {"name": settings.name, **_sections(settings, path)}
+        shared = shared_sections(settings.base, settings.experiment, path)
+        document = {"name": settings.name, **shared}
         changes = [f"{key}={json.dumps(value)}" for key, value in settings.set.items()]
         return load_experiment(document, experiment_catalogue(), changes, str(path))
     except ConfigError as error:
         problems.extend(error.problems)
         return None
-
-
-def _sections(settings: FigureFileSettings, path: Path) -> Mapping[str, Any]:
-    if settings.experiment is None:
-        return settings.base or {}
-    place = path.parent / settings.experiment
-    document = read_yaml(place)
-    if not isinstance(document, Mapping):
-        message = f"found {shown(document)}, expected the sections of an experiment"
-        raise ConfigError([Problem(str(place), message)])
-    return document

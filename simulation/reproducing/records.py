@@ -8,11 +8,9 @@ from typing import Any
 from knnper.durable_files import JsonLines
 from server.manifest import environment
 from simulation.reproducing.protocols import RUNS, SECONDS
+from simulation.result_files import RESULT_FILES
 
 Marks = frozenset[tuple[str, int]]
-
-# They change as soon as a round, a run or a part of a figure is done.
-_RESULTS = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def _marks(folder: Path) -> Marks:
     """Return which results are below a folder, and when each was written."""
     return frozenset(
         (str(path), path.stat().st_mtime_ns)
-        for name in _RESULTS
+        for name in RESULT_FILES
         for path in folder.rglob(name)
     )
 

@@ -15,9 +15,9 @@ from knnper.config.overrides import (
 )
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
-from knnper.config.suggestions import shown
 from knnper.config.yaml_text import read_yaml
 from simulation.batch.experiments import batch_experiment
+from simulation.shared_sections import shared_sections
 from simulation.sweep.points import Values, values_of
 from simulation.sweep.settings import (
     OF_THE_FILE,
@@ -96,7 +96,10 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     own = [text for text in overrides if _key_of(text) in OF_THE_FILE]
     of_runs = [text for text in overrides if text not in own]
     settings = _settings(path, own, of_runs)
-    shared, problems = _shared(settings, path), list[Problem]()
+    shared, problems = (
+        shared_sections(settings.base, settings.experiment, path),
+        list[Problem](),
+    )
     points = [
         point
         for name, variant in variants_of(settings).items()
@@ -145,17 +148,6 @@ def _settings(path: Path, own: Sequence[str], of_runs: Sequence[str]) -> SweepSe
 
 def _key_of(override: str) -> str:
     return override.partition("=")[0].strip()
-
-
-def _shared(settings: SweepSettings, path: Path) -> Mapping[str, Any]:
-    if settings.experiment is None:
-        return settings.base or {}
-    place = path.parent / settings.experiment
-    document = read_yaml(place)
-    if not isinstance(document, Mapping):
-        message = f"found {shown(document)}, expected the sections of an experiment"
-        raise ConfigError([Problem(str(place), message)], str(path))
-    return document
 
 
 def variants_of(settings: SweepSettings) -> Mapping[str, VariantSettings]:

@@ -41,8 +41,8 @@ def failing_with(error: Exception) -> typer.Typer:
             "a/file: File exists; expected a folder there; choose another path",
         ),
         (
-            PermissionError(errno.EACCES, "Permission denied", "/root/x"),
-            "/root/x: Permission denied; expected to be allowed; change its",
+            PermissionError(errno.EACCES, "Permission denied", "closed/x"),
+            "closed/x: Permission denied; expected to be allowed; change its",
         ),
         (OSError("cannot identify the image"), "cannot identify the image"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "refused"),
