@@ -196,15 +196,16 @@ def _candidate(
         "personalization": row.personalization,
         "run": base.run,
     }
-    chosen = [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
-    def experiment(*more: str) -> Experiment:
-        return batch_experiment(document, [*chosen, *overrides, *more])
+    def experiment(differing: Section, seed: int, evaluate_on: str) -> Experiment:
+        of_its_own = {"run.seed": seed, "partition.evaluate_on": evaluate_on}
+        changes = [*_assigned(differing), *overrides, *_assigned(of_its_own)]
+        return batch_experiment(document, [*_assigned(values), *changes])
 
-    def tested(seed: int) -> Experiment:
-        return experiment(f"run.seed={seed}", "partition.evaluate_on=test")
+    tuning = experiment(settings.tuning_set, settings.tuning_seed, "validation")
+    return Candidate(values, tuning, lambda seed: experiment({}, seed, "test"))
 
-    tuning = experiment(
-        f"run.seed={settings.tuning_seed}", "partition.evaluate_on=validation"
-    )
-    return Candidate(values, tuning, tested)
+
+def _assigned(values: Mapping[str, Any]) -> list[str]:
+    """Return values by dotted key as the command line has them."""
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]

@@ -79,6 +79,8 @@ class ComparisonSettings(Settings):
         Of the runs that are tested.
     tuning_seed
         Of the runs that are compared on validation data.
+    tuning_set
+        What differs in these runs, by dotted key: a shorter training.
     reference
         The row against whose accuracy a client counts as hurt.
     each_also_with
@@ -94,6 +96,7 @@ class ComparisonSettings(Settings):
     each_also_with: Section | None = None
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0, 1, 2)
     tuning_seed: NonNegativeInt = 0
+    tuning_set: Section = field(default_factory=dict)
 
     def grid_of(self, row: str) -> Grid:
         """Return the values that a row chooses from, by dotted key."""
@@ -117,7 +120,7 @@ def problems_of(
             message = "expected letters, digits, '.', '_' and '-'"
             yield Problem(f"rows.{name}", message)
     tuned = {key for name in settings.rows for key in settings.grid_of(name)}
-    yield from _key_problems(tuned, overrides)
+    yield from _key_problems(tuned, set(settings.tuning_set), overrides)
     if tuned and settings.base.partition.get("validation_fraction") == 0:
         message = (
             "found 0, expected more: rows with a grid choose on validation data; set "
@@ -126,13 +129,19 @@ def problems_of(
         yield Problem("base.partition.validation_fraction", message)
 
 
-def _key_problems(tuned: set[str], overrides: Sequence[str]) -> Iterable[Problem]:
+def _key_problems(
+    tuned: set[str], tuned_with: set[str], overrides: Sequence[str]
+) -> Iterable[Problem]:
     malformed: list[Problem] = []
     changed = {".".join(one.path) for one in parse_overrides(overrides, malformed)}
     yield from malformed
     for key in sorted(tuned & changed):
         message = "is in a grid: an override would make its candidates equal"
         yield Problem(f"override {key}", message)
-    for place, keys in (("grid", tuned), ("override", changed)):
+    for key in sorted(tuned & tuned_with):
+        message = "is in a grid: its candidates would be tried with one value"
+        yield Problem(f"tuning_set {key}", message)
+    places = (("grid", tuned), ("tuning_set", tuned_with), ("override", changed))
+    for place, keys in places:
         for key in sorted(keys & set(ITS_OWN)):
             yield Problem(f"{place} {key}", "the comparison itself sets this")

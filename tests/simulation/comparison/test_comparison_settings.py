@@ -76,6 +76,23 @@ def test_candidates_are_experiments(tmp_path: Path) -> None:
     assert len(folders) == 3
 
 
+def test_the_tuning_may_train_less(tmp_path: Path) -> None:
+    shorter = {"training.num_rounds": 1, "training.momentum": 0.5}
+    (row,) = read(tmp_path, tuning_set=shorter).rows
+    tuning, tested = row.candidates[1].tuning, row.candidates[1].tested(5)
+    assert (tuning.training.num_rounds, tuning.training.momentum) == (1, 0.5)
+    assert (tested.training.num_rounds, tested.training.momentum) == (2, 0.0)
+    assert tuning.training.learning_rate == tested.training.learning_rate == 0.01
+
+
+def test_an_override_goes_before_what_differs_in_the_tuning(tmp_path: Path) -> None:
+    shorter = {"training.num_rounds": 1}
+    (row,) = read(tmp_path, "training.num_rounds=4", tuning_set=shorter).rows
+    candidate = row.candidates[0]
+    assert candidate.tuning.training.num_rounds == 4
+    assert candidate.tested(5).training.num_rounds == 4
+
+
 def test_an_empty_list_takes_a_key_out(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": []}}
@@ -125,6 +142,12 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ({"name": "no/name"}, "name"),
         ({"rows": {"a b": {"method": {"name": "fedavg"}}}}, "rows.a b"),
         ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the comparison itself"),
+        ({"tuning_set": {"run.seed": 1}}, "tuning_set run.seed: the comparison itself"),
+        (
+            {"tuning_set": {"training.learning_rate": 0.5}},
+            "tuning_set training.learning_rate: is in a grid",
+        ),
+        ({"tuning_set": {"training.rounds": 1}}, "rows.mean: training.rounds: unknown"),
         ({"base": {**BASE, "method": {"name": "fedavg"}}}, "base.method: unknown"),
         ({"base": {**BASE, "training": None}}, "base.training: found null"),
         ({"base": {**BASE, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
