@@ -11,6 +11,7 @@ from PIL import Image
 
 from client.service.limits import Limits
 from client.service.problems import RequestError
+from knnper.data.image_file import wide_pixels
 
 _MODES = {1: "L", 3: "RGB"}
 _FORMATS = ("PNG", "JPEG")
@@ -45,7 +46,8 @@ def decode_picture(
     Raises
     ------
     RequestError
-        422 if it is no such file, is damaged, or is too large when decoded.
+        422 if it is no such file, is damaged, is too large when decoded, or has pixels
+        of more than 8 bits.
     """
     height, width, channels = shape
     try:
@@ -77,6 +79,13 @@ def _decoded(
                 422,
                 f"found an image of {image.width}x{image.height} pixels, expected at "
                 f"most {limits.max_pixels}; make it smaller",
+            )
+        wide = wide_pixels(image.mode)
+        if wide is not None:
+            raise RequestError(
+                422,
+                f"found {wide} pixels (mode {image.mode}), expected 8-bit; scale them "
+                "to 0-255",
             )
         converted = image.convert(mode)
     if converted.size != size:

@@ -1,5 +1,7 @@
 """Image files of both splits, decoded into the arrays of a cache entry."""
 
+import hashlib
+import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from knnper.config.errors import DataError
 from knnper.data.cache_entry import EntryWriter, Split
-from knnper.data.image_file import read_image, unreadable
+from knnper.data.image_file import open_image, read_image
+
+_LOG = logging.getLogger(__name__)
 
 _FILES_PER_TASK = 256
 _MAX_THREADS = 16
@@ -57,18 +60,31 @@ def write_images(
     DataError
         If a split has no files, a file cannot be read, or the sizes differ while the
         form keeps them. The message names the file.
+
+    Notes
+    -----
+    Logs a warning where test images are copies of training images.
     """
     first = paths["train"][0]
     width, height = _opened_size(first, form)
+    digests: dict[Split, NDArray[np.uint64]] = {}
     for split, files in paths.items():
         shape = (len(files), height, width, form.channels)
-        _decode_all(files, writer.new_images(split, shape), first, form)
+        images = writer.new_images(split, shape)
+        digests[split] = _decode_all(files, images, first, form)
+    _warn_of_copies(digests)
 
 
 def _decode_all(
     paths: Sequence[str], images: NDArray[np.uint8], first: str, form: ImageForm
-) -> None:
-    """Fill ``images`` with threads; Pillow lets go of the interpreter's lock."""
+) -> NDArray[np.uint64]:
+    """Fill ``images`` with threads; Pillow lets go of the interpreter's lock.
+
+    Returns
+    -------
+    A digest of each of the n images, shape (n,).
+    """
+    digests = np.empty(len(paths), dtype=np.uint64)
 
     def decode_from(start: int) -> None:
         for position in range(start, min(start + _FILES_PER_TASK, len(paths))):
@@ -76,22 +92,38 @@ def _decode_all(
             if pixels.shape != images.shape[1:]:
                 raise _unequal_sizes(first, images.shape[1:], paths[position], pixels)
             images[position] = pixels
+            digests[position] = _digest(pixels)
 
     threads = min(os.cpu_count() or 1, _MAX_THREADS)
     with ThreadPoolExecutor(threads) as pool:
         # Reading the results raises the first error, which cancels what has not begun.
         deque(pool.map(decode_from, range(0, len(paths), _FILES_PER_TASK)), maxlen=0)
+    return digests
+
+
+def _digest(pixels: NDArray[np.uint8]) -> int:
+    digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _warn_of_copies(digests: Mapping[Split, NDArray[np.uint64]]) -> None:
+    copied = int(np.isin(digests["test"], digests["train"]).sum())
+    if copied:
+        _LOG.warning(
+            "%d of %d test images are copies of training images, in every pixel: "
+            "accuracies will be measured too high; remove the copies from one of the "
+            "two",
+            copied,
+            len(digests["test"]),
+        )
 
 
 def _opened_size(path: str, form: ImageForm) -> tuple[int, int]:
     """Return (width, height) of the decoded images."""
     if form.image_size is not None:
         return form.image_size, form.image_size
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise unreadable(path, error) from error
+    with open_image(path) as image:
+        return image.size
 
 
 def _unequal_sizes(

@@ -25,6 +25,7 @@ from knnper.data.folder_listing import (
 )
 
 _LAYOUT = "DOMAIN/CLASS/FILE"
+_NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ def load_domain_folder(settings: DomainFolderSettings) -> Dataset:
     Raises
     ------
     DataError
-        If the folder is not laid out as expected, an image cannot be read, or the
-        sizes differ while ``image_size`` is null. The message names the file.
+        If the folder is not laid out as expected, a domain is called as a split is, an
+        image cannot be read, or the sizes differ while ``image_size`` is null. The
+        message names the file.
     """
     listing = _list_domains(Path(settings.root).expanduser().absolute())
     source = {
@@ -121,9 +123,20 @@ def _list_domains(root: Path) -> _DomainListing:
     domains = folder_names(root, _LAYOUT, "domain")
     if not domains:
         raise DataError(f"{root} holds no domains; data.root must hold {_LAYOUT}")
+    _require_no_splits(root, domains)
     files = {name: files_below(root / name, _LAYOUT) for name in domains}
     classes = {file.class_name for found in files.values() for file in found}
     return _DomainListing(root, tuple(sorted(classes)), files)
+
+
+def _require_no_splits(root: Path, domains: Sequence[str]) -> None:
+    splits = [name for name in domains if name.lower() in _NO_DOMAINS]
+    if splits:
+        raise DataError(
+            f"{root / splits[0]}: found the name of a split, expected that of a "
+            "domain; rename the folder, or read train/CLASS/FILE and test/CLASS/FILE "
+            "with data.name: image_folder"
+        )
 
 
 @dataclass(frozen=True)

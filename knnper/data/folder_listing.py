@@ -67,8 +67,8 @@ def list_folder(root: Path) -> FolderListing:
     Raises
     ------
     DataError
-        If a split is missing or empty, ``test`` has a class that ``train`` has not, or
-        something lies where it does not belong.
+        If a split or a class of ``train`` is missing or empty, ``test`` has a class
+        that ``train`` has not, or something lies where it does not belong.
     """
     class_names = folder_names(root / "train", _LAYOUT)
     unknown = sorted(set(folder_names(root / "test", _LAYOUT)) - set(class_names))
@@ -79,7 +79,19 @@ def list_folder(root: Path) -> FolderListing:
         )
     splits = FolderListing.splits
     files = {split: files_below(root / split, _LAYOUT) for split in splits}
+    _require_images_of_all(root / "train", class_names, files["train"])
     return FolderListing(root, class_names, files)
+
+
+def _require_images_of_all(
+    folder: Path, class_names: Sequence[str], files: Sequence[FoundFile]
+) -> None:
+    empty = sorted(set(class_names) - {file.class_name for file in files})
+    if empty:
+        raise DataError(
+            f"{folder} holds no images of the classes {', '.join(empty)}, expected one "
+            "at least of each; add some, or remove these folders"
+        )
 
 
 def digest_of(
@@ -114,7 +126,7 @@ def folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, .
     Raises
     ------
     DataError
-        If ``folder`` is none, or holds files.
+        If ``folder`` is none, or holds files or a name that is not UTF-8.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; data.root must hold {layout}")
@@ -122,7 +134,20 @@ def folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, .
     for child in children:
         if not child.is_dir():
             raise DataError(f"{child} is a file where a {what} folder is expected")
+        if not _is_utf8(child.name):
+            raise DataError(
+                f"{folder}: found the {what} folder {child.name!r}, whose name is not "
+                "UTF-8; rename it"
+            )
     return tuple(sorted(child.name for child in children))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def files_below(folder: Path, layout: str) -> list[FoundFile]:

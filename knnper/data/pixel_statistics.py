@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+_PIXELS_AT_ONCE = 2**20
+
 
 def channel_statistics(
     parts: Iterable[NDArray[np.uint8]],
@@ -37,5 +39,9 @@ def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
     channels = images.shape[-1]
     counts = np.zeros((channels, 256), dtype=np.int64)
     for channel in range(channels):
-        counts[channel] = np.bincount(images[..., channel].ravel(), minlength=256)
+        pixels = images[..., channel].ravel()
+        # NumPy counts a copy in which each pixel takes eight bytes.
+        for start in range(0, len(pixels), _PIXELS_AT_ONCE):
+            some = pixels[start : start + _PIXELS_AT_ONCE]
+            counts[channel] += np.bincount(some, minlength=256)
     return counts

@@ -4,6 +4,7 @@ A mapped file counts as memory of the process for as long as its pages stay; her
 the rows at hand do, however many the file has.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_ROWS_AT_ONCE = 4096
+_BYTES_AT_ONCE = 16 * 1024**2
 
 
 class RowFile:
@@ -64,10 +65,12 @@ class RowFile:
 
 
 def rows_in_parts(path: Path) -> Iterator[NDArray[Any]]:
-    """Read an .npy file in C order, at most 4,096 rows at a time."""
+    """Read an .npy file in C order, about 16 MB at a time, or a row if that is more."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        for start in range(0, shape[0], _ROWS_AT_ONCE):
-            part = (min(_ROWS_AT_ONCE, shape[0] - start), *shape[1:])
-            yield np.fromfile(file, dtype, int(np.prod(part))).reshape(part)
+        row_size = math.prod(shape[1:])
+        at_once = max(1, _BYTES_AT_ONCE // max(1, row_size * dtype.itemsize))
+        for start in range(0, shape[0], at_once):
+            count = min(at_once, shape[0] - start)
+            yield np.fromfile(file, dtype, count * row_size).reshape(count, *shape[1:])

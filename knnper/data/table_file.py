@@ -18,6 +18,9 @@ from knnper.config.suggestions import alternatives
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".txt")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+# What pandas and NumPy write where a number is missing.
+_NOT_A_NUMBER = ("nan", "NaN")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class TableFile:
     number_columns
         The d columns of `numbers`.
     numbers
-        Finite float64, shape (n, d).
+        Float64 that float32 can hold, shape (n, d).
     """
 
     path: Path
@@ -59,19 +62,22 @@ class TableFile:
     numbers: NDArray[np.float64]
 
     def filled_texts(self, column: str) -> tuple[str, ...]:
-        """Return the texts of a column, none of which is empty.
+        """Return the texts of a column, none of which is empty or ``nan``.
 
         Raises
         ------
         DataError
-            With the number of those that are.
+            With the number of those that are, and the first row.
         """
         texts = self.texts[column]
-        missing = sum(not text for text in texts)
-        if missing:
+        missing = ("", *_NOT_A_NUMBER)
+        rows = [row for row, text in enumerate(texts, 1) if text in missing]
+        if rows:
+            found = texts[rows[0] - 1] or "nothing"
             raise DataError(
-                f"{self.path}: {missing} rows hold nothing in the column {column!r}; "
-                "fill them in, or leave the rows out"
+                f"{self.path}: {len(rows)} rows hold {found} in the column {column!r}, "
+                f"the first of them is row {rows[0]}, counting from 1; fill them in, "
+                "or leave the rows out"
             )
         return texts
 
@@ -110,8 +116,8 @@ def read_table(path: Path, columns: Columns, delimiter: str = ",") -> TableFile:
     ------
     DataError
         If the file cannot be read, columns are missing or occur twice, are no numbers
-        where numbers are expected, or lack values there (with all counts); or if the
-        package pyarrow is not installed.
+        where numbers are expected, or lack values there (with all counts) or have some
+        that are too large for float32; or if the package pyarrow is not installed.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give a CSV or Parquet file")
@@ -183,10 +189,17 @@ def _number_columns(schema: Any, columns: Columns, path: Path) -> tuple[str, ...
         raise DataError(f"{path} has more than one column {twice[0]!r}; rename one")
     rest = tuple(name for name in schema.names if name not in columns.texts)
     numbers = rest if columns.numbers is None else columns.numbers
-    for name in (*columns.texts, *numbers):
+    named = (*columns.texts, *numbers)
+    for name, count in Counter(named).items():
         if name not in schema.names:
             known = alternatives(name, schema.names)
             raise DataError(f"{path} has no column {name!r}; {known}")
+        if count > 1:
+            raise DataError(
+                f"{path}: found the column {name!r} more than once among the features, "
+                "or as a feature that has another meaning too, such as the label; take "
+                "it out of data.features"
+            )
     if not numbers:
         raise DataError(f"{path} has no columns of features; expected at least one")
     other = [name for name in numbers if not _is_number(schema.field(name).type)]
@@ -206,28 +219,57 @@ def _is_number(kind: Any) -> bool:
 
 
 def _texts(table: Any, name: str) -> tuple[str, ...]:
-    column = table.column(name).cast(_arrow("lib").string())
-    return tuple(text or "" for text in column.to_pylist())
+    column = table.column(name)
+    is_real = _arrow("types").is_floating(column.type)
+    # Where numbers are expected, this one is what Parquet has in place of none.
+    missing = (None, "nan") if is_real else (None,)
+    texts = column.cast(_arrow("lib").string()).to_pylist()
+    return tuple("" if text in missing else text for text in texts)
 
 
 def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
     numbers = np.empty((table.num_rows, len(names)), dtype=np.float64)
     for place, name in enumerate(names):
-        column = table.column(name).cast(_arrow("lib").float64())
-        numbers[:, place] = column.to_numpy()
-    missing = (~np.isfinite(numbers)).sum(axis=0)
-    if missing.any():
+        numbers[:, place] = _as_numbers(table.column(name), name, path)
+    # So written, it is true of NaN as well.
+    unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
+    if unfit.any():
         found = ", ".join(
-            f"{name} {count}"
-            for name, count in zip(names, missing, strict=True)
-            if count
+            f"{name} {count}" for name, count in zip(names, unfit, strict=True) if count
         )
         raise DataError(
-            f"{path}: values are missing, or not finite, in {int((missing > 0).sum())} "
-            f"columns ({found}); fill them in, leave the rows out, or list other "
-            "columns (data.features)"
+            f"{path}: values are missing, not finite or too large for float32, in "
+            f"{int((unfit > 0).sum())} columns ({found}); fill them in, leave the rows "
+            "out, or list other columns (data.features)"
         )
     return numbers
+
+
+def _as_numbers(column: Any, name: str, path: Path) -> NDArray[np.float64]:
+    """Return a column as numbers, whose type was guessed from its beginning."""
+    arrow = _arrow("lib")
+    try:
+        # Safe, whole numbers above 2**53 would be refused; here they are rounded.
+        numbers = column.cast(arrow.float64(), safe=False)
+    except arrow.ArrowException as error:
+        found = _first_that_is_none(column) or f"what is no number ({error})"
+        raise DataError(
+            f"{path}: features must be numbers, found {found} in the column {name!r}; "
+            "correct it, leave the row out, or list other columns (data.features)"
+        ) from error
+    values: NDArray[np.float64] = numbers.to_numpy()
+    return values
+
+
+def _first_that_is_none(column: Any) -> str | None:
+    """Return the first value that is no number, and its row, in words."""
+    missing = {None, *_arrow("csv").ConvertOptions().null_values}
+    for row, value in enumerate(column.to_pylist(), 1):
+        try:
+            float("0" if value in missing else value)
+        except (TypeError, ValueError):
+            return f"{value!r} in row {row}, counting from 1,"
+    return None
 
 
 def _arrow(module: str) -> ModuleType:

@@ -1,5 +1,7 @@
 """A central data set in CSV or Parquet files: a row an example, a column a feature."""
 
+import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from knnper.config.ranges import NonNegativeInt, ProperFraction
 from knnper.config.sections import Settings
 from knnper.data.dataset import Dataset, LabelledArrays
 from knnper.data.examples import InputSpec
+from knnper.data.leaf.dividing import DividingSettings, mark_tested
 from knnper.data.site.splits import FractionSettings, split_by_name
 from knnper.data.table_file import (
     Columns,
@@ -22,6 +25,12 @@ from knnper.data.table_file import (
     row_names,
     values_in_order,
 )
+
+_LOG = logging.getLogger(__name__)
+
+# Of float32, relative to a value; fewer of them in a deviation are too coarse.
+_STEP = 2.0**-23
+_FEWEST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,10 @@ class TableSettings(Settings):
     client
         The column of the client whose row it is. The partition ``natural`` needs it.
     test_fraction, seed
-        Part of the rows that are tested on where there is no file of them, about, and
-        what chooses them.
+        Part of the rows that are tested on where there is no file of them, and what
+        chooses them. It is about that part; with `client`, that part of each client's
+        rows, rounded, and one row of each is left to train on. Rows of the same name
+        stay together.
     delimiter
         Between the columns of a CSV file.
     """
@@ -86,13 +97,12 @@ def load_table(settings: TableSettings) -> Dataset:
         train, test = _divided(first, table, settings)
     else:
         train, (test, _) = first, _read(settings, settings.test, table.number_columns)
-    for name, rows in (("training", train), ("test", test)):
-        if not rows.labels:
-            raise DataError(f"{table.path}: there are no {name} rows; add some")
+    _require_rows(train, test, settings)
     class_names = values_in_order(train.labels)
     _require_known(test, class_names)
     owners = values_in_order([*(train.clients or ()), *(test.clients or ())])
     mean, std = _statistics(train.numbers)
+    _warn_of_coarse(table, train.numbers)
     spec = InputSpec((1, 1, len(mean)), len(class_names), mean, std, dtype="float32")
     return Dataset(
         name="table",
@@ -119,10 +129,51 @@ def _read(
 def _divided(
     rows: _Rows, table: TableFile, settings: TableSettings
 ) -> tuple[_Rows, _Rows]:
-    names = row_names(table) if settings.id is None else table.texts[settings.id]
-    fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
-    splits = np.array(split_by_name(names, fractions))
-    return _taken(rows, splits == "train"), _taken(rows, splits == "test")
+    names = row_names(table)
+    if settings.id is not None:
+        names = table.filled_texts(settings.id)
+    if rows.clients is None:
+        fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
+        is_test = np.array(split_by_name(names, fractions)) == "test"
+    else:
+        is_test = _tested_of_each(rows.clients, names, settings)
+    return _taken(rows, ~is_test), _taken(rows, is_test)
+
+
+def _tested_of_each(
+    clients: Sequence[str], names: Sequence[str], settings: TableSettings
+) -> NDArray[np.bool_]:
+    """Mark a part of each client's rows, shape (n,)."""
+    dividing = DividingSettings(
+        test_fraction=settings.test_fraction, seed=settings.seed
+    )
+    names_of = defaultdict[str, set[str]](set)
+    for client, name in zip(clients, names, strict=True):
+        names_of[client].add(name)
+    tested = set[tuple[str, str]]()
+    for client, own in names_of.items():
+        marks = mark_tested(len(own), client, dividing).tolist()
+        pairs = zip(sorted(own), marks, strict=True)
+        tested.update((client, name) for name, is_test in pairs if is_test)
+    pairs = zip(clients, names, strict=True)
+    return np.array([pair in tested for pair in pairs], dtype=bool)
+
+
+def _require_rows(train: _Rows, test: _Rows, settings: TableSettings) -> None:
+    if not train.labels:
+        raise DataError(f"{settings.train}: there are no training rows; add some")
+    if test.labels:
+        return
+    if settings.test is not None:
+        raise DataError(
+            f"{settings.test}: there are no test rows; add some, or leave out "
+            "data.test to test on data.test_fraction of the rows of data.train"
+        )
+    raise DataError(
+        f"{settings.train}: there are no test rows among {len(train.labels)}; raise "
+        "data.test_fraction, of which a client's only row is never taken, or name a "
+        "file of test rows in data.test"
+    )
 
 
 def _taken(rows: _Rows, chosen: NDArray[np.bool_]) -> _Rows:
@@ -166,3 +217,18 @@ def _statistics(
     """Return mean and deviation of each feature; 1 for one that never varies."""
     deviations = np.where(np.ptp(numbers, axis=0) == 0, 1.0, numbers.std(axis=0))
     return tuple(numbers.mean(axis=0).tolist()), tuple(deviations.tolist())
+
+
+def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
+    """Say which features float32 holds too coarsely, such as times since 1970."""
+    step = _STEP * np.abs(numbers.mean(axis=0))
+    varies = np.ptp(numbers, axis=0) > 0
+    is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
+    if is_coarse.any():
+        _LOG.warning(
+            "%s: values of %s are so large, and differ so little, that float32 loses "
+            "their differences; subtract an offset from these columns, such as their "
+            "least value, in all files",
+            table.path,
+            ", ".join(table.number_columns[at] for at in np.flatnonzero(is_coarse)),
+        )

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -82,11 +82,12 @@ class _Row:
 
 @dataclass(frozen=True)
 class _File:
-    """Where an image is, and what tells a change of it."""
+    """Where an image is, what tells a change of it, and what it is by any name."""
 
     path: str
     num_bytes: int
     modified_ns: int
+    device_and_number: tuple[int, int]
 
 
 Lists = dict[Split, list[_Row]]
@@ -103,16 +104,17 @@ def load_user_csv(settings: UserCsvSettings) -> Dataset:
     Raises
     ------
     DataError
-        If a list cannot be read, lacks a column or a value, or names an image that is
-        not there or is in both; if test images have classes that no training image
-        has; if an image cannot be read, or the sizes differ while ``image_size`` is
-        null.
+        If a list cannot be read, lacks a column or a value or has one too many, or
+        names an image that is not there; if two lines name one image; if test images
+        have classes that no training image has; if an image cannot be read, or the
+        sizes differ while ``image_size`` is null.
     """
     listed = _read(settings.train, settings, needs_user=True)
     class_names = values_in_order(row.class_name for row in listed)
     rows = _splits(listed, settings)
-    _require_consistent(rows, class_names)
+    _require_known_classes(rows, class_names)
     files = {split: _files(part, settings) for split, part in rows.items()}
+    _require_each_once(rows, files)
     _require_tested(rows)
     source = {
         "rows": _digest(rows, files),
@@ -162,8 +164,14 @@ def _require_columns(path: Path, found: Sequence[str], needed: set[str]) -> None
 
 
 def _row(
-    path: Path, line: int, found: dict[str, str], settings: UserCsvSettings
+    path: Path, line: int, found: dict[str | Any, str | Any], settings: UserCsvSettings
 ) -> _Row:
+    surplus = found.pop(None, ())
+    if surplus:
+        raise DataError(
+            f"{path}, line {line}: found {len(found) + len(surplus)} values, expected "
+            f"{len(found)}; quote values that hold a comma"
+        )
     user = found.get(settings.user_column)
     image, class_name = found[settings.image_column], found[settings.class_column]
     if not image or not class_name or (settings.user_column in found and not user):
@@ -204,20 +212,26 @@ def _held_out(listed: list[_Row], settings: UserCsvSettings) -> set[int]:
     return tested
 
 
-def _require_consistent(rows: Lists, class_names: Sequence[str]) -> None:
+def _require_known_classes(rows: Lists, class_names: Sequence[str]) -> None:
     unknown = {row.class_name for row in rows["test"]} - set(class_names)
     if unknown:
         raise DataError(
             "test images have classes that no training image has: "
             f"{', '.join(sorted(unknown))}; the classes are those of data.train"
         )
-    twice = {row.image for row in rows["train"]} & {row.image for row in rows["test"]}
-    if twice:
-        raise DataError(
-            f"{len(twice)} images are both trained and tested on, {min(twice)} among "
-            "them; list each in one file, and once in data.train where it is the only "
-            "one"
-        )
+
+
+def _require_each_once(rows: Lists, files: dict[Split, list[_File]]) -> None:
+    """Refuse two lines that are one image, which might be trained and tested on."""
+    first_of: dict[tuple[int, int], _Row] = {}
+    for split, part in rows.items():
+        for row, file in zip(part, files[split], strict=True):
+            first = first_of.setdefault(file.device_and_number, row)
+            if first is not row:
+                raise DataError(
+                    f"{row.where}: {file.path} is also the image in {first.where}, "
+                    "expected each image once in all lists; leave out one of the lines"
+                )
 
 
 def _require_tested(rows: Lists) -> None:
@@ -247,7 +261,8 @@ def _file(root: Path, row: _Row, suffix: str) -> _File:
             raise DataError(
                 f"{row.where}: the image {row.image!r} cannot be looked up: {error}"
             ) from error
-        return _File(str(path), status.st_size, status.st_mtime_ns)
+        number = (status.st_dev, status.st_ino)
+        return _File(str(path), status.st_size, status.st_mtime_ns, number)
     raise DataError(
         f"{row.where}: there is neither {nested} nor {flat}; correct data.root or "
         "data.suffix, or leave the image out of the list"
@@ -258,7 +273,9 @@ def _digest(rows: Lists, files: dict[Split, list[_File]]) -> str:
     digest = hashlib.sha256()
     for split, part in rows.items():
         for row, file in zip(part, files[split], strict=True):
-            line = (split, row.user, row.class_name, file)
+            # A device may have another number after a restart.
+            state = (file.path, file.num_bytes, file.modified_ns)
+            line = (split, row.user, row.class_name, *state)
             digest.update(f"{line!r}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -168,7 +168,7 @@ def _picture(curves: DriftCurves, shift_at: int) -> Figure:
         bottom.plot(fraction, label=_LABELS[name])
     accuracy_axis(bottom, "clients alarmed")
     bottom.set_ylim(-0.03, 1.03)
-    bottom.set_xlabel("batches received")
+    bottom.set_xlabel("time step (batches received)")
     bottom.legend()
     for axes in (top, bottom):
         axes.axvline(shift_at, color=SOFT.light, linestyle="--", linewidth=1)

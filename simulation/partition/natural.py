@@ -32,8 +32,9 @@ def natural(
     if train_client_ids is None or test_client_ids is None:
         raise DataError(
             "the partition natural needs a data set that says whom each sample belongs "
-            "to; for an image_folder, set data.client_separator, for a user_csv, leave "
-            "out a data.test without users, or choose another partition"
+            "to; for a table, set data.client, for an image_folder, "
+            "data.client_separator, for a user_csv, leave out a data.test without "
+            "users, or choose another partition"
         )
     clients, owner = np.unique(
         np.concatenate([train_client_ids, test_client_ids]), return_inverse=True

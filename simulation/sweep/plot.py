@@ -14,6 +14,7 @@ from simulation.outside_text import chart_text
 from simulation.sweep.figures import PointFigures, column_of
 from simulation.sweep.settings import VARIANT, SweepSettings
 from simulation.sweep.table import is_percent, label_of
+from simulation.sweep.terms import term_of
 
 _SIZE_INCHES = (7.2, 4.2)
 _ORDERS_FOR_LOG = 100
@@ -58,7 +59,7 @@ def _plot(rows: Sequence[PointFigures], settings: SweepSettings, key: str) -> Fi
     for curve, style in zip(curves.values(), _styles(list(curves)), strict=True):
         placed = [(places[_text(_at(row, key))], row) for row in curve]
         _draw(axes, placed, column, {**style, **dots})
-    axes.set_xlabel(chart_text(key))
+    axes.set_xlabel(chart_text(term_of(key)))
     if settings.series:
         _add_legend(figure, settings)
     _vertical(axes, settings)
@@ -149,7 +150,7 @@ def _draw(
 
 def _add_legend(figure: Figure, settings: SweepSettings) -> None:
     """Put the legend beside the curves, which may be many."""
-    title = ",\n".join(map(chart_text, settings.curve_keys()))
+    title = ",\n".join(chart_text(term_of(key)) for key in settings.curve_keys())
     figure.legend(title=title, loc="outside right upper", fontsize="small")
 
 

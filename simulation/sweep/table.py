@@ -9,6 +9,7 @@ from typing import Any
 from simulation.intervals import Estimate
 from simulation.sweep.figures import COLUMNS, PointFigures, column_of
 from simulation.sweep.settings import GLOBAL, SweepSettings
+from simulation.sweep.terms import term_of
 
 BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_hurt")
 """What a table for people shows beside the figure of the sweep."""
@@ -45,7 +46,7 @@ def as_cells(rows: Sequence[PointFigures], settings: SweepSettings) -> list[list
     beside = [figure for figure in BESIDE if figure != settings.y]
     variant = ["variant"] if settings.variants else []
     shown = [label_of(settings.y), "sd", "95 % interval", *map(label_of, beside)]
-    header = [*variant, *settings.varied(), *shown, "runs"]
+    header = [*variant, *map(term_of, settings.varied()), *shown, "runs"]
     return [header, *(_cells(row, settings, beside) for row in rows)]
 
 

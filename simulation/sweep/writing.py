@@ -17,6 +17,7 @@ from simulation.sweep.plot import plot_of
 from simulation.sweep.running import Outcome
 from simulation.sweep.settings import SweepSettings
 from simulation.sweep.table import as_cells, as_csv, csv_text, label_of
+from simulation.sweep.terms import term_of
 
 _LEAST_SEEDS = 3
 """From which an interval can be told."""
@@ -69,9 +70,9 @@ def _chooses(settings: SweepSettings) -> bool:
 
 
 def _title(settings: SweepSettings) -> str:
-    figure = label_of(settings.y)
+    figure, key = label_of(settings.y), term_of(settings.x or "")
     return (
-        f"{figure[0].upper()}{figure[1:]} of {settings.group} clients by {settings.x}; "
+        f"{figure[0].upper()}{figure[1:]} of {settings.group} clients by {key}; "
         "bars are 95 % intervals over the seeds"
     )
 

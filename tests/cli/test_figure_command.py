@@ -42,7 +42,9 @@ def test_the_drift_figure(
     assert "clients alarmed, distance_to_own_label" in printed
     assert f"Numbers and pictures are in {output}" in printed
     assert (output / "drift.png").read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in (output / "drift.svg").read_text()
+    picture = (output / "drift.svg").read_text()
+    assert "</svg>" in picture
+    assert "time step (batches received)" in picture
     header, *rows = (output / "drift.csv").read_text().splitlines()
     assert header.startswith("num_batches,accuracy_fixed,accuracy_fifo")
     assert [row.split(",")[0] for row in rows] == ["0", "1", "2", "3", "4"]

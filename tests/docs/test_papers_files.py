@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from knnper.config.sections import Experiment
+from knnper.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from simulation.batch.playing import training_identity
 from simulation.comparison.plan import Comparison
 from simulation.figures.collapse import VARIANTS
@@ -15,9 +17,12 @@ from simulation.reproducing.figure_file import FigurePlan
 from simulation.reproducing.leading_comment import split_title
 from simulation.reproducing.protocols import Plan, read_protocol
 from simulation.sweep.plan import Sweep
+from simulation.sweep.settings import VARIANT
+from simulation.sweep.terms import TERMS
 
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]
+Listings = Callable[[str, str], list[str]]
 
 PLACE = "docs/reproducing.md", ("The papers' files", "")
 EXPERIMENTS = Path("simulation/experiments")
@@ -25,6 +30,12 @@ SMALL = EXPERIMENTS / "small"
 FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
 LITTLE = sorted(SMALL.glob("*.yaml"))
 ON_CIFAR = "_cifar10"
+
+OF_CIFAR_10 = [
+    path
+    for path in sorted(EXPERIMENTS.glob("*.yaml"))
+    if "experiment: bases/cifar10_paper.yaml" in path.read_text(encoding="utf-8")
+]
 
 read = cache(read_protocol)
 
@@ -97,6 +108,36 @@ def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
     assert f"#   knnper reproduce {full.path}\n" in full.text
     assert full.name == full.path.stem.replace("_", "-")
     assert skeleton(small.plan) == skeleton(full.plan)
+
+
+def test_axes_are_named_by_words() -> None:
+    plans = [read(path).plan for path in FILES]
+    sweeps = [plan.settings for plan in plans if isinstance(plan, Sweep)]
+    keys = {key for one in sweeps for key in (one.x, *one.curve_keys())}
+    assert keys - {VARIANT} <= TERMS.keys()
+
+
+@pytest.mark.parametrize("path", OF_CIFAR_10, ids=str)
+def test_the_page_says_how_to_have_cifar_100(
+    path: Path, listings: Listings, tmp_path: Path
+) -> None:
+    page, _ = PLACE
+    (changes,) = [one for one in listings(page, "yaml") if one.startswith("set:")]
+    document: Any = read_yaml(path)
+    sections: Any = parse_yaml(changes, page)
+    kept = document.get("set", {})
+    unseen = kept.pop("partition.unseen_fraction", None)
+    if unseen is None:
+        del sections["set"]["partition"]["unseen_fraction"]
+    document["set"] = {**sections["set"], **kept}
+    document["experiment"] = str((EXPERIMENTS / document["experiment"]).resolve())
+    copy = tmp_path / path.name
+    copy.write_text(dump_yaml(document), encoding="utf-8")
+    plan = read_protocol(copy).plan
+    assert isinstance(plan, Sweep | FigurePlan)
+    one = plan.experiments[0] if isinstance(plan, Sweep) else plan.experiment
+    assert one is not None
+    assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
 
 
 def test_the_page_lists_them_all(rows: Rows) -> None:

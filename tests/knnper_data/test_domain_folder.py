@@ -138,3 +138,11 @@ def test_nothing_to_test_on(tmp_path: Path) -> None:
         save(tmp_path / "photo" / name / "only.png", 1)
     with pytest.raises(DataError, match=r"no images to test on.* data\.test_fraction"):
         load_domain_folder(DomainFolderSettings(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["train", "Test", "val", "validation"])
+def test_a_split_is_no_domain(root: Path, name: str) -> None:
+    save(root / name / "cat" / "a.png", 1)
+    expected = rf"/{name}: found the name of a split.* data\.name: image_folder"
+    with pytest.raises(DataError, match=expected):
+        load_domain_folder(DomainFolderSettings(str(root)))

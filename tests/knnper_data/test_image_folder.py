@@ -134,3 +134,43 @@ def test_changed_files_are_decoded_again(root: Path) -> None:
     os.utime(file, ns=(1, 1))
     found = load_image_folder(ImageFolderSettings(str(root)))
     assert found.test.images[0, 0, 0, 0] == 99
+
+
+def test_a_class_of_train_without_images(root: Path) -> None:
+    (root / "train" / "bird").mkdir()
+    (root / "train" / "bird" / ".hidden").write_text("")
+    with pytest.raises(DataError, match=r"train holds no images of the classes bird,"):
+        load_image_folder(ImageFolderSettings(str(root)))
+
+
+def test_a_class_need_not_be_tested_on(root: Path) -> None:
+    (root / "test" / "cat").mkdir()
+    assert len(load_image_folder(ImageFolderSettings(str(root))).test) == 1
+
+
+def test_a_class_whose_name_is_not_utf8(root: Path) -> None:
+    save(root / "train" / "caf\udce9" / "a.png", colour(1))
+    with pytest.raises(DataError, match=r"class folder 'caf.udce9', whose name is not"):
+        load_image_folder(ImageFolderSettings(str(root)))
+
+
+def test_a_file_may_have_any_name(root: Path) -> None:
+    save(root / "train" / "cat" / "caf\udce9.png", colour(1))
+    assert len(load_image_folder(ImageFolderSettings(str(root))).train) == 4
+
+
+def test_test_images_that_are_copies_are_counted(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_image_folder(ImageFolderSettings(str(root)))
+    assert not caplog.records
+    for red in (2, 3):
+        save(root / "test" / "cat" / f"{red}.bmp", colour(red))
+    load_image_folder(ImageFolderSettings(str(root)))
+    assert "2 of 3 test images are copies of training images" in caplog.text
+
+
+def test_pixels_of_16_bits_are_named(root: Path) -> None:
+    save(root / "train" / "dog" / "z.png", np.full((4, 5), 4000, dtype=np.uint16))
+    with pytest.raises(DataError, match=r"z\.png: found 16-bit.* pixels"):
+        load_image_folder(ImageFolderSettings(str(root)))

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -24,3 +26,14 @@ def test_a_constant_channel_can_be_divided_by() -> None:
     mean, std = channel_statistics([images])
     assert mean == pytest.approx([0.2])
     assert std == (1.0,)
+
+
+def test_pixels_are_not_widened_all_at_once() -> None:
+    images = np.zeros((4, 2048, 2048, 1), dtype=np.uint8)
+    images[0, :1024] = 255
+    tracemalloc.start()
+    mean, _ = channel_statistics([images])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert mean == pytest.approx([0.125])
+    assert most < 2 * images.nbytes

@@ -36,7 +36,7 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
 def test_parts_are_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(row_file, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 15)
     rows = np.arange(count * 4, dtype=np.uint8).reshape(count, 2, 2)
     np.save(tmp_path / "rows.npy", rows)
     parts = list(rows_in_parts(tmp_path / "rows.npy"))
@@ -46,3 +46,18 @@ def test_parts_are_the_whole(
     assert all(not isinstance(part, np.memmap) for part in parts)
     found = np.concatenate(parts) if parts else rows
     np.testing.assert_array_equal(found, rows)
+
+
+def test_a_row_larger_than_a_part_comes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 15)
+    np.save(tmp_path / "rows.npy", np.arange(9, dtype=np.int64).reshape(3, 3))
+    parts = [part.tolist() for part in rows_in_parts(tmp_path / "rows.npy")]
+    assert parts == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]
+
+
+def test_large_rows_make_parts_of_few(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    np.lib.format.open_memmap(path, "w+", np.uint8, (40, 1024, 1024))
+    assert [len(part) for part in rows_in_parts(path)] == [16, 16, 8]

@@ -8,7 +8,7 @@ import pytest
 
 from knnper.config.errors import DataError
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset
+from knnper.data.dataset import Dataset, LabelledArrays
 from knnper.data.table_set import TableSettings, load_table
 
 pytest.importorskip("pyarrow")
@@ -82,13 +82,76 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
     assert data.train.labels.tolist() == [2, 1, 2, 0]
 
 
+def test_every_client_is_divided(tmp_path: Path) -> None:
+    names = [f"c{client}" for client in range(100) for _ in range(5)] + ["alone"]
+    rows = "".join(f"{at},{at % 2},{name}\n" for at, name in enumerate(names))
+    path = put(tmp_path, f"x,kind,who\n{rows}")
+    data = loaded(path, client="who")
+    assert clients_of(data.test) == list(range(1, 101))
+    assert clients_of(data.train) == [0, *(at for at in range(1, 101) for _ in "1234")]
+    found = np.concatenate([data.train.images, data.test.images]).ravel()
+    assert sorted(found.tolist()) == list(range(501))
+    again, other = loaded(path, client="who"), loaded(path, client="who", seed=1)
+    np.testing.assert_array_equal(data.test.images, again.test.images)
+    assert data.test.images.tolist() != other.test.images.tolist()
+
+
+def clients_of(part: LabelledArrays) -> list[int]:
+    assert part.client_ids is not None
+    return sorted(part.client_ids.tolist())
+
+
+def test_the_names_of_a_clients_rows_decide(tmp_path: Path) -> None:
+    rows = [f"{at},{at % 2},a,day{at // 2}" for at in range(20)]
+    settings = {"client": "who", "id": "day", "test_fraction": 0.3}
+    tested = []
+    for ordered in (rows, rows[::-1]):
+        text = "\n".join(["x,kind,who,day", *ordered])
+        data = loaded(put(tmp_path, text), **settings)
+        tested.append(sorted(data.test.images.ravel().tolist()))
+    assert tested[0] == tested[1]
+    # Both rows of a day, three days of ten.
+    days = [value // 2 for value in tested[0]]
+    assert len(days) == 6
+    assert days[::2] == days[1::2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"client": "ward"}])
+def test_a_row_without_a_name(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = put(tmp_path, "age,kind,ward,name\n1,a,w,p1\n2,b,w,\n3,a,w,\n")
+    with pytest.raises(DataError, match=r"2 rows hold nothing .*'name', .* is row 2"):
+        loaded(path, id="name", features=("age",), **settings)
+
+
+def test_what_float32_holds_too_coarsely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # An hour of seconds since 1970, and a year of them.
+    now = 1_700_000_000
+    rows = "".join(
+        f"{now + at * 36},{now + at * 315_360},{at / 7},4e9,{at % 2}\n"
+        for at in range(100)
+    )
+    loaded(put(tmp_path, f"hour,year,x,same,kind\n{rows}"))
+    (message,) = caplog.messages
+    assert "values of hour are so large" in message
+    assert "subtract an offset" in message
+
+
 def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
     path = put(tmp_path, ROWS)
     other = put(tmp_path, "age,kind,dose,ward\n1,c,2,w1\n", "test.csv")
     with pytest.raises(DataError, match="labels that no training row has: c"):
         loaded(path, test=other, client="ward")
-    with pytest.raises(DataError, match="there are no test rows"):
+    with pytest.raises(
+        DataError, match=r"no test rows .*data\.test_fraction.*data\.test"
+    ):
         loaded(path, test_fraction=0.0, client="ward")
+    bare = put(tmp_path, "age,kind,dose,ward\n", "bare.csv")
+    with pytest.raises(DataError, match=r"bare\.csv: there are no test rows; add some"):
+        loaded(path, test=bare, features=("age", "dose"))
+    with pytest.raises(DataError, match=r"bare\.csv: there are no training rows; add"):
+        loaded(bare, features=("age",))
     empty = put(tmp_path, "age,kind\n1,\n", "empty.csv")
     with pytest.raises(DataError, match="1 rows hold nothing in the column 'kind'"):
         loaded(empty)

@@ -1,5 +1,6 @@
 """Images of users, listed in CSV files."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,11 @@ def test_columns_may_have_other_names(root: Path, tmp_path: Path) -> None:
         ([("", "b", 3)], "user_id,image_id,class", "line 2: a user, an image or"),
         ([("u1", "b")], "user_id,image_id,class", "line 2: a user, an image or"),
         (
+            [("u1", "b", "Paris", " France")],
+            "user_id,image_id,class",
+            "line 2: found 4 values, expected 3; quote values that hold a comma",
+        ),
+        (
             [("u1", "nope", 3)],
             "user_id,image_id,class",
             "there is neither .*n/o/p/nope",
@@ -116,13 +122,47 @@ def test_a_wrong_list(
     ("row", "message"),
     [
         (("u1", "ccc5", 99), "no training image has: 99"),
-        (("u1", "aaa1", 7), "1 images are both trained and tested on, aaa1"),
+        (
+            ("u1", "aaa1", 7),
+            r"test\.csv, line 2: .*aaa1\.png is also the image in .*train\.csv, line 2",
+        ),
+        (
+            ("u1", "./b", 7),
+            r"test\.csv, line 2: .*b\.png is also the image in .*train\.csv, line 4",
+        ),
     ],
 )
 def test_a_wrong_test_list(root: Path, tmp_path: Path, row: Any, message: str) -> None:
     train = write(tmp_path / "train.csv", TRAIN)
     with pytest.raises(DataError, match=message):
         load(root, train, test=write(tmp_path / "test.csv", [row]))
+
+
+@pytest.mark.parametrize("again", ["b", "./b", "link"])
+def test_an_image_twice_in_a_list(root: Path, tmp_path: Path, again: str) -> None:
+    (root / "link.png").symlink_to(root / "b.png")
+    train = write(tmp_path / "train.csv", [*TRAIN, ("u1", again, 7)])
+    expected = r"(?=.*csv, line 4\b)(?=.*csv, line 6\b).*expected each image once"
+    for seed in range(4):
+        with pytest.raises(DataError, match=expected):
+            load(root, train, seed=seed, test_fraction=0.5)
+
+
+def test_the_same_files_by_other_numbers_are_no_other_data(
+    root: Path, tmp_path: Path, cache_folder: Path
+) -> None:
+    train = write(tmp_path / "train.csv", TRAIN)
+    load(root, train, test_fraction=0.5)
+    for name in ("aab2", "b"):
+        file = next(root.rglob(f"{name}.png"))
+        status = file.stat()
+        copy = file.with_suffix(".copy")
+        copy.write_bytes(file.read_bytes())
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        copy.replace(file)
+        assert file.stat().st_ino != status.st_ino
+    load(root, train, test_fraction=0.5)
+    assert len([one for one in cache_folder.iterdir() if one.is_dir()]) == 1
 
 
 def test_a_missing_list(root: Path, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_natural_needs_client_ids() -> None:
     bare = dataclasses.replace(DATASET.train, client_ids=None)
     dataset = dataclasses.replace(DATASET, train=bare)
     choice = Choice[Settings]("natural", NaturalSettings())
-    with pytest.raises(DataError, match=r"data\.client_separator"):
+    with pytest.raises(DataError, match=r"set data\.client, .*data\.client_separator"):
         make_partition(dataset, choice, KEY)
 
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from knnper.config.errors import DataError
 
 _LEAST_CHUNK = 1 << 22
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb"[^ \t\r\n,\]}]*")
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -34,7 +35,7 @@ class JsonStream:
     Parameters
     ----------
     file
-        UTF-8, at its beginning.
+        UTF-8, at its beginning, where a byte order mark is passed over.
     path
         Its name in messages.
 
@@ -50,6 +51,9 @@ class JsonStream:
         self._held = b""
         self._at = 0
         self._held_from = 0
+        self._read_on()
+        if self._held.startswith(_BYTE_ORDER_MARK):
+            self._at = len(_BYTE_ORDER_MARK)
 
     def members(self) -> Iterator[str]:
         """Yield the names in the object that comes next.

@@ -15,6 +15,7 @@ from knnper.data.leaf.layout import LeafFiles, find_leaf_files
 from knnper.data.leaf.samples import Decode, image_decoder, text_decoder
 from knnper.data.leaf.user_file import User, read_users
 from knnper.data.text.alphabet import CHARACTER_NAMES
+from knnper.data.text.unknown import UnknownCharacters
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,8 +66,12 @@ def load_leaf_femnist(settings: LeafSettings) -> Dataset:
         If the files are missing, damaged or do not agree with themselves; the message
         names file and user.
     """
-    contents = Contents(WRITTEN_CHARACTERS)
-    return _load("leaf_femnist", settings, contents, image_decoder)
+
+    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+        write_parts(writer, _parts(files, image_decoder(), settings))
+        return Contents(WRITTEN_CHARACTERS)
+
+    return _load("leaf_femnist", settings, write)
 
 
 def load_leaf_shakespeare(settings: LeafTextSettings) -> Dataset:
@@ -75,10 +80,16 @@ def load_leaf_shakespeare(settings: LeafTextSettings) -> Dataset:
     Raises
     ------
     DataError
-        As `load_leaf_femnist`.
+        As `load_leaf_femnist`; and if most labels are outside of the alphabet.
     """
-    contents = Contents(CHARACTER_NAMES, dtype="token")
-    return _load("leaf_shakespeare", settings, contents, text_decoder)
+
+    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+        unknown = UnknownCharacters()
+        write_parts(writer, _parts(files, text_decoder(unknown), settings))
+        unknown.require_few(settings.root)
+        return Contents(CHARACTER_NAMES, dtype="token")
+
+    return _load("leaf_shakespeare", settings, write)
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
@@ -120,22 +131,16 @@ def divided(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]
 def _load(
     name: str,
     settings: LeafSettings,
-    contents: Contents,
-    make_decoder: Callable[[], Decode],
+    write: Callable[[EntryWriter, LeafFiles], Contents],
 ) -> Dataset:
     files = find_leaf_files(Path(settings.root).expanduser().absolute())
-
-    def build(writer: EntryWriter) -> Contents:
-        write_parts(writer, _parts(files, make_decoder(), settings))
-        return contents
-
     source: dict[str, str | int | float] = {"files": files.fingerprint()}
     if files.whole:
         source.update(asdict(settings))
         del source["root"]
     else:
         _warn_of_unused(settings, files.root)
-    return cached_dataset(name, source, build)
+    return cached_dataset(name, source, lambda writer: write(writer, files))
 
 
 def _warn_of_unused(settings: LeafSettings, root: Path) -> None:

@@ -1,15 +1,17 @@
 """A user's samples, from JSON to arrays."""
 
 import importlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knnper.config.errors import DataError
 from knnper.data.text.alphabet import encode
+from knnper.data.text.unknown import UnknownCharacters
 
 PIXELS_SHAPE = (28, 28, 1)
 NUM_CHARACTERS = 62
@@ -55,40 +57,87 @@ def image_decoder() -> Decode:
     In ``x`` an image is a list of 784 numbers in [0, 1], where 1 is white paper; in
     ``y`` it has a label from 0 to 61.
     """
-    return _Decoder(_images, _image_labels)
+    pixels = _Field("x", _images, "lists of numbers", (int, float))
+    return _Decoder(pixels, _Field("y", _image_labels, "whole numbers", (int,)))
 
 
-def text_decoder() -> Decode:
+def text_decoder(unknown: UnknownCharacters | None = None) -> Decode:
     """Return what reads the windows of Shakespeare.
 
     In ``x`` a sample is a text of 80 characters, in ``y`` the character that comes
     next.
+
+    Parameters
+    ----------
+    unknown
+        Counts the characters in ``y``.
     """
-    return _Decoder(_windows, _next_characters)
+    counted = UnknownCharacters() if unknown is None else unknown
+
+    def next_characters(y: Any) -> NDArray[np.int64]:
+        return _next_characters(y, counted)
+
+    windows = _Field("x", _windows, "texts", (str,))
+    return _Decoder(windows, _Field("y", next_characters, "texts", (str,)))
+
+
+_Array = TypeVar("_Array", bound=NDArray[Any])
+
+
+@dataclass(frozen=True)
+class _Field(Generic[_Array]):
+    """One of a user's two lists.
+
+    Attributes
+    ----------
+    name
+        Of the list.
+    read
+        Makes an array of it.
+    expected
+        What is in it, in words.
+    kinds
+        What Python makes of that.
+    """
+
+    name: str
+    read: Callable[[Any], _Array]
+    expected: str
+    kinds: tuple[type, ...]
+
+    def array(self, found: Any) -> _Array:
+        """Return the list as an array; a `SamplesError` says what does not belong."""
+        try:
+            return self.read(found)
+        except (ValueError, TypeError) as error:
+            odd = _first_odd(found.as_list(), self.kinds)
+            what = str(error) if odd is None else f"found {odd}"
+            raise SamplesError(
+                f"its samples are not as expected: in {self.name} {what}, expected "
+                f"{self.expected}"
+            ) from error
 
 
 class _Decoder:
     """Reads users' samples, the lists x and y each in its own way."""
 
     def __init__(
-        self,
-        read_inputs: Callable[[Any], NDArray[np.uint8]],
-        read_labels: Callable[[Any], NDArray[np.int64]],
+        self, inputs: _Field[NDArray[np.uint8]], labels: _Field[NDArray[np.int64]]
     ) -> None:
         self._simdjson = _simdjson()
         # One for all users: making one takes as long as reading a user's samples.
         self._parser = self._simdjson.Parser()
-        self._read_inputs = read_inputs
-        self._read_labels = read_labels
+        self._inputs = inputs
+        self._labels = labels
 
     def __call__(self, text: bytes) -> Samples:
         try:
             x, y = self._lists(text)
-            samples = Samples(self._read_inputs(x), self._read_labels(y))
         except (ValueError, TypeError) as error:
             raise SamplesError(
                 f"its samples are not as expected: {error}; a user may hold lists only"
             ) from error
+        samples = Samples(self._inputs.array(x), self._labels.array(y))
         if len(samples.inputs) != len(samples.labels):
             raise SamplesError(
                 f"x has {len(samples.inputs)} samples and y {len(samples.labels)}; "
@@ -134,10 +183,25 @@ def _windows(x: Any) -> NDArray[np.uint8]:
     return encode("".join(texts)).reshape(-1, 1, 1, WINDOW)
 
 
-def _next_characters(y: Any) -> NDArray[np.int64]:
+def _next_characters(y: Any, unknown: UnknownCharacters) -> NDArray[np.int64]:
     characters = y.as_list()
     _require_lengths(set(map(len, characters)), 1, "characters of a label")
-    return encode("".join(characters)).astype(np.int64)
+    text = "".join(characters)
+    unknown.count(text)
+    return encode(text).astype(np.int64)
+
+
+def _first_odd(values: Iterable[Any], kinds: tuple[type, ...]) -> str | None:
+    """Return the first value, however deep in lists, that is of another kind."""
+    for value in values:
+        if isinstance(value, list):
+            odd = _first_odd(value, kinds)
+            if odd is not None:
+                return odd
+        # Python takes true and false for numbers.
+        elif isinstance(value, bool) or not isinstance(value, kinds):
+            return json.dumps(value, ensure_ascii=False)
+    return None
 
 
 def _require_lengths(found: set[int], expected: int, what: str) -> None:

@@ -10,13 +10,12 @@ from typing import Literal, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from knnper.config.errors import DataError
 from knnper.config.suggestions import alternatives
 from knnper.data.class_folders import ClassFolders, list_class_folders, mixed
 from knnper.data.examples import KINDS_OF_INPUT
-from knnper.data.image_file import read_image, unreadable
+from knnper.data.image_file import open_image, read_image
 from knnper.data.site.agreement import SiteTask
 from knnper.data.site.collected import (
     Collected,
@@ -29,7 +28,7 @@ from knnper.data.site.place import place_of
 from knnper.data.site.splits import SPLITS, Split
 
 _MAX_THREADS = 16
-_MODES_OF_GREY = ("1", "L", "I;16", "F")
+_MODES_OF_GREY = ("1", "L")
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,9 @@ class ImageFiles:
 
     def form(self) -> InputForm:
         """Return size and channels of the first image."""
-        path = self.root / self.names[0]
-        try:
-            with Image.open(path) as image:
-                channels = 1 if image.mode in _MODES_OF_GREY else 3
-                return InputForm((image.height, image.width, channels), "uint8")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise unreadable(path, error) from error
+        with open_image(self.root / self.names[0]) as image:
+            channels = 1 if image.mode in _MODES_OF_GREY else 3
+            return InputForm((image.height, image.width, channels), "uint8")
 
     def read(self, positions: Sequence[int], task: SiteTask) -> ReadInputs:
         """See `knnper.data.site.collected.Inputs`; Pillow lets go of Python's lock."""

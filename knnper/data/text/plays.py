@@ -1,7 +1,7 @@
 """The next character of what the speakers of plays say; each speaker is a client."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,10 +18,14 @@ from knnper.data.cache_entry import Contents, EntryWriter, Split
 from knnper.data.dataset import Dataset
 from knnper.data.leaf.dividing import DividingSettings, mark_tested
 from knnper.data.text.alphabet import CHARACTER_NAMES, encode
+from knnper.data.text.unknown import UnknownCharacters
 from knnper.data.text.windows import target_positions, windows_before
 from knnper.data.text.written import digest_of, read_files, texts_of
 
 _LOG = logging.getLogger(__name__)
+
+# Of one speaker, so that a long text's windows are never all in memory.
+_WINDOWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def load_plays(settings: PlaysSettings) -> Dataset:
     Raises
     ------
     DataError
-        If a file cannot be read, nobody speaks in it, or nobody says enough.
+        If a file cannot be read, nobody speaks in it, nobody says enough, or most of
+        it is in characters outside of the alphabet.
     """
     texts = texts_of(read_files(Path(settings.path).expanduser().absolute()))
     kept = {key: value for key, value in asdict(settings).items() if key != "path"}
@@ -83,8 +88,10 @@ def _build(
     dividing = DividingSettings(
         test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
     )
+    clients = _clients(texts, settings)
+    _require_known_characters(clients, settings)
     num_tested = 0
-    for number, (name, text) in enumerate(_clients(texts, settings)):
+    for number, (name, text) in enumerate(clients):
         ids = encode(text)
         targets = target_positions(len(ids), settings.window, settings.stride)
         is_test = mark_tested(len(targets), name, dividing)
@@ -93,9 +100,11 @@ def _build(
             "test": targets[is_test],
         }
         for split, chosen in by_split.items():
-            windows = windows_before(ids, chosen, settings.window)
-            labels = ids[chosen].astype(np.int64)
-            writer.append_of_client(split, windows, labels, number)
+            for start in range(0, len(chosen), _WINDOWS_AT_ONCE):
+                some = chosen[start : start + _WINDOWS_AT_ONCE]
+                windows = windows_before(ids, some, settings.window)
+                labels = ids[some].astype(np.int64)
+                writer.append_of_client(split, windows, labels, number)
         num_tested += int(is_test.sum())
     if num_tested == 0:
         raise DataError(
@@ -103,6 +112,15 @@ def _build(
             "data.test_fraction, or lower data.stride"
         )
     return Contents(CHARACTER_NAMES, dtype="token")
+
+
+def _require_known_characters(
+    clients: Sequence[tuple[str, str]], settings: PlaysSettings
+) -> None:
+    unknown = UnknownCharacters()
+    for _, text in clients:
+        unknown.count(text)
+    unknown.require_few(settings.path)
 
 
 def _clients(

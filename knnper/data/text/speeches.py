@@ -1,9 +1,13 @@
 """What each speaker of a play says, found in its plain text."""
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+_LOG = logging.getLogger(__name__)
+
+_MUCH = 0.1
 _HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
 _DIRECTION = re.compile(r"\[[^\]]*\]")
 # HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
@@ -19,7 +23,7 @@ _INDENTED = re.compile(
 _ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
 
 
-def speeches_of(play: str) -> Mapping[str, str]:
+def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
     """Return what each speaker says in the order of the play, line by line.
 
     A speech begins with the speaker's name and a full stop or a colon, on its first
@@ -35,19 +39,48 @@ def speeches_of(play: str) -> Mapping[str, str]:
     ----------
     play
         Its plain text, ASCII where punctuation is concerned.
+    source
+        What it is called in the log, which says how much of it nobody says.
     """
-    said = defaultdict[str, list[str]](list)
+    said = defaultdict[str | None, list[str]](list)
     for speaker, line in _lines(play):
         said[speaker].append(line)
+    nobodys = _without_directions("\n".join(said.pop(None, [])))
     texts = {
         speaker: _without_directions("\n".join(lines))
         for speaker, lines in said.items()
+        if speaker is not None
     }
-    return {speaker: text for speaker, text in texts.items() if text}
+    found = {speaker: text for speaker, text in texts.items() if text}
+    if found:
+        _report(nobodys, sum(map(_num_characters, found.values())), source)
+    return found
 
 
-def _lines(play: str) -> Iterator[tuple[str, str]]:
-    """Yield each spoken line with who says it."""
+def _report(nobodys: str, num_said: int, source: str) -> None:
+    """Log how much text is neither a speech nor a name, heading or direction."""
+    num_lost = _num_characters(nobodys)
+    share = num_lost / (num_lost + num_said)
+    if share > _MUCH:
+        _LOG.warning(
+            "%s: %.0f %% of the text belongs to no speaker and is left out, beginning "
+            "with %r; a speech ends with a blank line: take out those within speeches, "
+            "and see that each begins with a name",
+            source,
+            100 * share,
+            nobodys.partition("\n")[0],
+        )
+    else:
+        _LOG.info("%s: %.1f %% of the text belongs to no speaker", source, 100 * share)
+
+
+def _num_characters(text: str) -> int:
+    """Return how many characters are not blank."""
+    return sum(map(len, text.split()))
+
+
+def _lines(play: str) -> Iterator[tuple[str | None, str]]:
+    """Yield each line with who says it, but for names, headings and blank lines."""
     speaker, has_spoken, is_below_gap = None, False, True
     forms: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
     for line in play.splitlines():
@@ -61,8 +94,8 @@ def _lines(play: str) -> Iterator[tuple[str, str]]:
         if is_heading or (has_spoken and not first):
             speaker = None
         is_below_gap = speaker is None and (is_heading or not first)
-        if speaker is not None and first:
-            has_spoken = True
+        if first and not is_heading:
+            has_spoken = speaker is not None
             yield speaker, first
 
 

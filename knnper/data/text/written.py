@@ -37,19 +37,22 @@ def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
     DataError
         If there is none, or it cannot be read.
     """
-    paths = _visible_texts(path) if path.is_dir() else [path]
-    if not paths or not path.exists():
-        what = "no file .txt in it" if path.exists() else "nothing there"
-        raise DataError(f"{path}: found {what}, expected {expected}")
     try:
+        paths = _visible_texts(path) if path.is_dir() else [path]
+        if not paths or not path.exists():
+            what = "no file .txt in it" if path.exists() else "nothing there"
+            raise DataError(f"{path}: found {what}, expected {expected}")
         return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
 def _visible_texts(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.txt"))
-    return [path for path in found if not path.name.startswith(".")]
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() == ".txt" and not path.name.startswith(".")
+    )
 
 
 def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
@@ -92,10 +95,10 @@ def plain_text(file: TextFile) -> str:
 
 
 def _texts_in(file: TextFile) -> Mapping[str, str]:
-    if file.path.suffix == ".json":
+    if file.path.suffix.lower() == ".json":
         said_by = _from_json(_decoded(file), file.path)
         return {name: plain(said) for name, said in said_by.items()}
-    found = speeches_of(plain_text(file))
+    found = speeches_of(plain_text(file), str(file.path))
     if not found:
         raise DataError(
             f"{file.path}: found no speech, expected lines that begin with who speaks, "
@@ -118,10 +121,20 @@ def _from_json(text: str, path: Path) -> Mapping[str, str]:
         found = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not what is expected: {error}") from error
-    is_object = isinstance(found, dict)
-    if not is_object or not all(isinstance(said, str) for said in found.values()):
-        raise DataError(f"{path}: found other JSON, expected {_PLAYS}")
-    return {str(name): said for name, said in found.items()}
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: found {_kind_of(found)}, expected {_PLAYS}")
+    for name, said in found.items():
+        if not isinstance(said, str):
+            raise DataError(
+                f"{path}: found {_kind_of(said)} under {name!r}, expected one text "
+                "for each speaker; join its parts"
+            )
+    return found
+
+
+def _kind_of(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "a truth value", str: "a text"}
+    return "null" if value is None else kinds.get(type(value), "a number")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

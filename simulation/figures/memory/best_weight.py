@@ -61,7 +61,7 @@ def _best_together(weights: Weights, points: Points) -> float:
 
 _OF_EACH: Mapping[str, Callable[[Weights, Points], float]] = {
     "chosen by the client": _chosen,
-    "best on its test images (the paper's)": _best_of_each,
+    "λ_opt, best on its test images (the paper's)": _best_of_each,
 }
 _LINES = {
     **_OF_EACH,

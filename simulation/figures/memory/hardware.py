@@ -15,7 +15,8 @@ from simulation.figures.memory.panel import Deal, Panel, Records
 from simulation.figures.memory.settings import MemorySettings
 from simulation.figures.remembering import size_at
 
-_GROUPS = ("weak", "strong", "all")
+_LABELS = {"weak": "weak", "strong": "strong", "all": "average"}
+"""Of each group of clients, the name of its line: the paper's."""
 
 
 def _measure(deal: Deal) -> PartRecord:
@@ -23,7 +24,7 @@ def _measure(deal: Deal) -> PartRecord:
     weak = [at_sizes(deal, partial(_weak_size, one)) for one in imbalances]
     strong = [at_sizes(deal, partial(_strong_size, one)) for one in imbalances]
     both = [_mean(*pair) for pair in zip(weak, strong, strict=True)]
-    return dict(zip(_GROUPS, (weak, strong, both), strict=True))
+    return dict(zip(_LABELS, (weak, strong, both), strict=True))
 
 
 def _strong_size(imbalance: float, num_known: int) -> int:
@@ -42,8 +43,8 @@ def _mean(weak: PartRecord, strong: PartRecord) -> PartRecord:
 def _curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
     (deals,) = records.values()
     return [
-        curve_of(group, settings.imbalances, [record[group] for record in deals])
-        for group in _GROUPS
+        curve_of(label, settings.imbalances, [record[group] for record in deals])
+        for group, label in _LABELS.items()
     ]
 
 

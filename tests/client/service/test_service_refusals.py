@@ -85,6 +85,14 @@ def test_an_image_that_is_huge_when_decoded_is_refused(client: httpx.Client) -> 
     refused(answer, 422, "9000x9000 pixels, expected at most 1000")
 
 
+def test_pixels_of_16_bits_are_refused_and_not_cut_off(client: httpx.Client) -> None:
+    deep = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(deep, "PNG")
+    headers = {"content-type": "image/png"}
+    answer = client.post("/predict", content=deep.getvalue(), headers=headers)
+    refused(answer, 422, "expected 8-bit; scale them to 0-255")
+
+
 @pytest.mark.parametrize("cut", [8, 40, 60])
 def test_a_damaged_image_is_refused(client: httpx.Client, cut: int) -> None:
     headers = {"content-type": "image/png"}

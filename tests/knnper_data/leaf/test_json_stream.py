@@ -132,3 +132,11 @@ def test_a_value_that_is_too_deep_is_refused() -> None:
     depth = 200_000
     with pytest.raises(DataError, match=r"this is no JSON .*recursion"):
         stream_of("[" * depth + "]" * depth).parsed()
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    stream = stream_of(b'\xef\xbb\xbf{"a": 1}')
+    assert members_of(stream) == {"a": 1}
+    stream.require_end()
+    with pytest.raises(DataError, match=r"at byte 3 expected '\{', found '\[1\]'"):
+        members_of(stream_of(b"\xef\xbb\xbf[1]"))

@@ -165,11 +165,25 @@ def test_shakespeare(tmp_path: Path) -> None:
     assert found.test.client_ids.tolist() == [0, 0, 0, 1]
 
 
+def test_roles_in_another_script(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(labels: str) -> Dataset:
+        data: UserData = {"ada": ([WINDOW] * len(labels), list(labels))}
+        write(tmp_path / "all_data" / "a.json", data)
+        return load_leaf_shakespeare(LeafTextSettings(root=str(tmp_path)))
+
+    with pytest.raises(DataError, match=r"60% of the characters are none .* 'д', 'ж';"):
+        read("джддtd tдж")
+    assert read("tdtdдtdtdt").train.labels.tolist()[4] == UNKNOWN
+    assert "10% of the characters are none of the 80" in caplog.text
+
+
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_stream, "_LEAST_CHUNK", 1 << 14)
-    monkeypatch.setattr(row_file, "_ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 8 * 28 * 28)
     greys = np.arange(40) * 6
 
     def peak(num_users: int) -> int:

@@ -50,8 +50,9 @@ def test_one_decoder_reads_many_users_and_goes_on_after_an_error() -> None:
     decode = image_decoder()
     for label in (1, 2):
         assert decode(value([WHITE], [label])).labels.tolist() == [label]
-        with pytest.raises(SamplesError):
-            decode(b"{")
+        for wrong in (b"{", value([WHITE], [None]), value([None], [1])):
+            with pytest.raises(SamplesError):
+                decode(wrong)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,13 @@ def test_one_decoder_reads_many_users_and_goes_on_after_an_error() -> None:
         (value([[-1, *WHITE[1:]]], [1]), "pixels go from -1 to 1"),
         (value([WHITE], [62]), "labels go from 62 to 62; expected 0 to 61"),
         (value([WHITE, WHITE], [-1, 0]), "labels go from -1 to 0"),
-        (value([WHITE], ["3"]), "not as expected"),
-        (value([["a"] * 784], [1]), "not as expected"),
+        (value([WHITE], ["3"]), 'as expected: in y found "3", expected whole numbers'),
+        (value([WHITE], [3.0]), "in y found 3.0, expected whole numbers"),
+        (value([WHITE], [True]), "in y found true, expected whole numbers"),
+        (value([WHITE], [None]), "in y found null, expected whole numbers"),
+        (value([["a"] * 784], [1]), 'in x found "a", expected lists of numbers'),
+        (value([WHITE, [*WHITE[1:], None]], [1]), "in x found null, expected lists"),
+        (value([None], [1]), "in x found null, expected lists of numbers"),
         (value(WHITE, [1]), "not as expected"),
         (value("text", [1]), "no list x"),
         (b'{"x": []}', "no list y"),
@@ -88,8 +94,9 @@ def test_images_that_are_none(text: bytes, message: str) -> None:
         (value([WINDOW, "a"], ["a", "b"]), "found 1 characters of a text; expected 80"),
         (value([WINDOW], ["ab"]), "found 2 characters of a label; expected 1"),
         (value([WINDOW], [""]), "found 0 characters of a label"),
-        (value([WINDOW], [7]), "not as expected"),
-        (value([["a"] * 80], ["a"]), "not as expected"),
+        (value([WINDOW], [7]), "in y found 7, expected texts"),
+        (value([["a"] * 80], ["a"]), "not as expected: in x"),
+        (value([None], ["a"]), "in x found null, expected texts"),
         (b'{"x": ["\xff"], "y": ["a"]}', "not as expected"),
     ],
 )

@@ -155,3 +155,23 @@ def test_names_that_no_store_takes(tmp_path: Path) -> None:
     put_image(tmp_path / "cat" / "a\udce9.png", 1)
     with pytest.raises(DataError, match=r"cannot be written as UTF-8, such as 'cat/a"):
         opened("image_folder", tmp_path, IMAGES, path=".")
+
+
+def test_pixels_of_16_bits(tmp_path: Path) -> None:
+    file = tmp_path / "cat" / "a.png"
+    file.parent.mkdir()
+    Image.fromarray(np.full((4, 4), 4000, dtype=np.uint16)).save(file)
+    with pytest.raises(DataError, match=r"a\.png: found 16-bit.*expected 8-bit"):
+        surveyed("image_folder", tmp_path, path=".")
+    put_image(tmp_path / "dog" / "b.png", 1)
+    data = surveyed("image_folder", tmp_path, IMAGES, path=".")
+    assert "found 16-bit" in data.unreadable["cat/a.png"]
+
+
+def test_a_first_image_too_large_to_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_image(tmp_path / "cat" / "a.png", 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
+    with pytest.raises(DataError, match=r"a\.png cannot be read as an image"):
+        surveyed("image_folder", tmp_path, path=".")

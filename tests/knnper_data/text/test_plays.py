@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from knnper.config.errors import DataError
 from knnper.config.sections import Choice, Settings
 from knnper.config.seeding import RandomKey
+from knnper.data.cache_entry import EntryWriter, Split
 from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.text import written
+from knnper.data.text import plays, written
 from knnper.data.text.alphabet import ALPHABET, encode
 from knnper.data.text.plays import PlaysSettings, load_plays
 from simulation.partition.natural import NaturalSettings
@@ -104,7 +105,7 @@ def test_another_reading_of_the_same_file_is_another_entry(
 ) -> None:
     Path("play.txt").write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
     before = load("play.txt")
-    monkeypatch.setattr(written, "speeches_of", lambda play: {"BEN": BEN})
+    monkeypatch.setattr(written, "speeches_of", lambda play, source: {"BEN": BEN})
     after = load("play.txt")
     assert len(after.train) < len(before.train)
 
@@ -121,8 +122,13 @@ def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
     [
         ("a.txt", b"Prose. No play.", "found no speech, expected lines that begin"),
         ("a.txt", b"ANNE. caf\xe9", "byte 9 is not UTF-8; convert the file"),
-        ("a.json", b'{"Anne": 3}', "found other JSON, expected a play as plain text"),
-        ("a.json", b"[1]", "found other JSON"),
+        ("a.json", b'{"Anne": 3}', "found a number under 'Anne', expected one text"),
+        ("a.json", b'{"A": "a", "B": ["a"]}', "found a list under 'B', .* join its"),
+        ("a.json", b'{"A": {"b": "c"}}', "found an object under 'A'"),
+        ("a.json", b'{"A": null}', "found null under 'A'"),
+        ("a.json", b'{"A": true}', "found a truth value under 'A'"),
+        ("a.json", b"[1]", "found a list, expected a play as plain text"),
+        ("a.json", b'"A"', "found a text, expected a play as plain text"),
         ("a.json", b'{"Anne": "a', "is not what is expected: Unterminated string"),
         ("a.json", b'{"A": "a", "A": "b"}', "'A' occurs more than once; put its texts"),
         ("a.json", b'{"Anne": "Too little."}', "with 20 characters, the longest .* 11"),
@@ -177,6 +183,51 @@ def test_hidden_files_of_a_folder_are_left_out() -> None:
         Path("plays", name).write_text(f"ANNE.\n{ANNE}\n")
     Path("plays", "._first.txt").write_bytes(b"\xff\x00")
     assert load("plays").train.client_ids is not None
+
+
+def test_endings_in_capitals() -> None:
+    Path("said.json").rename("SAID.JSON")
+    assert load("SAID.JSON").train.client_ids is not None
+    Path("plays").mkdir()
+    Path("plays", "FIRST.TXT").write_text(f"ANNE.\n{ANNE}\n")
+    assert load("plays").train.client_ids is not None
+
+
+def test_windows_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load(stride=1)
+    added = []
+    append = EntryWriter.append_of_client
+
+    def noted(self: EntryWriter, split: Split, images: Any, *rest: Any) -> None:
+        added.append(len(images))
+        append(self, split, images, *rest)
+
+    monkeypatch.setattr(EntryWriter, "append_of_client", noted)
+    monkeypatch.setattr(plays, "_WINDOWS_AT_ONCE", 7)
+    monkeypatch.setenv("KNNPER_CACHE", str(Path("another").absolute()))
+    parts = load(stride=1)
+    assert max(added) == 7
+    for one, other in ((whole.train, parts.train), (whole.test, parts.test)):
+        np.testing.assert_array_equal(one.images, other.images)
+        np.testing.assert_array_equal(one.labels, other.labels)
+        np.testing.assert_array_equal(one.client_ids, other.client_ids)
+
+
+def test_a_text_in_another_script_is_refused() -> None:
+    Path("said.json").write_text(json.dumps({"Anne": "быть или не быть " * 9}))
+    with pytest.raises(DataError, match=r"said\.json: 76% of the characters are none"):
+        load()
+
+
+def test_unknown_characters_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    Path("said.json").write_text(json.dumps({"Anne": ANNE + "#*#" * 5}))
+    load()
+    assert "10% of the characters are none of the 80 that are told" in caplog.text
+    assert "most often '#', '*'; all of them are one" in caplog.text
+    caplog.clear()
+    Path("said.json").write_text(json.dumps({"Anne": ANNE + "#"}))
+    load()
+    assert not caplog.records
 
 
 def test_what_is_left_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:

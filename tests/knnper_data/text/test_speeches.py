@@ -70,3 +70,19 @@ def test_names_count_below_a_heading() -> None:
         "HAM": "Ha.",
         "LO": "Hm.",
     }
+
+
+def test_what_nobody_says_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    play = "ACT I\n[Enter.]\nGHOST.\nMark me,\nmy son.\n\n"
+    speeches_of(play + "And more.", "a.txt")
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    # 8 characters of 8 + 7 + 6.
+    assert "a.txt: 38 % of the text belongs to no speaker" in warning.message
+    assert "beginning with 'And more.'" in warning.message
+    caplog.clear()
+    speeches_of(play * 9 + "So.", "a.txt")
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "a.txt: 2.5 % of the text belongs to no speaker" in record.message

@@ -95,6 +95,8 @@ def test_memory_is_dealt_unevenly_but_stays_the_same_in_all(deal: Deal) -> None:
     assert [point["num_stored"] for point in record["weak"]] == [32, 16, 0]
     assert record["weak"][2]["accuracy"] == global_accuracy(deal)
     assert record["strong"][2] == at_capacity(deal, 1.0)
+    curves = PANELS["hardware"].curves({0.3: [record]}, deal.settings)
+    assert [curve.label for curve in curves] == ["weak", "strong", "average"]
     ends = [record[group][2]["accuracy"] for group in ("weak", "strong", "all")]
     assert ends[2] == pytest.approx((ends[0] + ends[1]) / 2)
 
@@ -133,6 +135,7 @@ def test_the_best_weight_by_size() -> None:
     records = {0.3: [first, second]}
     panel = PANELS["best-weight"]
     chosen, best, together = panel.curves(records, settings)
+    assert best.label.startswith("λ_opt")
     assert chosen.x == best.x == together.x == (4, 8)
     assert chosen.mean == ((0.75 + 0.0) / 2, 1.0)
     # λ = 0 and 1 in the first deal, 0.5 in the second.

@@ -19,7 +19,10 @@ from simulation.sweep.choosing import best_points, chosen_sweep
 from simulation.sweep.figures import COLUMNS, PointFigures
 from simulation.sweep.plan import Sweep, read_sweep
 from simulation.sweep.plot import plot_of
+from simulation.sweep.running import Outcome
 from simulation.sweep.table import as_cells, as_csv, csv_text
+from simulation.sweep.terms import TERMS
+from simulation.sweep.writing import write_sweep
 from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, read
 
 RATE = "training.learning_rate"
@@ -63,8 +66,17 @@ class TestTable:
 
     def test_the_header_names_what_is_varied(self, tmp_path: Path) -> None:
         header, one = as_cells(rows([0.5]), read(tmp_path).settings)
-        assert header[:4] == [NEIGHBORS, "accuracy", "sd", "95 % interval"]
+        assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
         assert one[:3] == ["1", "50.0", "-"]
+
+    def test_a_setting_without_a_word_keeps_its_key(self, tmp_path: Path) -> None:
+        key = "model.embedding_dim"
+        sweep = read(tmp_path, vary={key: [4]})
+        header, _ = as_cells([row({key: 4}, {})], sweep.settings)
+        assert header[0] == key
+
+    def test_no_two_settings_have_one_word(self) -> None:
+        assert len(set(TERMS.values())) == len(TERMS)
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         text = as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
@@ -109,10 +121,17 @@ class TestPlot:
         half = T2 * 0.1 / 3**0.5
         (_, low), (_, high) = segments.get_segments()[0]
         assert (low, high) == pytest.approx((0.6 - half, 0.6 + half))
-        assert axes.get_xlabel() == NEIGHBORS
+        assert axes.get_xlabel() == "k"
         assert axes.get_ylabel() == "accuracy, seen clients"
         assert axes.get_xscale() == "linear"
         assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5"]
+
+    def test_the_title_names_the_axis(self, tmp_path: Path) -> None:
+        sweep = read(tmp_path, x=NEIGHBORS)
+        outcomes = [Outcome(point, {}, {}) for point in sweep.points]
+        shown = write_sweep(sweep, outcomes, rows([0.5], [0.6]), tmp_path)
+        (chart,) = shown.charts
+        assert chart.title.startswith("Accuracy of seen clients by k;")
 
     def test_values_too_close_to_be_named_are_not(self, tmp_path: Path) -> None:
         values = [1, 2, 90]
@@ -142,6 +161,7 @@ class TestPlot:
         ]
         axes = self.axes(sweep, found)
         (legend,) = axes.figure.legends
+        assert legend.get_title().get_text() == "variant,\nlearning rate"
         assert [text.get_text() for text in legend.get_texts()] == ["A, 0.1", "B, 0.1"]
         assert axes.get_xscale() == "log"
 
