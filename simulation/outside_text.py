@@ -18,9 +18,14 @@ def chart_text(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
+def markdown_text(text: str) -> str:
+    """Return a text as a part of a line of Markdown, in which it is no HTML."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
 def markdown_cell(text: str) -> str:
     """Return a text as a cell of a Markdown table."""
-    return one_line(text).replace("|", r"\|")
+    return markdown_text(text).replace("|", r"\|")
 
 
 def _is_no_text(character: str) -> bool:

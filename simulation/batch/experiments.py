@@ -7,6 +7,7 @@ from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment
 from simulation.catalogue import experiment_catalogue
+from simulation.partition.settings import PartitionSettings
 
 
 def batch_experiment(
@@ -34,3 +35,24 @@ def batch_experiment(
         )
         raise ConfigError([Problem("run.threads_per_worker", message)])
     return experiment
+
+
+def require_validation_data(experiment: Experiment) -> None:
+    """Do nothing unless an experiment is to be tested on validation data it has not.
+
+    Found only after training, nobody would have a result.
+
+    Raises
+    ------
+    ConfigError
+        If it holds nothing out, and is tested on what is held out.
+    """
+    partition = experiment.partition.settings
+    if not isinstance(partition, PartitionSettings):
+        return
+    if partition.evaluate_on == "validation" and partition.validation_fraction == 0:
+        message = (
+            "found 0, expected more: settings are chosen on validation data; set it, "
+            "as in partition.validation_fraction=0.2, or choose nothing"
+        )
+        raise ConfigError([Problem("partition.validation_fraction", message)])

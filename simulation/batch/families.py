@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from knnper.config.document import from_json, results_identity
 from knnper.config.sections import Experiment
+from simulation.batch.folder import RUNS
 from simulation.batch.inputs import (
     INPUTS,
     Inputs,
@@ -37,7 +38,7 @@ def key_of(experiment: Experiment) -> str:
 
 def folder_of(experiment: Experiment, folder: Path) -> Path:
     """Return where in the folder of a batch an experiment's run is."""
-    return folder / "runs" / key_of(experiment)
+    return folder / RUNS / key_of(experiment)
 
 
 def by_seed(

@@ -4,7 +4,7 @@ Every run has a folder named by what it is. A comparison that was interrupted, o
 file grew, makes only what is missing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from simulation.batch.families import (
     is_made,
     require_same_inputs,
 )
-from simulation.batch.folder import led
-from simulation.batch.playing import Family, why_failed
+from simulation.batch.folder import Identity, batch_folder
+from simulation.batch.playing import Family, is_done, why_failed
 from simulation.batch.workers import play_side_by_side
 from simulation.comparison.plan import Candidate, Comparison, Row
 
@@ -103,23 +103,22 @@ def compare(
 
     Raises
     ------
+    FolderTakenError
+        If the folder is a file, or holds another batch or something else.
     RunError
-        If the folder is a file, another process is at work in it, runs in it were made
-        from other data, all candidates of a row fail, or the reference row fails when
-        it is tested.
+        If another process is at work in it, runs in it were made from other data, all
+        candidates of a row fail, or the reference row fails when it is tested.
     """
 
     def make(experiments: Sequence[Experiment]) -> None:
-        families = families_of(experiments, folder, command)
-        missing = _missing(families)
-        # What is found may be found twice: rows can have a run in common.
-        num_missing = sum(len(family.orders) for family in missing)
-        advance(len(experiments) - num_missing, False)
-        for size in play_side_by_side(missing, num_workers):
-            if size > 0:
-                advance(size, True)
+        missing = _missing(families_of(experiments, folder, command))
+        unfinished = _Unfinished(folder_of(one, folder) for one in experiments)
+        advance(unfinished.newly_done(), False)
+        for _ in play_side_by_side(missing, num_workers):
+            if newly_done := unfinished.newly_done():
+                advance(newly_done, True)
 
-    with led(folder):
+    with batch_folder(folder, Identity("comparison", comparison.name)):
         return _compare(comparison, folder, make)
 
 
@@ -139,6 +138,22 @@ def _compare(
     return [
         _outcome(row, *chosen[row.name], comparison, folder) for row in comparison.rows
     ]
+
+
+class _Unfinished:
+    """Counts the runs that are done by looking at their folders.
+
+    Rows can have a run in common, which then counts for each.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = list(folders)
+
+    def newly_done(self) -> int:
+        """Return how many more there are than the last time."""
+        before = len(self._folders)
+        self._folders = [one for one in self._folders if not is_done(one)]
+        return before - len(self._folders)
 
 
 def _is_tuned(row: Row) -> bool:

@@ -12,7 +12,8 @@ from knnper.config.overrides import with_overrides
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.yaml_text import read_yaml
-from simulation.batch.experiments import batch_experiment
+from simulation.batch.checks import title_problems
+from simulation.batch.experiments import batch_experiment, require_validation_data
 from simulation.comparison.settings import (
     ComparisonSettings,
     RowSettings,
@@ -104,6 +105,8 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     if problems:
         raise ConfigError(problems, source)
     rows = tuple(_row(settings, name, overrides, problems) for name in settings.rows)
+    titles = {row.name: row.title for row in rows if row.candidates}
+    problems.extend(title_problems("rows", titles))
     if problems:
         raise ConfigError(problems, source)
     return Comparison(settings.name, settings.seeds, settings.reference, rows)
@@ -159,10 +162,14 @@ def _row(
 ) -> Row:
     row, grid = settings.rows[name], settings.grid_of(name)
     candidates = []
-    for chosen in itertools.product(*grid.values()):
+    combinations = list(itertools.product(*grid.values()))
+    for chosen in combinations:
         values = dict(zip(grid, chosen, strict=True))
         try:
-            candidates.append(_candidate(settings, name, values, overrides))
+            candidate = _candidate(settings, name, values, overrides)
+            if len(combinations) > 1:  # one alone is not tuned
+                require_validation_data(candidate.tuning)
+            candidates.append(candidate)
         except ConfigError as error:
             problems.extend(
                 Problem(f"rows.{name}: {one.place}", one.message)

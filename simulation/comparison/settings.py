@@ -7,16 +7,22 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from knnper.config.errors import Problem
-from knnper.config.names import is_name
-from knnper.config.overrides import parse_overrides
 from knnper.config.ranges import NonNegativeInt
 from knnper.config.sections import Settings
+from simulation.batch.checks import (
+    as_part_of,
+    changes_of,
+    clashes,
+    inside_each_other,
+    keys_set,
+    keys_set_by_any,
+    name_problems,
+    own_problems,
+    seed_problems,
+)
 
 Section = dict[str, Any]
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
-
-ITS_OWN = ("run.seed", "run.engine", "partition.evaluate_on")
-"""What the comparison itself sets."""
 
 
 @dataclass(frozen=True)
@@ -108,40 +114,36 @@ def problems_of(
     settings: ComparisonSettings, overrides: Sequence[str]
 ) -> Iterable[Problem]:
     """Yield what does not go together, before any experiment is looked at."""
-    if not is_name(settings.name):
-        message = f"found {settings.name!r}, expected letters, digits, '.', '_' and '-'"
-        yield Problem("name", message)
+    rows = ((f"rows.{name}", name) for name in settings.rows)
+    yield from name_problems([("name", settings.name), *rows])
+    yield from seed_problems(settings.seeds)
     if settings.reference not in settings.rows:
         known = ", ".join(settings.rows)
         message = f"found {settings.reference!r}, expected the name of a row: {known}"
         yield Problem("reference", message)
-    for name in settings.rows:
-        if not is_name(name):
-            message = "expected letters, digits, '.', '_' and '-'"
-            yield Problem(f"rows.{name}", message)
-    tuned = {key for name in settings.rows for key in settings.grid_of(name)}
-    yield from _key_problems(tuned, set(settings.tuning_set), overrides)
-    if tuned and settings.base.partition.get("validation_fraction") == 0:
-        message = (
-            "found 0, expected more: rows with a grid choose on validation data; set "
-            "it, or take the grids out"
-        )
-        yield Problem("base.partition.validation_fraction", message)
+    yield from _key_problems(settings, overrides)
 
 
 def _key_problems(
-    tuned: set[str], tuned_with: set[str], overrides: Sequence[str]
+    settings: ComparisonSettings, overrides: Sequence[str]
 ) -> Iterable[Problem]:
     malformed: list[Problem] = []
-    changed = {".".join(one.path) for one in parse_overrides(overrides, malformed)}
+    changed = changes_of(overrides, malformed)
     yield from malformed
-    for key in sorted(tuned & changed):
-        message = "is in a grid: an override would make its candidates equal"
-        yield Problem(f"override {key}", message)
-    for key in sorted(tuned & tuned_with):
-        message = "is in a grid: its candidates would be tried with one value"
-        yield Problem(f"tuning_set {key}", message)
-    places = (("grid", tuned), ("tuning_set", tuned_with), ("override", changed))
-    for place, keys in places:
-        for key in sorted(keys & set(ITS_OWN)):
-            yield Problem(f"{place} {key}", "the comparison itself sets this")
+    grids = {name: settings.grid_of(name) for name in settings.rows}
+    tuned = {key for grid in grids.values() for key in grid}
+    # Both are made after the grid's: a section as a whole would replace its values.
+    for key, other in clashes(changed, tuned):
+        message = f"is in a grid{as_part_of(key, other)}: an override would make its"
+        yield Problem(f"override {key}", f"{message} candidates equal, or be lost")
+    for key, other in clashes(settings.tuning_set, tuned):
+        message = f"is in a grid{as_part_of(key, other)}: its candidates would be tried"
+        yield Problem(f"tuning_set {key}", f"{message} with one value")
+    for name, grid in grids.items():
+        yield from inside_each_other(f"rows.{name}: grid", grid)
+    places = {
+        "grid": {key for grid in grids.values() for key in keys_set_by_any(grid)},
+        "tuning_set": keys_set(settings.tuning_set),
+        "override": keys_set(changed),
+    }
+    yield from own_problems("comparison", places)

@@ -3,37 +3,22 @@
 import csv
 import io
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from knnper.config.errors import RunError
 from server.run_folder import RunFolder
 from simulation.comparison.comparing import Outcome
+from simulation.intervals import Estimate, estimate
 
 GROUPS = ("seen", "unseen")
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure over the seeds; fractions of 1.
-
-    Attributes
-    ----------
-    mean
-        Of the seeds that have it; None if none has.
-    std
-        Standard deviation of a sample, over the seeds; None of fewer than two.
-    """
-
-    mean: float | None
-    std: float | None
-
-
-@dataclass(frozen=True)
 class GroupFigures:
-    """How a row did on one group of clients.
+    """How a row did on one group of clients, over the seeds; fractions of 1.
 
     Attributes
     ----------
@@ -45,9 +30,9 @@ class GroupFigures:
         of the same seed.
     """
 
-    average: Figure
-    bottom_decile: Figure
-    fraction_hurt: Figure
+    average: Estimate
+    bottom_decile: Estimate
+    fraction_hurt: Estimate
 
 
 @dataclass(frozen=True)
@@ -80,6 +65,15 @@ class TableRow:
     num_failed: int
 
 
+@dataclass(frozen=True)
+class _Client:
+    """A client of a run, and the accuracy of its model if it has test examples."""
+
+    name: str
+    seen: bool
+    accuracy: float | None
+
+
 def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
     """Return a row for each outcome, in their order.
 
@@ -89,6 +83,11 @@ def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
         Tuned and tested rows.
     reference
         The name of the one that hurt clients are counted against.
+
+    Raises
+    ------
+    RunError
+        If the file of a run's clients is missing or damaged.
     """
     (runs,) = [one.runs for one in outcomes if one.row.name == reference]
     base = {seed: _accuracies(path) for seed, path in runs.items()}
@@ -104,9 +103,9 @@ def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float | None]]) -> Ta
     def group(name: str) -> GroupFigures:
         documents = [one[name] for one in results.values()]
         return GroupFigures(
-            _figure(one["accuracy_weighted"] for one in documents),
-            _figure(one["accuracy_bottom_decile"] for one in documents),
-            _figure(one[name] for one in hurt.values()),
+            estimate(one["accuracy_weighted"] for one in documents),
+            estimate(one["accuracy_bottom_decile"] for one in documents),
+            estimate(one[name] for one in hurt.values()),
         )
 
     scores = {id(one.candidate): one.score for one in outcome.tried}
@@ -117,7 +116,7 @@ def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float | None]]) -> Ta
         unseen=group("unseen"),
         chosen=outcome.chosen.values,
         validation=scores.get(id(outcome.chosen)),
-        seconds=_mean_of(map(_seconds, results.values())),
+        seconds=estimate(map(_seconds, results.values())).mean,
         num_failed=len(outcome.failures),
     )
 
@@ -127,13 +126,31 @@ def _seconds(results: Mapping[str, Any]) -> float:
     return float(training["seconds"] + training["personalization_seconds"])
 
 
-def _clients(path: Path) -> list[dict[str, str]]:
-    with (path / "clients.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def _clients(path: Path) -> list[_Client]:
+    """Return the clients of a finished run.
+
+    Raises
+    ------
+    RunError
+        If their file is missing or damaged.
+    """
+    file = path / "clients.csv"
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return [_client(row) for row in csv.DictReader(lines)]
+    except (OSError, KeyError, ValueError) as error:
+        raise RunError(
+            f"{file} is missing or damaged, expected the clients of a finished run: "
+            f"{error}. Delete {path}, and the same command makes the run anew"
+        ) from error
+
+
+def _client(row: Mapping[str, str]) -> _Client:
+    return _Client(row["client"], row["seen"] == "true", _number(row["accuracy"]))
 
 
 def _accuracies(path: Path) -> dict[str, float | None]:
-    return {row["client"]: _number(row["accuracy"]) for row in _clients(path)}
+    return {client.name: client.accuracy for client in _clients(path)}
 
 
 def _number(text: str) -> float | None:
@@ -141,26 +158,15 @@ def _number(text: str) -> float | None:
 
 
 def _hurt(
-    rows: Iterable[Mapping[str, str]], base: Mapping[str, float | None]
+    clients: Iterable[_Client], base: Mapping[str, float | None]
 ) -> dict[str, float | None]:
     """Return the share of the clients of each group that do worse than in ``base``."""
     worse: dict[str, list[bool]] = {group: [] for group in GROUPS}
-    for row in rows:
-        ours, theirs = _number(row["accuracy"]), base[row["client"]]
+    for client in clients:
+        ours, theirs = client.accuracy, base[client.name]
         if ours is not None and theirs is not None:
-            worse["seen" if row["seen"] == "true" else "unseen"].append(ours < theirs)
-    return {group: _mean_of(map(float, found)) for group, found in worse.items()}
-
-
-def _figure(values: Iterable[float | None]) -> Figure:
-    found = [value for value in values if value is not None]
-    std = statistics.stdev(found) if len(found) > 1 else None
-    return Figure(_mean_of(found), std)
-
-
-def _mean_of(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
+            worse["seen" if client.seen else "unseen"].append(ours < theirs)
+    return {group: estimate(map(float, found)).mean for group, found in worse.items()}
 
 
 HEADER = (
@@ -173,6 +179,17 @@ HEADER = (
     "hurt",
     "s a run",
 )
+
+
+def spread_remark(rows: Sequence[TableRow], num_seeds: int) -> str | None:
+    """Return what stands after ± in the table; None where it stands nowhere."""
+    figures = [row.seen.average for row in rows] + [row.unseen.average for row in rows]
+    if all(figure.std is None for figure in figures):
+        return None
+    return (
+        f"In the comparison's table ± is the standard deviation over {num_seeds} "
+        "seeds; table.csv has half of the 95 % intervals too"
+    )
 
 
 def as_cells(rows: Sequence[TableRow]) -> list[list[str]]:
@@ -191,7 +208,7 @@ def _cells(row: TableRow) -> list[str]:
     return [row.title + failed, *map(_percent, figures), seconds]
 
 
-def _percent(figure: Figure) -> str:
+def _percent(figure: Estimate) -> str:
     if figure.mean is None:
         return "-"
     mean = f"{100 * figure.mean:.1f}"
@@ -199,7 +216,11 @@ def _percent(figure: Figure) -> str:
 
 
 def as_csv(rows: Sequence[TableRow]) -> str:
-    """Return every figure, a column each, fractions of 1; empty where there is none."""
+    """Return every figure, a column each, fractions of 1; empty where there is none.
+
+    A column ``NAME_std`` has the standard deviation over the seeds, and one
+    ``NAME_half_width`` half of the 95 % interval.
+    """
     text = io.StringIO()
     documents = [_flat(row) for row in rows]
     writer = csv.DictWriter(text, list(documents[0]), lineterminator="\n")
@@ -214,6 +235,7 @@ def _flat(row: TableRow) -> dict[str, Any]:
         for name, figure in asdict(getattr(row, group)).items():
             flat[f"{group}_{name}"] = figure["mean"]
             flat[f"{group}_{name}_std"] = figure["std"]
+            flat[f"{group}_{name}_half_width"] = figure["half_width"]
     flat["validation"] = row.validation
     flat["chosen"] = json.dumps(dict(row.chosen))
     flat["seconds"] = row.seconds

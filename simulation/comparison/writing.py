@@ -6,10 +6,11 @@ from pathlib import Path
 from knnper.durable_files import write_atomically
 from simulation.batch.code import older_code
 from simulation.batch.families import failure_remark, folder_of
+from simulation.batch.folder import TABLE
 from simulation.batch.playing import FAILED
 from simulation.comparison.comparing import Outcome, folders_of
 from simulation.comparison.plan import Comparison
-from simulation.comparison.table import TableRow, as_cells, as_csv
+from simulation.comparison.table import TableRow, as_cells, as_csv, spread_remark
 from simulation.showing import Shown, Table
 
 
@@ -33,11 +34,14 @@ def write_comparison(
         Holds the runs.
     """
     table = Table.of_cells(comparison.name, as_cells(rows))
-    write_atomically(folder / "table.md", table.as_markdown())
+    spread = spread_remark(rows, len(comparison.seeds))
+    told = [] if spread is None else [spread]
+    below = "".join(f"\n{line}\n" for line in told)
+    write_atomically(folder / TABLE, table.as_markdown() + below)
     write_atomically(folder / "table.csv", as_csv(rows))
     older = older_code(folders_of(outcomes, folder), folder)
     failures = (*_not_chosen(outcomes), *_failures(outcomes, folder))
-    return Shown((table,), remarks=(*failures, *older))
+    return Shown((table,), remarks=(*told, *failures, *older))
 
 
 def _not_chosen(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from server.run_folder import RunFolder
 from server.run_marks import LOCK
 from simulation.batch.code import code_fingerprint
 from simulation.batch.inputs import content_digest, inputs_of, split_of
+from simulation.figures.lettering import boxes_told
 from simulation.trained_model import TrainedModel
 
 PartRecord = Mapping[str, Any]
@@ -182,6 +183,7 @@ class FigureFolder:
         writer.writerows(rows)
         write_atomically(self.path / name, text.getvalue())
 
+    @boxes_told()
     def write_pictures(self, name: str, figure: Figure) -> None:
         """Write ``name``.png, ``name``.svg and ``name``.pdf."""
         # Without a date and with named parts, the same figure is the same file.

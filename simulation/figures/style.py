@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from simulation.figures.lettering import boxes_told, font_families
 from simulation.figures.palette import FAINT, INK, SERIES, SOFT
 
 P = ParamSpec("P")
@@ -20,6 +21,7 @@ P = ParamSpec("P")
 def _figure_style() -> Iterator[None]:
     with rc_context(
         {
+            "font.family": font_families(),
             "axes.prop_cycle": cycler(color=[color.light for color in SERIES]),
             "text.color": INK.light,
             "axes.labelcolor": INK.light,
@@ -43,7 +45,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with _figure_style():
+        with _figure_style(), boxes_told():
             figure = draw(*args, **kwargs)
             # Ticks are made when they are needed, and take their colours then.
             figure.draw_without_rendering()

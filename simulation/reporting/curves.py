@@ -37,7 +37,7 @@ class Curve:
     labels
         Of the setups that share it: they trained the same.
     rounds
-        Those of which every seed has the figure.
+        Those of which every seed with any rounds has the figure.
     by_seed
         Its values, one sequence a seed.
     """
@@ -86,8 +86,10 @@ def draw_curves(setups: Sequence[Setup], colors: Mapping[str, Color]) -> Picture
 
 
 def _curve(setup: Setup, figure: str) -> Curve | None:
-    seeds = [_by_round(run.folder.rounds(), figure) for run in setup.runs]
-    rounds = sorted(set.intersection(*map(set, seeds)))
+    # A run without its file is told of; the others' curves are no worse for that.
+    records = [found for run in setup.runs if (found := run.folder.rounds())]
+    seeds = [_by_round(one, figure) for one in records]
+    rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
     by_seed = tuple(tuple(seed[one] for one in rounds) for seed in seeds)
     return Curve((setup.label,), tuple(rounds), by_seed) if rounds else None
 

@@ -12,6 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from simulation.figures.lettering import boxes_told, font_families
 from simulation.figures.palette import FAINT, INK, SOFT, Color
 from simulation.outside_text import chart_text, one_line
 
@@ -43,6 +44,7 @@ class Picture:
     alternative: str
 
 
+@boxes_told()
 def settle(picture: Picture) -> None:
     """Lay a chart out for good: it is then the same wherever it is written."""
     picture.figure.draw_without_rendering()
@@ -54,6 +56,7 @@ def report_style() -> Iterator[None]:
     """Draw as a report does, inside the block."""
     with rc_context(
         {
+            "font.family": font_families(),
             "font.size": 9,
             "axes.titlesize": 9,
             "axes.titlelocation": "left",

@@ -7,6 +7,7 @@ from matplotlib import rc_context
 
 from knnper.config.errors import RunError
 from knnper.durable_files import write_atomically
+from simulation.figures.lettering import boxes_told
 from simulation.reporting.sections import Section
 
 FORMATS: Mapping[str, dict[str, None]] = {
@@ -31,6 +32,7 @@ def write_text(path: Path, text: str) -> None:
         raise RunError(f"{path} cannot be written: {error}") from error
 
 
+@boxes_told()
 def write_figures(sections: Iterable[Section], folder: Path) -> list[Path]:
     """Write each chart as NAME.svg and NAME.pdf; return the files.
 

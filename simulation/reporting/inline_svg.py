@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from matplotlib import rc_context
 
+from simulation.figures.lettering import boxes_told
 from simulation.figures.palette import FAINT, INK, SERIES, SOFT, Color
 from simulation.outside_text import one_line
 from simulation.reporting.drawing import Picture
@@ -27,6 +28,7 @@ _SHADES = {
 _SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
 
 
+@boxes_told()
 def as_svg(picture: Picture, name: str) -> str:
     """Return a chart as an ``svg`` element for the inside of an HTML page.
 

@@ -15,7 +15,9 @@ _ROW_HEIGHT = 0.26  # inches
 _FRAME_HEIGHT = 0.9
 
 
-def draw_averages(rows: Sequence[Row], colors: Mapping[str, Color]) -> Picture | None:
+def draw_averages(
+    rows: Sequence[Row], colors: Mapping[str, Color], split: str
+) -> Picture | None:
     """Draw the average of every row, a panel a group; None without rows.
 
     Parameters
@@ -24,6 +26,8 @@ def draw_averages(rows: Sequence[Row], colors: Mapping[str, Color]) -> Picture |
         Of the table.
     colors
         By label, of all but the unpersonalised models.
+    split
+        What the clients were tested on, see `split_of`.
     """
     if not rows:
         return None
@@ -38,13 +42,13 @@ def draw_averages(rows: Sequence[Row], colors: Mapping[str, Color]) -> Picture |
             color = SOFT if row.is_reference else colors[row.label]
             _draw(axes, models.index(_model(row)), row, color)
         axes.set_title(f"{group} clients")
-        axes.set_xlabel("average test accuracy (%)")
+        axes.set_xlabel(f"average {split} accuracy (%)")
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.16)
     names = [chart_text(label) for label, _ in models]
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
-    return Picture(figure, _alternative(rows))
+    return Picture(figure, _alternative(rows, split))
 
 
 def _model(row: Row) -> tuple[str, bool]:
@@ -70,8 +74,8 @@ def _draw(axes: Axes, height: int, row: Row, color: Color) -> None:
     )
 
 
-def _alternative(rows: Sequence[Row]) -> str:
+def _alternative(rows: Sequence[Row], split: str) -> str:
     told = (
         f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
     )
-    return f"Average test accuracy: {'; '.join(told)}."
+    return f"Average {split} accuracy: {'; '.join(told)}."

@@ -1,8 +1,8 @@
-"""Where the runs come from, how to repeat them, and whether they can be compared."""
+"""Where the runs come from, and how to repeat them."""
 
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,28 +45,33 @@ class Repetition:
         The setup's.
     origins
         One a run.
+    file
+        A file name for ``experiment`` that no other setup of the report has.
     commands
-        Make each run anew from the file ``experiment.yaml``.
+        Make each run anew from that file, each in a folder of its own.
     experiment
-        Content of that file; empty where the runs do not tell.
+        All settings, as the content of the file; empty where the runs do not tell.
     """
 
     label: str
     origins: tuple[Origin, ...]
+    file: str
     commands: tuple[str, ...]
     experiment: str
 
 
-def repetition_of(setup: Setup) -> Repetition:
-    """Return how the runs of a setup were made."""
+def repetition_of(setup: Setup, number: int) -> Repetition:
+    """Return how the runs of a setup, the ``number``-th of a report, were made."""
+    file = f"experiment-{number}.yaml"
     seeds = [run.seed for run in setup.runs if run.seed is not None]
     experiment = setup.runs[0].experiment
     return Repetition(
         label=setup.label,
         origins=tuple(_origin(run) for run in setup.runs),
+        file=file,
         commands=tuple(
-            f"knnper simulate experiment.yaml --set run.seed={seed} "
-            f"--output runs/again-{seed}"
+            f"knnper simulate {file} --set run.seed={seed} "
+            f"--output runs/again-{number}-seed-{seed}"
             for seed in seeds
         ),
         experiment=dump_yaml(experiment) if experiment else "",
@@ -79,37 +84,6 @@ def environments(runs: Sequence[Run]) -> list[str]:
     if len(counts) == 1:
         return list(counts)
     return [f"{text} ({count} of the runs)" for text, count in counts.items()]
-
-
-def comparability(setups: Sequence[Setup]) -> Iterator[str]:
-    """Yield sentences on what makes the setups hard to compare."""
-    if len({tuple(run.seed for run in setup.runs) for setup in setups}) > 1:
-        yield (
-            "Not all setups have the same seeds; their means are over different splits "
-            "of the data."
-        )
-    splits: dict[int | None, set[str]] = defaultdict(set)
-    for run in (run for setup in setups for run in setup.runs):
-        splits[run.seed].add(str(run.manifest.get("partition_hash")))
-    if any(len(hashes) > 1 for hashes in splits.values()):
-        yield (
-            "Runs with the same seed have different splits of the data: compare their "
-            "averages with care, and their clients not at all."
-        )
-    for setup in setups:
-        yield from _missing_clients(setup)
-
-
-def _missing_clients(setup: Setup) -> Iterator[str]:
-    for run in setup.runs:
-        hand_over = run.results.get("hand_over", {})
-        num_withheld = len(hand_over.get("withheld", ()))
-        num_away = len(hand_over.get("away", ()))
-        if num_withheld or num_away:
-            yield (
-                f"{run.name}: {num_withheld} clients keep their figures to themselves, "
-                f"{num_away} did not have the model yet; they are in no figure."
-            )
 
 
 def _origin(run: Run) -> Origin:

@@ -76,13 +76,14 @@ class Panel:
     label, group
         Whose.
     own, reference
-        Of the personalised models, and of the unpersonalised one.
+        Of the personalised models, and of the unpersonalised one; None where that
+        means nothing.
     """
 
     label: str
     group: str
     own: Reliability
-    reference: Reliability
+    reference: Reliability | None
 
 
 def panels_of(setups: Sequence[Setup]) -> list[Panel]:
@@ -105,7 +106,8 @@ def draw_reliability(
     figure, axes_of = small_multiples(len(found), per_row)
     for axes, panel in zip(axes_of, found, strict=True):
         draw_diagonal(axes)
-        _draw(axes, panel.reference, SOFT, "s")
+        if panel.reference is not None:
+            _draw(axes, panel.reference, SOFT, "s")
         if panel.own != panel.reference:
             _draw(axes, panel.own, colors[panel.label], "o")
         write_title(axes, panel.label, f"{panel.group}, {_errors(panel)}")
@@ -133,7 +135,9 @@ def _panels(setup: Setup) -> list[Panel]:
             setup.label,
             group,
             own=Reliability.of([result.personal for result in results]),
-            reference=Reliability.of([result.reference for result in results]),
+            reference=Reliability.of([result.reference for result in results])
+            if setup.has_reference
+            else None,
         )
         for group, results in groups.items()
         if results
@@ -168,7 +172,7 @@ def _draw(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
 
 
 def _errors(panel: Panel) -> str:
-    own, reference = panel.own.calibration_error, panel.reference.calibration_error
-    if panel.own == panel.reference:
-        return f"error {100 * own:.1f} %"
-    return f"error {100 * own:.1f} %, global {100 * reference:.1f} %"
+    own = f"error {100 * panel.own.calibration_error:.1f} %"
+    if panel.reference is None or panel.own == panel.reference:
+        return own
+    return f"{own}, global {100 * panel.reference.calibration_error:.1f} %"

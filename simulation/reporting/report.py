@@ -1,12 +1,13 @@
 """All that a report says, before it is a page, a text or files."""
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulation.reporting.comparability import comparability, missing_files
 from simulation.reporting.provenance import (
     Repetition,
-    comparability,
     environments,
     repetition_of,
 )
@@ -18,6 +19,7 @@ from simulation.reporting.setups import (
     departures,
     in_common,
     setups_of,
+    split_of,
 )
 from simulation.reporting.table import Row, table_of
 
@@ -49,6 +51,8 @@ class Report:
     ----------
     title
         Names the experiments.
+    split
+        Which split the clients were tested on, see `split_of`.
     findings
         The table.
     sections
@@ -60,6 +64,7 @@ class Report:
     """
 
     title: str
+    split: str
     findings: Findings
     sections: tuple[Section, ...]
     departures: Departures
@@ -94,12 +99,14 @@ def report_of(findings: Findings) -> Report:
     firsts = [setup.runs[0] for setup in setups]
     runs = [run for setup in setups for run in setup.runs]
     names = dict.fromkeys(str(run.experiment.get("name", run.name)) for run in runs)
+    remarks = (*findings.remarks, *missing_files(setups))
     return Report(
         title=", ".join(names),
-        findings=findings,
+        split=split_of(setups),
+        findings=replace(findings, remarks=remarks),
         sections=tuple(draw_sections(setups, findings.rows)),
         departures=departures(firsts),
         common=in_common(firsts),
-        repetitions=tuple(map(repetition_of, setups)),
+        repetitions=tuple(map(repetition_of, setups, itertools.count(1))),
         environments=tuple(environments(runs)),
     )

@@ -20,6 +20,8 @@ from strategies.core.method import AS_IT_IS
 from strategies.experiments import title_of
 
 GROUPS = ("seen", "unseen")
+VALIDATION = "validation"
+"""What `Run.evaluated_on` says of runs that compare settings."""
 
 _LEFT_OUT = ("name", "run")
 
@@ -97,6 +99,11 @@ class Run:
         return METHODS[name].reference_title if name in METHODS else f"{name} (global)"
 
     @property
+    def evaluated_on(self) -> str:
+        """Which of their splits the clients were tested on, ``test`` as a rule."""
+        return str(self.settings.get("partition.evaluate_on", "test"))
+
+    @property
     def average(self) -> float:
         """Weighted accuracy over the seen clients, 0 where there is none."""
         return float(self.results["seen"].get("accuracy_weighted") or 0.0)
@@ -139,7 +146,8 @@ def find_runs(paths: Sequence[Path]) -> Found:
     """Return the runs in ``paths``: each a run's folder, or one that holds runs.
 
     Of a folder that holds runs, such as that of a comparison, those that are not done
-    are left out, and those that were evaluated on validation data, unless all were.
+    are left out, and those that were evaluated on validation data, unless all were. A
+    run that is named again, by itself or with its folder, counts once.
 
     Raises
     ------
@@ -155,10 +163,12 @@ def find_runs(paths: Sequence[Path]) -> Found:
         done = [load_run(one) for one in inside if RunFolder(one).is_finished()]
         if not done:
             raise RunError(f"none of the {len(inside)} runs in {path} is done")
-        tested = [run for run in done if not _is_tuning(run)] or done
+        tested = [run for run in done if run.evaluated_on != VALIDATION] or done
         remarks.extend(_remarks(path, len(inside) - len(done), len(done) - len(tested)))
         runs.extend(_best_first(tested))
-    return Found(tuple(runs), tuple(remarks))
+    by_place = {run.path.resolve(): run for run in reversed(runs)}
+    once = [run for run in runs if by_place[run.path.resolve()] is run]
+    return Found(tuple(once), tuple(dict.fromkeys(remarks)))
 
 
 def _runs_in(path: Path) -> Iterator[Path]:
@@ -168,10 +178,6 @@ def _runs_in(path: Path) -> Iterator[Path]:
         yield from sorted(
             one for one in place.iterdir() if (one / EXPERIMENT).is_file()
         )
-
-
-def _is_tuning(run: Run) -> bool:
-    return run.settings.get("partition.evaluate_on") == "validation"
 
 
 def _remarks(path: Path, num_unfinished: int, num_tuning: int) -> Iterator[str]:

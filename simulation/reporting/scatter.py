@@ -63,7 +63,10 @@ class Scatter:
 
 
 def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
-    """Return the scatters by label, of the setups that personalise anything."""
+    """Return the scatters by label, of the setups that personalise anything.
+
+    Those whose unpersonalised model means nothing are left out.
+    """
     return first_found((setup.label, _scatter(setup)) for setup in setups)
 
 
@@ -91,6 +94,8 @@ def draw_scatters(
 
 
 def _scatter(setup: Setup) -> Scatter | None:
+    if not setup.has_reference:
+        return None
     scatter = Scatter.of(client_rows(setup))
     return scatter if scatter.num_better + scatter.num_worse else None
 

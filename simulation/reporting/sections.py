@@ -16,7 +16,7 @@ from simulation.reporting.overview import draw_averages
 from simulation.reporting.partition_picture import draw_partition
 from simulation.reporting.reliability import draw_reliability
 from simulation.reporting.scatter import draw_scatters
-from simulation.reporting.setups import Setup
+from simulation.reporting.setups import Setup, split_of
 from simulation.reporting.store_size import draw_store_sizes
 from simulation.reporting.table import Row
 
@@ -47,7 +47,7 @@ class Section:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a section is made of, whatever the runs."""
+    """What a section is made of, whatever the runs; ``text`` may name the split."""
 
     name: str
     title: str
@@ -77,16 +77,19 @@ _KINDS = (
         "Each client's accuracy with the global and with its own model. Above the "
         "diagonal a client gains by its own model, below it loses. Filled circles are "
         "seen clients, hollow squares unseen ones; the area is the number of clients "
-        "at that point, all seeds together.",
-        "No client's model differs from the global one, or clients.csv is missing.",
+        "at that point, all seeds together. Methods whose global model means nothing "
+        "by itself have no panel.",
+        "No client's model differs from a global one that means anything by itself, or "
+        "clients.csv is missing.",
         draw_scatters,
     ),
     _Kind(
         "store-sizes",
         "Size of the memory",
         "Clients in classes of about as many each, by the examples in their memory; a "
-        "point is the share of all their test examples that are right. Coloured "
-        "circles are the clients' own models, grey squares the global one.",
+        "point is the share of all their {split} examples that are right. Coloured "
+        "circles are the clients' own models, grey squares the global one where it "
+        "means anything by itself.",
         "No method here keeps a memory.",
         draw_store_sizes,
     ),
@@ -102,10 +105,11 @@ _KINDS = (
     _Kind(
         "reliability",
         "Calibration",
-        "Test examples in 15 bins by the largest probability. On the diagonal a model "
-        "is right as often as it says; below it is too sure of itself. The area of a "
-        "point is its part of the examples. Grey squares are the global model. The "
-        "error is the expected calibration error, all seeds pooled.",
+        "The clients' {split} examples in 15 bins by the largest probability. On the "
+        "diagonal a model is right as often as it says; below it is too sure of "
+        "itself. The area of a point is its part of the examples. Grey squares are the "
+        "global model, where it means anything by itself. The error is the expected "
+        "calibration error, all seeds pooled.",
         "The runs have no bins: personalization.jsonl is missing, or the clients keep "
         "their figures to themselves.",
         draw_reliability,
@@ -134,7 +138,7 @@ def draw_sections(setups: Sequence[Setup], rows: Sequence[Row]) -> list[Section]
         )
     )
     with report_style():
-        averages = draw_averages(rows, colors)
+        averages = draw_averages(rows, colors, split_of(ordered))
         text = _AVERAGES if averages else "No client reported any figure."
         first = Section("averages", "Averages", text, averages)
         sections = [first, *(_section(kind, ordered, colors) for kind in _KINDS)]
@@ -157,7 +161,7 @@ def _most_telling(setups: Sequence[Setup]) -> list[Setup]:
 
 def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
     picture = kind.draw(setups, colors)
-    text = kind.text if picture else kind.missing
+    text = kind.text.format(split=split_of(setups)) if picture else kind.missing
     if picture and kind.is_of_each_setup and len(setups) > MOST_SHOWN:
         text += (
             f" At most {MOST_SHOWN} of the {len(setups)} setups are drawn: those with "

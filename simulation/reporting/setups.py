@@ -37,6 +37,11 @@ class Setup:
         """How it is named in tables and charts, in no two setups the same."""
         return self.title + self.suffix
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether its unpersonalised model means anything."""
+        return self.runs[0].reference_title is not None
+
 
 @dataclass(frozen=True)
 class Departures:
@@ -72,6 +77,12 @@ def setups_of(runs: Iterable[Run]) -> list[Setup]:
         Setup(found[0].title, suffix, found)
         for found, suffix in zip(by_seed, suffixes, strict=True)
     ]
+
+
+def split_of(setups: Iterable[Setup]) -> str:
+    """Return which split the clients were tested on, as in ``test or validation``."""
+    found = {run.evaluated_on for setup in setups for run in setup.runs}
+    return " or ".join(sorted(found))
 
 
 def departures(firsts: Sequence[Run]) -> Departures:

@@ -16,7 +16,7 @@ from simulation.reporting.drawing import (
     small_multiples,
     wrapped,
 )
-from simulation.reporting.setups import Setup
+from simulation.reporting.setups import Setup, split_of
 
 MOST_CLASSES = 6
 FEWEST_CLIENTS = 5
@@ -79,14 +79,21 @@ def draw_store_sizes(
     if not found:
         return None
     figure, panels = small_multiples(len(found))
+    compared = {setup.label for setup in setups if setup.has_reference}
     for axes, (label, classes) in zip(panels, found.items(), strict=True):
         _draw(axes, classes, colors[label])
+        if label in compared:
+            _draw_reference(axes, classes)
         axes.set_title(wrapped(label))
         percent_ticks(axes)
     if _is_wide([one.mean_size for classes in found.values() for one in classes]):
         panels[0].set_xscale("log")
-    name_sides(panels, "examples in the memory", "test accuracy")
-    return Picture(figure, _alternative(found))
+    name_sides(panels, "examples in the memory", f"{split_of(setups)} accuracy")
+    told = (
+        _told(label, classes, label in compared) for label, classes in found.items()
+    )
+    beginning = f"{split_of(setups).capitalize()} accuracy by the size of the memory"
+    return Picture(figure, f"{beginning}. {'; '.join(told)}.")
 
 
 def _size_class(clients: Sequence[ClientRow]) -> SizeClass:
@@ -107,11 +114,13 @@ def _size_class(clients: Sequence[ClientRow]) -> SizeClass:
 def _draw(axes: Axes, classes: Sequence[SizeClass], color: Color) -> None:
     sizes = [one.mean_size for one in classes]
     own = [one.accuracy for one in classes]
-    reference = [one.accuracy_global for one in classes]
     axes.plot(sizes, own, "o-", color=color.light, markersize=4)
+
+
+def _draw_reference(axes: Axes, classes: Sequence[SizeClass]) -> None:
     axes.plot(
-        sizes,
-        reference,
+        [one.mean_size for one in classes],
+        [one.accuracy_global for one in classes],
         "s--",
         color=SOFT.light,
         markersize=3.5,
@@ -123,14 +132,12 @@ def _is_wide(sizes: Sequence[float]) -> bool:
     return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE_RANGE
 
 
-def _alternative(found: Mapping[str, Sequence[SizeClass]]) -> str:
-    told = (
-        f"{label}: "
-        + ", ".join(
-            f"{one.smallest} to {one.largest} examples {100 * one.accuracy:.1f} % "
-            f"(global model {100 * one.accuracy_global:.1f} %)"
-            for one in classes
-        )
-        for label, classes in found.items()
-    )
-    return f"Test accuracy by the size of the memory. {'; '.join(told)}."
+def _told(label: str, classes: Sequence[SizeClass], is_compared: bool) -> str:
+    """Return the numbers of a panel as text."""
+
+    def told(one: SizeClass) -> str:
+        own = f"{one.smallest} to {one.largest} examples {100 * one.accuracy:.1f} %"
+        reference = f" (global model {100 * one.accuracy_global:.1f} %)"
+        return own + reference if is_compared else own
+
+    return f"{label}: {', '.join(map(told, classes))}"

@@ -2,12 +2,13 @@
 
 import csv
 import io
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation.intervals import Estimate, estimate
+from simulation.reporting.models import Model, own_model, reference_model
 from simulation.reporting.runs import GROUPS, Run
 from simulation.reporting.setups import Setup, setups_of
 
@@ -42,7 +43,8 @@ class Row:
         The names of the runs' folders, one a seed.
     figures
         By the names of `FIGURES`, over the seeds; and ``gain``, by how much the average
-        is above that of the unpersonalised model of the same run.
+        is above that of the unpersonalised model of the same run. It and the share of
+        clients hurt have no value where that model means nothing.
     num_clients, num_rounds
         Of the first run; None is not known.
     seconds
@@ -69,15 +71,18 @@ def table_of(setups: Sequence[Setup]) -> list[Row]:
     A setup gives one row a group, and one more for its unpersonalised model where that
     differs. Setups that trained the same global model share its row.
     """
-    rows = [row for group in GROUPS for one in setups for row in _rows(one, group)]
-    shown = {_model(row) for row in rows if not row.is_reference}
+    found = [one for group in GROUPS for setup in setups for one in _rows(setup, group)]
+    shown = {(row.group, model) for model, row in found if not row.is_reference}
     table = []
-    for row in rows:
-        if not row.is_reference or _model(row) not in shown:
-            table.append(row)
-            shown.add(_model(row))
-    names = Counter((row.group, row.label) for row in table)
-    return [_named(row) if names[row.group, row.label] > 1 else row for row in table]
+    for model, row in found:
+        if not row.is_reference or (row.group, model) not in shown:
+            table.append((model, row))
+            shown.add((row.group, model))
+    labels = _reference_labels(found)
+    return [
+        replace(row, label=labels[model]) if row.is_reference else row
+        for model, row in table
+    ]
 
 
 def table_of_run(run: Run) -> list[Row]:
@@ -156,28 +161,33 @@ def seconds_of(row: Row) -> str:
     return "-" if row.seconds is None else f"{row.seconds:.1f}"
 
 
-def _named(row: Row) -> Row:
-    """Return the row; of an unpersonalised model with whose it is in its label."""
-    if not row.is_reference:
-        return row
-    return replace(row, label=f"{row.label} of {row.setup}")
+def _reference_labels(found: Sequence[tuple[Model, Row]]) -> dict[Model, str]:
+    """Return what unpersonalised models are called, in all groups of clients alike.
+
+    Where models of one title are not the same, it is told whose each is.
+    """
+    models: dict[str, set[Model]] = defaultdict(set)
+    for model, row in found:
+        models[row.method].add(model)
+    labels: dict[Model, str] = {}
+    for model, row in found:
+        if row.is_reference:
+            whose = f" of {row.setup}" if len(models[row.method]) > 1 else ""
+            labels.setdefault(model, row.label + whose)
+    return labels
 
 
-def _model(row: Row) -> tuple[object, ...]:
-    """Return by what two rows of the same model are known."""
-    average, decile = row.figures["average"], row.figures["bottom_decile"]
-    return (row.method, row.group, average, decile, row.num_clients)
-
-
-def _rows(setup: Setup, group: str) -> Iterator[Row]:
+def _rows(setup: Setup, group: str) -> Iterator[tuple[Model, Row]]:
     personal = [run.results[group] for run in setup.runs]
     reference = [one["global"] for one in personal]
     if personal[0]["num_clients"] == 0:
         return
     title = setup.runs[0].reference_title
     if title is not None and _differ(personal, reference):
-        yield _row(setup, title, group, reference, is_reference=True)
-    yield _row(setup, setup.title, group, personal, is_reference=False)
+        row = _row(setup, title, group, reference, is_reference=True)
+        yield reference_model(setup, title), row
+    row = _row(setup, setup.title, group, personal, is_reference=False)
+    yield own_model(setup), row
 
 
 def _differ(
@@ -204,18 +214,29 @@ def _row(
         setup=setup.label,
         group=group,
         runs=tuple(run.name for run in setup.runs),
-        figures={
-            **{
-                name: estimate(one.get(key) for one in figures)
-                for name, key in FIGURES.items()
-            },
-            "gain": estimate(map(_gain, figures)),
-        },
+        figures=_figures(figures, is_compared=setup.has_reference),
         num_clients=figures[0]["num_clients"],
         num_rounds=setup.runs[0].results["training"].get("num_rounds"),
         seconds=estimate(seconds).mean,
         is_reference=is_reference,
     )
+
+
+def _figures(
+    by_seed: Sequence[Mapping[str, Any]], *, is_compared: bool
+) -> dict[str, Estimate]:
+    """Return the figures of a row; without gain and hurt where there is no reference.
+
+    Beside an unpersonalised model that means nothing, such as an untrained one, both
+    would be numbers without a meaning.
+    """
+    figures = {
+        name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
+    }
+    figures["gain"] = estimate(map(_gain, by_seed))
+    if not is_compared:
+        figures |= dict.fromkeys(("fraction_hurt", "gain"), estimate(()))
+    return figures
 
 
 def _gain(figures: Mapping[str, Any]) -> float | None:

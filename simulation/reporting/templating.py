@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from simulation.outside_text import markdown_cell
+from simulation.outside_text import markdown_cell, markdown_text
 from simulation.reporting.inline_svg import THEMED
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -22,6 +22,7 @@ def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Envi
         lstrip_blocks=True,
     )
     environment.filters["cell"] = markdown_cell
+    environment.filters["text"] = markdown_text
     return environment
 
 

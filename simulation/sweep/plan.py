@@ -16,7 +16,7 @@ from knnper.config.overrides import (
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.yaml_text import read_yaml
-from simulation.batch.experiments import batch_experiment
+from simulation.batch.experiments import batch_experiment, require_validation_data
 from simulation.shared_sections import shared_sections
 from simulation.sweep.points import Values, values_of
 from simulation.sweep.settings import (
@@ -214,4 +214,6 @@ def _experiment(
         f"run.seed={seed}",
         f"partition.evaluate_on={settings.evaluate_on}",
     )
-    return batch_experiment(document, [*own, *its_own])
+    experiment = batch_experiment(document, [*own, *its_own])
+    require_validation_data(experiment)
+    return experiment

@@ -12,7 +12,7 @@ from simulation.batch.families import (
     is_made,
     require_same_inputs,
 )
-from simulation.batch.folder import led
+from simulation.batch.folder import Identity, batch_folder
 from simulation.batch.playing import Family, is_done
 from simulation.batch.workers import play_side_by_side
 from simulation.sweep.plan import Point, Sweep
@@ -78,13 +78,14 @@ def run_sweep(
 
     Raises
     ------
+    FolderTakenError
+        If the folder is a file, or holds another batch or something else.
     RunError
-        If the folder is a file, another process is at work in it, or runs in it were
-        made from other data.
+        If another process is at work in it, or runs in it were made from other data.
     KnnPerError
         If a run cannot be made for another reason than that its clients fail.
     """
-    with led(folder):
+    with batch_folder(folder, Identity("sweep", sweep.settings.name)):
         _make(_families(sweep, folder, command), num_workers, advance)
     return [Outcome(point, *by_seed(point.runs, folder)) for point in sweep.points]
 

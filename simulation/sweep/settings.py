@@ -7,20 +7,27 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from knnper.config.errors import Problem
-from knnper.config.names import is_name
-from knnper.config.overrides import parse_overrides
 from knnper.config.ranges import NonNegativeInt, PositiveInt
 from knnper.config.sections import Settings
 from knnper.config.suggestions import alternatives
 from server.results import Summary
+from simulation.batch.checks import (
+    as_part_of,
+    changes_of,
+    clashes,
+    inside_each_other,
+    keys_set,
+    keys_set_by_any,
+    name_problems,
+    own_problems,
+    seed_problems,
+    title_problems,
+)
 
 Section = dict[str, Any]
 Values = Annotated[list[Any], Field(min_length=1)]
 
-ITS_OWN = ("run.seed", "run.engine", "partition.evaluate_on")
-"""What the sweep itself sets."""
-
-OF_THE_FILE = ("seeds", "evaluate_on", "x", "series", "y", "group")
+OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
 """Its keys that can be changed on the command line."""
 
 VARIANT = "variant"
@@ -157,34 +164,23 @@ class SweepSettings(Settings):
 
 def problems_of(settings: SweepSettings, overrides: Sequence[str]) -> Iterable[Problem]:
     """Yield what does not go together, before any experiment is looked at."""
-    for place, name in (
+    variants = settings.variants.items()
+    named = [
         ("name", settings.name),
-        *((f"variants.{name}", name) for name in settings.variants),
-    ):
-        if not is_name(name):
-            message = f"found {name!r}, expected letters, digits, '.', '_' and '-'"
-            yield Problem(place, message)
+        *((f"variants.{name}", name) for name, _ in variants),
+    ]
+    yield from name_problems(named)
     if (settings.base is None) == (settings.experiment is None):
         message = "expected the sections of an experiment, or experiment: PATH; one of"
         yield Problem("base", f"{message} the two")
     if settings.random is not None and settings.vary:
         yield Problem("random", "found vary too, expected one of the two")
-    if len(set(settings.seeds)) < len(settings.seeds):
-        yield Problem("seeds", f"found {list(settings.seeds)}, expected each one once")
-    yield from _title_problems(settings)
+    yield from seed_problems(settings.seeds)
+    titles = {name: one.title or name for name, one in variants}
+    yield from title_problems("variants", titles)
     yield from _range_problems(settings)
     yield from _key_problems(settings, overrides)
     yield from _axis_problems(settings)
-
-
-def _title_problems(settings: SweepSettings) -> Iterable[Problem]:
-    names: dict[str, str] = {}
-    for name, variant in settings.variants.items():
-        title = variant.title or name
-        first = names.setdefault(title, name)
-        if first != name:
-            message = f"found {title!r}, as {first} has; expected a title of its own"
-            yield Problem(f"variants.{name}.title", message)
 
 
 def _range_problems(settings: SweepSettings) -> Iterable[Problem]:
@@ -205,36 +201,42 @@ def _key_problems(
     settings: SweepSettings, overrides: Sequence[str]
 ) -> Iterable[Problem]:
     malformed: list[Problem] = []
-    changed = {".".join(one.path) for one in parse_overrides(overrides, malformed)}
+    changed = changes_of(overrides, malformed)
     yield from malformed
-    varied = set(settings.varied())
-    for key in sorted(varied & changed):
-        message = "is varied: an override would make its points equal"
-        yield Problem(f"override {key}", message)
-    variants = settings.variants.items()
-    fixed = [
-        ("set", set(settings.set)),
-        *((f"variants.{name}.set", set(one.set)) for name, one in variants),
-        *((f"variants.{name}", _keys_inside(one)) for name, one in variants),
-    ]
-    for place, keys in fixed:
-        for key in sorted(keys & varied):
-            yield Problem(f"{place} {key}", "is varied too; take one of the two out")
-    for place, keys in (("vary", varied), ("override", changed), *fixed):
-        for key in sorted(keys & set(ITS_OWN)):
-            message = "the sweep itself sets this: see its seeds and evaluate_on"
+    varied = settings.varied()
+    yield from inside_each_other("vary", varied)
+    for key, other in clashes(keys_set(changed), varied):
+        message = f"is varied{as_part_of(key, other)}: an override would make its"
+        yield Problem(f"override {key}", f"{message} points equal, or be lost")
+    fixed = _fixed_keys(settings)
+    for place, keys in fixed.items():
+        for key, other in clashes(keys, varied):
+            message = f"is varied too{as_part_of(key, other)}; take one of the two out"
             yield Problem(f"{place} {key}", message)
+    lists = settings.random.keys if settings.random else settings.vary
+    both = {"vary": keys_set_by_any(lists), "override": keys_set(changed)}
+    yield from own_problems("sweep", {**both, **fixed})
+
+
+def _fixed_keys(settings: SweepSettings) -> dict[str, set[str]]:
+    """Return the dotted keys that the file sets in all points or a variant's."""
+    variants = settings.variants.items()
+    return {
+        "set": keys_set(settings.set),
+        **{f"variants.{name}.set": keys_set(one.set) for name, one in variants},
+        **{f"variants.{name}": _keys_inside(one) for name, one in variants},
+    }
 
 
 def _keys_inside(variant: VariantSettings) -> set[str]:
     """Return the dotted keys that a variant's sections set."""
     sections = {
-        "method": variant.method or {},
-        "personalization": variant.personalization or {},
+        "method": variant.method,
+        "personalization": variant.personalization,
         "model": variant.model,
         "training": variant.training,
     }
-    return {f"{name}.{key}" for name, section in sections.items() for key in section}
+    return keys_set({name: section for name, section in sections.items() if section})
 
 
 def _axis_problems(settings: SweepSettings) -> Iterable[Problem]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from knnper.durable_files import write_atomically
 from simulation.batch.code import older_code
 from simulation.batch.families import failure_remark, folder_of
+from simulation.batch.folder import TABLE
 from simulation.figures.folder import FigureFolder
 from simulation.showing import Chart, Shown, Table
 from simulation.sweep.choosing import best_points, chosen_sweep
@@ -23,6 +24,7 @@ _LEAST_SEEDS = 3
 """From which an interval can be told."""
 
 PLOT = "plot"
+CHOSEN = "chosen.yaml"
 
 
 def write_sweep(
@@ -50,10 +52,11 @@ def write_sweep(
         If a choice is asked for and a variant has no point to choose.
     """
     settings = sweep.settings
+    _forget(folder)
     table = Table.of_cells(settings.name, as_cells(rows, settings))
     write_atomically(folder / "points.csv", csv_text(run_rows(outcomes)))
     write_atomically(folder / "table.csv", as_csv(rows, settings))
-    write_atomically(folder / "table.md", table.as_markdown())
+    write_atomically(folder / TABLE, table.as_markdown())
     figure = plot_of(rows, settings)
     if figure is not None:
         FigureFolder(folder).write_pictures(PLOT, figure)
@@ -63,6 +66,12 @@ def write_sweep(
         () if figure is None else (Chart(PLOT, _title(settings), lambda: figure),),
         (*_failures(outcomes, folder), *_older(outcomes, folder), *chosen),
     )
+
+
+def _forget(folder: Path) -> None:
+    """Remove what an earlier state of the sweep left and this one may not write."""
+    for name in (CHOSEN, *(f"{PLOT}.{ending}" for ending in ("svg", "pdf", "png"))):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _chooses(settings: SweepSettings) -> bool:
@@ -94,7 +103,7 @@ def _older(outcomes: Sequence[Outcome], folder: Path) -> Iterator[str]:
 def _choose(sweep: Sweep, rows: Sequence[PointFigures], folder: Path) -> list[str]:
     """Write the sweep that tests the best points; return what they are."""
     best = best_points(sweep, rows)
-    path = folder / "chosen.yaml"
+    path = folder / CHOSEN
     write_atomically(path, chosen_sweep(sweep, best))
     of_what = [f" of {one.variant}" if sweep.settings.variants else "" for one in best]
     return [

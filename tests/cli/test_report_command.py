@@ -48,7 +48,7 @@ def test_all_files(runs: list[Path]) -> None:
 def test_markdown_links_the_charts(runs: list[Path]) -> None:
     text = run(*runs, "--markdown", "--figures", "charts").stdout
     assert text.startswith("# Report: made\n")
-    assert "](charts/weights.svg)" in text
+    assert "](<charts/weights.svg>)" in text
 
 
 def test_a_file_that_cannot_be_written(runs: list[Path]) -> None:

@@ -36,6 +36,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         ".lock",
+        ".batch.json",
         "points.csv",
         "table.csv",
         "table.md",

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from simulation.outside_text import chart_text, markdown_cell, one_line
+from simulation.outside_text import chart_text, markdown_cell, markdown_text, one_line
 from simulation.reporting.drawing import wrapped
 
 
@@ -21,6 +21,11 @@ def test_one_line(text: str, expected: str) -> None:
 
 def test_a_cell_of_markdown_stays_one() -> None:
     assert markdown_cell("a|b\r\nc") == r"a\|b  c"
+
+
+def test_a_name_is_no_html_in_markdown() -> None:
+    assert markdown_cell("<b>&amp;|") == r"&lt;b>&amp;amp;\|"
+    assert markdown_text("<b>|\n") == "&lt;b>| "
 
 
 @pytest.mark.parametrize("name", ["$x^$", "$a$ and $b_$", "10 $", r"\$", "$\\frac$"])

@@ -131,6 +131,17 @@ def test_what_is_done_is_not_done_again(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_run_that_two_rows_share_counts_as_made_for_both(tmp_path: Path) -> None:
+    rows = {"mean": ROWS["mean"], "again": {**ROWS["mean"], "title": "Again"}}
+    comparison, told = plan(tmp_path, rows=rows), list[tuple[int, bool]]()
+    for made in (True, False):
+        told.clear()
+        compare(comparison, tmp_path / "runs", 1, lambda *what: told.append(what))
+        assert sum(number for number, _ in told) == num_runs(comparison) == 8
+        assert {new for number, new in told if number} == {made}
+
+
+@pytest.mark.usefixtures("here")
 def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [1e30, 0.1]}
     rows = {"mean": ROWS["mean"]}
@@ -176,13 +187,14 @@ def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [0.1]}
-    hot = {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": [1e30]}}
+    rates = {"training.learning_rate": [1e30]}
+    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
     comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
     outcomes = compare(comparison, tmp_path / "runs", 1, ignore)
     assert sorted(outcomes[1].failures) == [1, 2]
     assert outcomes[1].runs == {}
     cells = as_cells(table_of(outcomes, "mean"))[2]
-    assert cells == ["FedAvg (2 failed)", *(7 * ["-"])]
+    assert cells == ["Hot (2 failed)", *(7 * ["-"])]
 
     only = plan(tmp_path, grid=grid, rows={"mean": hot})
     with pytest.raises(RunError, match="the reference row mean failed with seed 1"):

@@ -153,7 +153,36 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ({"base": {**BASE, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
         (
             {"base": {**BASE, "partition": {**PARTITION, "validation_fraction": 0}}},
-            "rows with a grid choose on validation data",
+            "rows.mean: partition.validation_fraction: found 0, expected more",
+        ),
+        ({"seeds": [0, 0, 1]}, r"seeds: found \[0, 0, 1\], expected each one once"),
+        (
+            {"tuning_set": {"training": {"num_rounds": 1}}},
+            "tuning_set training: is in a grid with training.learning_rate: its",
+        ),
+        (
+            {"grid": {"training": [{}]}, "tuning_set": {"training.num_rounds": 1}},
+            "tuning_set training.num_rounds: is in a grid with training: its",
+        ),
+        (
+            {"grid": {"training": [{}], "training.momentum": [0.0, 0.5]}},
+            "rows.mean: grid training.momentum: is varied with training too; take",
+        ),
+        (
+            {"grid": {"run": [{"seed": 1}, {"seed": 2}]}},
+            "grid run.seed: the comparison itself",
+        ),
+        (
+            {
+                "rows": {
+                    "mean": {"method": {"name": "fedavg"}},
+                    "wide": {
+                        "method": {"name": "fedavg"},
+                        "model": {"embedding_dim": 8},
+                    },
+                }
+            },
+            "rows.wide.title: found 'FedAvg', as mean has; expected a title of its own",
         ),
         (
             {
@@ -180,6 +209,10 @@ def test_what_is_wrong_is_said(
     ("override", "message"),
     [
         ("training.learning_rate=0.5", "override training.learning_rate: is in a grid"),
+        ("training={num_rounds: 3}", "override training: is in a grid with training.l"),
+        ("partition.validation_fraction=0", "validation_fraction: found 0, expected"),
+        ("name=other", "override name: the comparison itself"),
+        ("run={seed: 3}", "override run.seed: the comparison itself"),
         ("run.seed=3", "override run.seed: the comparison itself"),
         ("partition.evaluate_on=validation", "override partition.evaluate_on"),
         ("lost", "expected KEY=VALUE"),
@@ -190,6 +223,13 @@ def test_an_override_must_leave_the_comparison_one(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, override)
+
+
+def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [0.1]}
+    (row,) = read(tmp_path, "partition.validation_fraction=0", grid=grid).rows
+    tested = row.candidates[0].tested(5).partition.settings
+    assert tested.validation_fraction == 0  # type: ignore[attr-defined]
 
 
 def test_tested_runs_read_the_test_split_whatever_the_base_says(tmp_path: Path) -> None:
@@ -203,7 +243,11 @@ def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedavg"}},
         "memory": {"method": {"name": "knn_per"}},
-        "wide": {"method": {"name": "fedavg"}, "model": {"embedding_dim": 8}},
+        "wide": {
+            "method": {"name": "fedavg"},
+            "model": {"embedding_dim": 8},
+            "title": "FedAvg of 8",
+        },
     }
     found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
     assert [row.name for row in found] == ["mean", "memory", "wide", "wide-knn"]

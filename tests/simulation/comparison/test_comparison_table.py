@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from knnper.config.errors import RunError
 from simulation.comparison.comparing import Outcome
 from simulation.comparison.table import as_cells, as_csv, table_of
+from simulation.comparison.writing import write_comparison
 from tests.simulation.comparison.small_plan import ROWS, plan
 
 
@@ -17,7 +19,8 @@ class TestTable:
     """Figures of runs that are written by hand."""
 
     def outcome(self, tmp_path: Path, name: str, accuracies: list[str]) -> Outcome:
-        comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "other": ROWS["mean"]})
+        other = {**ROWS["mean"], "title": "Other"}
+        comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "other": other})
         (row,) = [row for row in comparison.rows if row.name == name]
         runs = {}
         for seed, accuracy in enumerate(accuracies, start=1):
@@ -66,4 +69,34 @@ class TestTable:
         assert first["row"] == "mean"
         assert float(second["seen_fraction_hurt"]) == pytest.approx(0.25)
         assert second["unseen_average"] == ""
+        # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2.
+        half_width = float(first["seen_average_half_width"])
+        assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
         assert json.loads(first["chosen"]) == {"training.learning_rate": 0.1}
+
+    def test_it_is_told_what_is_behind_the_sign(self, tmp_path: Path) -> None:
+        rows, comparison = self.rows(tmp_path), plan(tmp_path)
+        told = "In the comparison's table ± is the standard deviation over 2 seeds; "
+        shown = write_comparison(comparison, [], rows, tmp_path)
+        assert shown.remarks[0].startswith(told)
+        *_, empty, last = (tmp_path / "table.md").read_text().splitlines()
+        assert (empty, last) == ("", shown.remarks[0])
+
+    def test_without_deviations_there_is_nothing_to_tell(self, tmp_path: Path) -> None:
+        rows = table_of([self.outcome(tmp_path, "mean", ["0.5"])], "mean")
+        shown = write_comparison(plan(tmp_path, seeds=[1]), [], rows, tmp_path)
+        assert shown.remarks == ()
+        assert "±" not in (tmp_path / "table.md").read_text()
+
+    @pytest.mark.parametrize("content", [None, "client,seen\na,true\n"])
+    def test_what_to_delete_where_clients_are_lost(
+        self, tmp_path: Path, content: str | None
+    ) -> None:
+        mean = self.outcome(tmp_path, "mean", ["0.5", "0.7"])
+        file = mean.runs[2] / "clients.csv"
+        file.unlink()
+        if content is not None:
+            file.write_text(content)
+        message = f"clients.csv is missing or damaged, .* Delete {mean.runs[2]}, and"
+        with pytest.raises(RunError, match=message):
+            table_of([mean], "mean")

@@ -49,15 +49,16 @@ def test_candidates_that_other_code_failed_at_are_tried_again(
 
 
 def test_what_failed_is_told_with_what_to_delete(tmp_path: Path) -> None:
-    hot = {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": [1e30]}}
+    rates = {"training.learning_rate": [1e30]}
+    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
     grid = {"training.learning_rate": [1e30, 0.1]}
     comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
     folder = tmp_path / "runs"
     outcomes = compare(comparison, folder, 1, ignore)
     rows = table_of(outcomes, "mean")
-    tuned, *tested = write_comparison(comparison, outcomes, rows, folder).remarks
+    _, tuned, *tested = write_comparison(comparison, outcomes, rows, folder).remarks
     assert tuned.startswith("1 of 3 candidates failed on validation data and were not")
     for seed, remark in zip((1, 2), tested, strict=True):
         run = folder_of(comparison.rows[1].candidates[0].tested(seed), folder)
-        assert remark.startswith(f"FedAvg failed with seed {seed}: round 1: ")
+        assert remark.startswith(f"Hot failed with seed {seed}: round 1: ")
         assert remark.endswith(f". To make it again, delete {run}")

@@ -64,6 +64,7 @@ def made_run(
     seed: int = 0,
     method: str = "knn_per",
     losses: Sequence[float] = (2.0, 1.5),
+    evaluate_on: str = "test",
     **settings: Any,
 ) -> Path:
     """Write the folder of a finished run, but for ``partition.json``; return it.
@@ -78,6 +79,8 @@ def made_run(
         Of the run.
     losses
         Training losses by round.
+    evaluate_on
+        Which split the clients were tested on.
     settings
         What the section ``training`` holds.
     """
@@ -96,7 +99,7 @@ def made_run(
     folder.write_clients_csv(results)
     experiment = {
         "name": "made",
-        "partition": {"name": "iid", "evaluate_on": "test"},
+        "partition": {"name": "iid", "evaluate_on": evaluate_on},
         "training": settings,
         "method": {"name": method},
         "personalization": {"name": on_top},

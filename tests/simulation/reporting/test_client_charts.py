@@ -115,6 +115,7 @@ def test_reliability(setup: Setup, paths: list[Path]) -> None:
     for panel in panels:
         group = [one for one in lines if one["seen"] == (panel.group == "seen")]
         for found, key in ((panel.own, "personal"), (panel.reference, "reference")):
+            assert found is not None
             assert sum(found.counts) == sum(one[key]["num_examples"] for one in group)
             assert found.counts == plain_bins(group, key, "bin_counts")
             right = plain_bins(group, key, "bin_correct")
@@ -146,6 +147,7 @@ def test_a_seed_alone_has_the_calibration_error_of_its_results(
     for panel in panels_of(setups_of([run])):
         figures = run.results[panel.group]
         assert panel.own.calibration_error == pytest.approx(figures["ece"])
+        assert panel.reference is not None
         assert panel.reference.calibration_error == pytest.approx(
             figures["global"]["ece"]
         )
@@ -177,6 +179,20 @@ def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
     assert draw_reliability(setups, colors) is None
     (path / "clients.csv").unlink()
     assert client_rows(setups[0]) == []
+
+
+def test_nothing_is_drawn_beside_a_model_that_means_nothing(tmp_path: Path) -> None:
+    """Local's unpersonalised model is an untrained network."""
+    setups = setups_of([load_run(made_run(tmp_path / "run", method="local"))])
+    colors = {"Local": SERIES[1]}
+    assert draw_scatters(setups, colors) is None
+    assert [panel.reference for panel in panels_of(setups)] == [None, None]
+    for draw, most in ((draw_reliability, 2), (draw_store_sizes, 1)):
+        picture = draw(setups, colors)
+        assert picture is not None
+        assert "global" not in picture.alternative
+        # The diagonal and the model's own line, or that line alone.
+        assert {len(axes.lines) for axes in picture.figure.axes} == {most}
 
 
 def test_bins_of_another_model_are_not_taken(paths: list[Path]) -> None:

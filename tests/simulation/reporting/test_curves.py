@@ -23,6 +23,13 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path) -> Non
     assert curve.mean == [2.5, 1.5]
 
 
+def test_a_seed_without_its_file_is_left_out(tmp_path: Path) -> None:
+    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0])
+    second = made_run(tmp_path / "b", seed=1, losses=())
+    (curve,) = learning_curves(setups(first, second), "train_loss")
+    assert curve.by_seed == ((2.0, 1.0),)
+
+
 def test_rounds_without_the_figure_are_left_out(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a", losses=[2.0, float("nan"), 1.0])
     RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 0.5})

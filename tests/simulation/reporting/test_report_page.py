@@ -1,12 +1,14 @@
 """The page: valid, self-contained, told to whoever cannot see it, and escaped."""
 
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from simulation.figures.palette import INK, SERIES, colors_of
+from simulation.outside_text import markdown_text
 from simulation.reporting.files import write_figures
 from simulation.reporting.page import as_html, as_markdown_report
 from simulation.reporting.report import Report, findings_of, report_of
@@ -115,31 +117,19 @@ def test_colors_follow_the_page(html: str) -> None:
 
 def test_how_to_repeat_it(page: Page) -> None:
     assert "knnper simulate 'a b.yaml'" in page.text
-    assert "--set run.seed=1 --output runs/again-1" in page.text
+    commands = [
+        f"knnper simulate experiment-{setup}.yaml --set run.seed={seed} "
+        f"--output runs/again-{setup}-seed-{seed}"
+        for setup, seed in ((1, 0), (1, 1), (2, 0), (2, 1), (3, 0))
+    ]
+    assert [page.text.count(command) for command in commands] == [1] * 5
+    assert page.text.count("Save this as experiment-2.yaml") == 1
     assert "torch 2.7.0" in page.text
 
 
-def test_remarks_on_what_cannot_be_compared(report: Report, page: Page) -> None:
+def test_remarks_stand_above_the_table(report: Report, page: Page) -> None:
     (remark,) = report.findings.remarks
-    assert remark.startswith("Not all setups have the same seeds")
     assert remark in page.text
-
-
-def test_runs_of_other_splits_are_told(tmp_path: Path) -> None:
-    paths = [made_run(tmp_path / name, method=name) for name in ("local", "fedavg")]
-    results = paths[0] / "results.json"
-    results.write_text(results.read_text().replace("split of", "another split of"))
-    (remark,) = findings_of(paths).remarks
-    assert remark.startswith("Runs with the same seed have different splits")
-
-
-def test_clients_without_figures_are_told(tmp_path: Path) -> None:
-    path = made_run(tmp_path / "run")
-    document = json.loads((path / "results.json").read_text())
-    document["hand_over"] = {"withheld": ["a", "b"], "away": ["c"]}
-    (path / "results.json").write_text(json.dumps(document))
-    (remark,) = findings_of([path]).remarks
-    assert remark.startswith("run: 2 clients keep their figures to themselves, 1 did")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -161,12 +151,30 @@ def test_markdown_says_the_same(report: Report) -> None:
     for section in report.sections:
         assert f"## {section.title}" in text
         assert section.picture is not None
-        assert section.picture.alternative in text
+        assert markdown_text(section.picture.alternative) in text
         assert section.text in text
     assert "| kNN-Per, rate 1 | " in text
     assert "    knnper simulate 'a b.yaml'\n" in text
     linked = as_markdown_report(report, Path("figures"))
-    assert "](figures/weights.svg)" in linked
+    assert "](<figures/weights.svg>)" in linked
+    assert "](<my charts/weights.svg>)" in as_markdown_report(report, Path("my charts"))
+
+
+def test_markdown_tells_how_to_repeat_it(report: Report, page: Page) -> None:
+    text = as_markdown_report(report)
+    explained = text[text.index("Accuracies on the") : text.index("## Averages")]
+    assert " ".join(explained.split()) in " ".join(page.text.split())
+    assert "\n\n## Averages" in text
+    assert "| partition.name | iid |" in text
+    for one in report.repetitions:
+        assert f"save this as `{one.file}`" in text
+        assert all(f"\n    {command}\n" in text for command in one.commands)
+        assert f"\n{textwrap.indent(one.experiment, '    ')}\n" in text
+
+
+def test_names_are_no_html_in_markdown(report: Report) -> None:
+    assert "a<b>" not in as_markdown_report(report)
+    assert 'Run a&lt;b>&amp;"c|01, seed 0' in as_markdown_report(report)
 
 
 def test_charts_become_files(report: Report, tmp_path: Path) -> None:

@@ -132,6 +132,48 @@ def test_global_models_of_one_name_say_whose_they_are() -> None:
     ]
 
 
+def with_state(made: Run, state: str, unseen: dict[str, Any] | None = None) -> Run:
+    """Return the run with the fingerprint of a state, and with unseen clients."""
+    training = {**made.results["training"], "state_sha256": state}
+    groups = {"unseen": unseen} if unseen else {}
+    return Run(made.path, {**made.results, "training": training, **groups})
+
+
+def test_a_global_model_has_one_name_in_all_groups() -> None:
+    """Figures that happen to be equal in one group do not merge two models."""
+    unseen = group(0.7, 0.5, num_clients=1)
+    rows = table(
+        with_state(run("knn_per", 0.8, 0.6, "a"), "1", unseen),
+        with_state(run("knn_per", 0.8, 0.5, "b"), "2", unseen),
+    )
+    names = [f"FedAvg of kNN-Per ({name})" for name in "ab"]
+    for which in ("seen", "unseen"):
+        found = [row for row in rows if row.group == which and row.is_reference]
+        assert [row.label for row in found] == names
+        assert [row.runs for row in found] == [("a",), ("b",)]
+
+
+def test_models_of_other_states_are_not_the_same() -> None:
+    runs = [run("knn_per", 0.8, 0.6, "a"), run("fedavg_plus", 0.7, 0.6, "b")]
+    same = table(*(with_state(one, "1") for one in runs))
+    assert [row.label for row in same] == ["FedAvg", "kNN-Per", "FedAvg+"]
+    other = table(*(with_state(one, one.name) for one in runs))
+    assert [row.label for row in other if row.is_reference] == [
+        "FedAvg of kNN-Per",
+        "FedAvg of FedAvg+",
+    ]
+
+
+@pytest.mark.parametrize("method", ["local", "fedper", "fedrep", "fedbn", "lg_fedavg"])
+def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
+    rows = table(run(method, 0.8, 0.1), run("ditto", 0.8, 0.6))
+    figures = rows[0].figures
+    assert (figures["gain"].mean, figures["fraction_hurt"].mean) == (None, None)
+    assert as_cells(rows)[1][4] == "-"
+    assert rows[-1].figures["gain"].mean == pytest.approx(0.2)
+    assert rows[-1].figures["fraction_hurt"].mean == 0.25
+
+
 def test_cells() -> None:
     header, *rows = as_cells(table_of_run(run("knn_per", 0.8, 0.6)))
     assert header[:5] == ["method", "group", "average", "bottom decile", "share hurt"]

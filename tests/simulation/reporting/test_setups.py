@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from knnper.config.document import to_document
 from knnper.config.loading import load_experiment
 from simulation.catalogue import experiment_catalogue
-from simulation.reporting.runs import load_run
+from simulation.reporting.runs import find_runs, load_run
 from simulation.reporting.setups import departures, in_common, setups_of
 from tests.simulation.reporting.made_runs import made_run
 
@@ -41,6 +43,19 @@ def test_settings_that_came_later_have_their_defaults(tmp_path: Path) -> None:
 def test_the_same_seed_again_is_no_further_seed(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / name, seed=0) for name in ("first", "second")]
     assert labels(*paths) == ["kNN-Per (first)", "kNN-Per (second)"]
+
+
+def test_a_run_that_is_named_twice_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_run(tmp_path / "runs" / "a")
+    made_run(tmp_path / "runs" / "b", seed=1)
+    monkeypatch.chdir(tmp_path)
+    for again in (path, Path("runs/a"), Path("runs/../runs/a")):
+        assert [run.path for run in find_runs([path, again]).runs] == [path]
+    named = find_runs([path, tmp_path / "runs", Path("runs")]).runs
+    assert sorted(run.name for run in named) == ["a", "b"]
+    assert [setup.label for setup in setups_of(named)] == ["kNN-Per"]
 
 
 def test_a_label_tells_what_departs(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_a_comparison_that_changed_shows_what_it_asks_for(tmp_path: Path) -> Non
     play(tmp_path, COMPARISON)
     method = {"method": {"name": "knn_per"}}
     other = {**method, "personalization": {"num_neighbors": 3}}
-    rows = {**COMPARISON["rows"], "memory": other, "again": other}
+    rows = {**COMPARISON["rows"], "memory": other}
+    rows["again"] = {**other, "title": "Again"}
     (second,) = play(tmp_path, {**COMPARISON, "rows": rows})
     # Two rows have their run in common, and the one before is not among them.
     assert sorted(bars(second)) == ["FedAvg", "kNN-Per"]

@@ -183,6 +183,34 @@ def test_random_points_are_experiments(tmp_path: Path) -> None:
             f"variants.a {RATE}: is varied too",
         ),
         (
+            {"vary": {"training": [{}]}, "set": {RATE: 1}},
+            f"set {RATE}: is varied too with training; take one of the two out",
+        ),
+        (
+            {"vary": {"training": [{}]}, "set": {"training": {"learning_rate": 1}}},
+            f"set {RATE}: is varied too with training; take one of the two out",
+        ),
+        (
+            {
+                "vary": {"training": [{}]},
+                "variants": {"a": {"training": {"learning_rate": 1}}},
+            },
+            f"variants.a {RATE}: is varied too with training; take one",
+        ),
+        (
+            {"vary": {"training": [{}], RATE: [0.1, 0.2]}},
+            f"vary {RATE}: is varied with training too; take one of the two out",
+        ),
+        ({"vary": {"run": [{"seed": 3}]}}, "vary run.seed: the sweep itself sets this"),
+        ({"set": {"name": "other"}}, "set name: the sweep itself sets this"),
+        (
+            {
+                "evaluate_on": "validation",
+                "set": {"partition.validation_fraction": 0},
+            },
+            "partition.validation_fraction: found 0, expected more: settings are",
+        ),
+        (
             {"variants": {"a": {"model": {"embedding_dim": 8}}, "b": {"title": "a"}}},
             "variants.b.title: found 'a', as a has; expected a title of its own",
         ),
@@ -256,6 +284,34 @@ def test_an_override_must_leave_the_sweep_one(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, override)
+
+
+def test_an_override_inside_a_varied_section_is_not_lost(tmp_path: Path) -> None:
+    vary = {"training": [{"num_rounds": 2}, {"num_rounds": 3}]}
+    message = f"override {RATE}: is varied with training: an override would"
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, f"{RATE}=0.9", vary=vary)
+
+
+def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> None:
+    section = {"name": "iid", "num_clients": 4}
+    vary = {"partition.unseen_fraction": [0.0, 0.5]}
+    override = "partition={name: iid, num_clients: 4}"
+    for sweep in (
+        read(tmp_path, vary=vary, set={"partition": section}),
+        read(tmp_path, override, vary=vary),
+    ):
+        fractions = [
+            one.partition.settings.unseen_fraction  # type: ignore[attr-defined]
+            for one in sweep.experiments[::2]
+        ]
+        assert fractions == [0.0, 0.5]
+
+
+def test_another_name_names_all(tmp_path: Path) -> None:
+    sweep = read(tmp_path, "name=other")
+    assert sweep.settings.name == "other"
+    assert {one.name for one in sweep.experiments} == {"other"}
 
 
 def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
