@@ -9,11 +9,14 @@ from simulation.figures.memory.panel import Panel
 from simulation.figures.palette import SOFT
 from simulation.figures.style import accuracy_axis, styled
 
+_LONG_LABEL = 20
+"""Characters, from which labels have a line each."""
+
 
 @styled
 def picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Figure:
     """Return the curves of a figure, with the global model's accuracy beside them."""
-    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 5.0), layout="constrained")
     axes = figure.add_subplot()
     plot_curves(axes, curves)
     axes.set_xlabel(panel.x_label)
@@ -29,5 +32,18 @@ def picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Fi
     else:
         axes.set_ylabel(panel.y_label)
         axes.grid(alpha=0.3)
-    axes.legend(title=panel.legend, fontsize="small")
+    _add_legend(figure, panel.legend)
     return figure
+
+
+def _add_legend(figure: Figure, title: str) -> None:
+    """Put the legend below the curves: inside it would hide the steepest."""
+    (axes,) = figure.axes
+    _, labels = axes.get_legend_handles_labels()
+    long = any(len(label) > _LONG_LABEL for label in labels)
+    figure.legend(
+        title=title,
+        loc="outside lower center",
+        ncols=1 if long else 4,
+        fontsize="small",
+    )
