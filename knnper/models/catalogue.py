@@ -18,6 +18,7 @@ from knnper.models.mlp import Mlp, MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
 from knnper.models.pretrained import load_weights
 from knnper.models.resnet18 import ResNet18, ResNet18Settings
+from knnper.models.small_resnet import SmallResNet, SmallResNetSettings
 from knnper.models.softmax_regression import (
     SoftmaxRegression,
     SoftmaxRegressionSettings,
@@ -64,6 +65,12 @@ MODELS: Mapping[str, ModelSpec] = {
         summary="Two 3x3 convolutions and a hidden layer, for 8x8 digits.",
         settings_type=TinyCnnSettings,
         build=TinyCnn,
+    ),
+    "small_resnet": ModelSpec(
+        title="Small ResNet",
+        summary="Four convolutions and a residual block, for 32x32 images on CPUs.",
+        settings_type=SmallResNetSettings,
+        build=SmallResNet,
     ),
     "mobilenet_v2": ModelSpec(
         title="MobileNetV2",

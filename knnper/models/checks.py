@@ -38,6 +38,22 @@ def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
         )
 
 
+def require_size(spec: InputSpec, smallest: int, model: str) -> None:
+    """Refuse images with a height or width of less than ``smallest``.
+
+    Raises
+    ------
+    ConfigError
+        With the size that was found.
+    """
+    height, width, _ = spec.image_shape
+    if min(height, width) < smallest:
+        raise _problem(
+            f"{model} takes images of {smallest}x{smallest} pixels and more, found "
+            f"{height}x{width}; choose another model or data set"
+        )
+
+
 def require_channels(spec: InputSpec, allowed: Collection[int], model: str) -> None:
     """Refuse images whose number of channels is not among ``allowed``.
 

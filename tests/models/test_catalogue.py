@@ -18,6 +18,7 @@ from knnper.models.leaf_cnn import LeafCnnSettings
 from knnper.models.mlp import MlpSettings
 from knnper.models.mobilenet_v2 import MobileNetV2Settings
 from knnper.models.resnet18 import ResNet18Settings
+from knnper.models.small_resnet import SmallResNetSettings
 from knnper.models.softmax_regression import SoftmaxRegressionSettings
 from knnper.models.stacked_lstm import StackedLstmSettings
 from knnper.models.tiny_cnn import TinyCnnSettings
@@ -54,6 +55,16 @@ EVERY_MODEL = [
         spec_of(32, 3),
         64,
         id="tiny-pooled",
+    ),
+    pytest.param(
+        "small_resnet", SmallResNetSettings(), spec_of(32, 3), 256, id="small-resnet"
+    ),
+    pytest.param(
+        "small_resnet",
+        SmallResNetSettings(embedding_dim=128, norm="batch"),
+        spec_of(17, 1),
+        128,
+        id="small-resnet-batch-grey",
     ),
     pytest.param(
         "mobilenet_v2", MobileNetV2Settings(), spec_of(32, 3), 1280, id="mobilenet"
@@ -169,6 +180,28 @@ def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
     assert count(group, nn.GroupNorm) == 52
 
 
+def test_the_small_resnet_has_four_convolutions_and_a_residual_block() -> None:
+    model = build("small_resnet", SmallResNetSettings(), spec_of(32, 3))
+    convolutions = 9 * (3 * 32 + 32 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256)
+    norms = 2 * (32 + 64 + 128 + 2 * 128 + 256)
+    head = 256 * 5 + 5
+
+    assert model.num_parameters == convolutions + norms + head
+
+
+def test_the_residual_block_adds_to_what_it_is_given() -> None:
+    module = build("small_resnet", SmallResNetSettings(), spec_of(32, 3)).module
+    (block,) = (part for part in module.modules() if hasattr(part, "residual"))
+    x = torch.rand(2, 128, 4, 4)
+    with torch.no_grad():
+        added = block(x) - x
+        for weights in block.parameters():
+            weights.zero_()
+
+    assert float(added.detach().min()) >= 0 < float(added.detach().max())
+    assert torch.equal(block(x), x)
+
+
 def test_resnet18_has_the_layers_of_torchvision() -> None:
     published = import_torchvision().models.resnet18(num_classes=5)
     expected = sum(one.numel() for one in published.parameters())
@@ -248,6 +281,13 @@ def test_mobilenet_v2_drops_features_before_the_head_in_training_only() -> None:
             1,
             "multiples of 4, found 6x6",
         ),
+        (
+            "small_resnet",
+            SmallResNetSettings(),
+            15,
+            3,
+            "small_resnet takes images of 16x16 pixels and more, found 15x15",
+        ),
         ("mobilenet_v2", MobileNetV2Settings(), 32, 4, "1 or 3 channels, found 4"),
         ("resnet18", ResNet18Settings(), 32, 2, "1 or 3 channels, found 2"),
     ],
@@ -285,6 +325,7 @@ def test_every_entry_takes_a_weights_file() -> None:
     assert MODELS.keys() == {
         "leaf_cnn",
         "tiny_cnn",
+        "small_resnet",
         "mobilenet_v2",
         "resnet18",
         "mlp",
