@@ -95,7 +95,7 @@ def trained_model(run: Path) -> TrainedModel:
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(experiment))
     require_global_model(bench.experiment, f"the run in {run}")
-    _require_same_split(bench.partition, manifest["partition_hash"], run)
+    require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
     checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])
     weights: Tensor = _last_checkpoint(checkpoints, folder, bench).state.weights
@@ -124,7 +124,23 @@ def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
     )
 
 
-def _require_same_split(partition: Partition, expected: str, run: Path) -> None:
+def require_same_split(partition: Partition, expected: str, run: Path) -> None:
+    """Do nothing if a run's data is split as it was when the run was made.
+
+    Parameters
+    ----------
+    partition
+        As its settings make it now.
+    expected
+        The fingerprint in its manifest.
+    run
+        Its folder.
+
+    Raises
+    ------
+    RunError
+        If it is not.
+    """
     found = partition_fingerprint(partition)
     if found != expected:
         raise RunError(

@@ -96,6 +96,7 @@ def _start(
     from knnper.config.loading import read_experiment
     from knnper.machine import with_fixed_threads
     from server.run_folder import RunFolder
+    from simulation.batch.code import sign
     from simulation.catalogue import experiment_catalogue
     from simulation.workbench import open_workbench
 
@@ -105,7 +106,9 @@ def _start(
     RunFolder.require_free(place, overwrite=overwrite)
     # Whatever is wrong with data or model shows before an earlier run is deleted.
     bench = open_workbench(settings)
-    return bench, RunFolder.create(place, settings, overwrite=overwrite)
+    folder = RunFolder.create(place, settings, overwrite=overwrite)
+    sign(folder.path)
+    return bench, folder
 
 
 def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":

@@ -20,6 +20,15 @@ Output = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
 ]
+Trained = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trained",
+        metavar="RUN",
+        help="A finished run whose training is not made anew; may be repeated.",
+        show_default=False,
+    ),
+]
 
 
 def sweep(
@@ -27,6 +36,7 @@ def sweep(
     overrides: Overrides = None,
     output: Output = None,
     workers: Workers = None,
+    trained: Trained = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment at many settings over several seeds; write tables and a plot.
@@ -48,7 +58,12 @@ def sweep(
     say(f"{num_runs} runs, {num_there} of them there")
     with counting(num_steps(plan), "steps", folder) as advance:
         outcomes = run_sweep(
-            plan, folder, workers or usable_cores(), advance, typed_command()
+            plan,
+            folder,
+            workers or usable_cores(),
+            advance,
+            typed_command(),
+            trained or (),
         )
     rows = estimated(outcomes)
     shown = write_sweep(plan, outcomes, rows, folder)

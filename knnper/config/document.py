@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -85,12 +85,28 @@ def results_identity(experiment: Experiment) -> str:
     experiments with the same identity end with the same numbers, whatever they are
     called and wherever they run.
     """
+    relevant = relevant_settings(experiment)
+    run = relevant.pop("run")
+    text = json.dumps([run, relevant], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def relevant_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return what `results_identity` is made of, as plain values by section."""
     document = to_document(experiment)
     run = {name: document["run"][name] for name in _NUMERIC}
     run["gpu"] = experiment.run.gpus_per_client > 0
     relevant = {key: document[key] for key in document if key not in ("name", "run")}
-    text = json.dumps([run, relevant], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return {**relevant, "run": run}
+
+
+def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no mapping, with its dotted key behind ``place``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
 
 
 def _choice(choice: Choice[Settings]) -> dict[str, Any]:

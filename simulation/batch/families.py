@@ -20,9 +20,9 @@ from simulation.batch.playing import (
     Family,
     Order,
     is_done,
-    training_identity,
     why_failed,
 )
+from simulation.batch.shared_training import training_identity
 from simulation.catalogue import experiment_catalogue
 
 T = TypeVar("T")

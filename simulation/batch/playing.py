@@ -6,28 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knnper.config.document import from_json, results_identity, to_json
-from knnper.config.errors import CheckpointError
-from knnper.config.sections import Choice, Experiment, Settings
+from knnper.config.sections import Experiment
 from knnper.durable_files import write_atomically
-from server.checkpoint import CheckpointFolder
 from server.hand_over import HandOverError
 from server.observer import SilentObserver
 from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
 from simulation.batch.code import is_of_this_code, sign, sign_as
 from simulation.batch.inputs import Inputs, inputs_of, keep_inputs, require_inputs
+from simulation.batch.shared_training import Training, take_over, training_in
 from simulation.catalogue import experiment_catalogue
-from simulation.partition.settings import PartitionSettings
 from simulation.partition.split import fingerprint
 from simulation.runner import simulate
 from simulation.workbench import Workbench, open_workbench
-from strategies.catalogue import METHODS
 from strategies.core.embedding_pool import EmbeddingPool
 from strategies.core.kept_embeddings import KeptEmbeddings
-from strategies.core.method import AS_IT_IS, NoSettings
 from strategies.core.records import Record
-
-_Trained = tuple[Workbench, RunFolder]
 
 FAILED = "failed.txt"
 """In a run's folder: why it ended without results."""
@@ -70,37 +64,15 @@ class Family:
         Whether one of them keeps its last state in the end, so that another that is
         added to the family later need not be trained. Not so where clients have states
         too.
+    earlier
+        A finished run elsewhere that trained the same, whose training they take over.
     """
 
     orders: tuple[Order, ...]
     num_rounds: int
     command: tuple[str, ...]
     keeps_training: bool = False
-
-
-def training_identity(experiment: Experiment) -> str:
-    """Return what two experiments have in common that train the same.
-
-    They may differ in what is put on top of the method alone, in the name that the
-    method has with it, and in how much data the clients have that never train.
-    """
-    build = METHODS[experiment.method.name].build
-    name = next(name for name, spec in METHODS.items() if spec.build is build)
-    return results_identity(
-        replace(
-            experiment,
-            partition=_as_trained_on(experiment.partition),
-            method=replace(experiment.method, name=name),
-            personalization=Choice(AS_IT_IS, NoSettings()),
-        )
-    )
-
-
-def _as_trained_on(partition: Choice[Settings]) -> Choice[Settings]:
-    settings = partition.settings
-    if not isinstance(settings, PartitionSettings):
-        return partition
-    return replace(partition, settings=replace(settings, unseen_train_fraction=1.0))
+    earlier: Path | None = None
 
 
 def is_done(folder: Path) -> bool:
@@ -131,7 +103,9 @@ def play(family: Family) -> None:
         If a run cannot be made. One whose clients fail, as they do where a rate is too
         large, is a finding: the reason stays in its folder, and the others go on.
     """
-    player = _Player(family.command, keeps_embeddings=len(family.orders) > 1)
+    player = _Player(
+        family.command, family.earlier, keeps_embeddings=len(family.orders) > 1
+    )
     for order in family.orders:
         player.play(order)
         if order.folder not in player.with_state():
@@ -148,10 +122,13 @@ class _Player:
     What is put on top of a method may add to its state; it trains the same then.
     """
 
-    def __init__(self, command: Sequence[str], *, keeps_embeddings: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], earlier: Path | None, *, keeps_embeddings: bool
+    ) -> None:
         self._command = command
         self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)
-        self._trained: dict[type[Record], _Trained] = {}
+        self._earlier = None if earlier is None else training_in(earlier)
+        self._trained: dict[type[Record], Training] = {}
         self._diverged: dict[type[Record], tuple[str, Path]] = {}
         self._inputs: Inputs | None = None
 
@@ -174,7 +151,7 @@ class _Player:
 
     def with_state(self) -> set[Path]:
         """Return the folders of one run for each type of state, which have it."""
-        return {folder.path for _, folder in self._trained.values()}
+        return {training.folder.path for training in self._trained.values()}
 
     def _make(self, bench: Workbench, folder: RunFolder) -> None:
         kind = bench.method.state_type
@@ -182,8 +159,9 @@ class _Player:
             reason, origin = self._diverged[kind]
             sign_as(folder.path, origin)
             raise TooManyFailuresError(reason)
-        if kind in self._trained:
-            _take_over(bench, folder, *self._trained[kind])
+        training = self._trained.get(kind, self._earlier)
+        if training is not None and training.state_type is kind:
+            take_over(bench, folder, training)
         sign(folder.path)
         simulate(bench, folder, SilentObserver(), self._command)
 
@@ -194,7 +172,8 @@ class _Player:
         if reason and len(folder.rounds()) < bench.method.num_rounds:
             self._diverged.setdefault(kind, (reason, folder.path))
         elif folder.checkpoints.is_dir():
-            self._trained.setdefault(kind, (bench, folder))
+            identity = results_identity(bench.experiment)
+            self._trained.setdefault(kind, Training(kind, folder, identity))
 
     def _inputs_of(self, bench: Workbench) -> Inputs:
         # Runs that train the same have all but the split in common.
@@ -217,32 +196,6 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(discarded, ignore_errors=True)
     folder.rename(discarded)
     shutil.rmtree(discarded)
-
-
-def _take_over(
-    bench: Workbench, folder: RunFolder, other: Workbench, others: RunFolder
-) -> None:
-    """Put another run's last state where this one goes on from it.
-
-    Where it cannot be read any more, the rounds are made anew.
-    """
-    theirs = CheckpointFolder(others.checkpoints, results_identity(other.experiment))
-    try:
-        last = theirs.load_latest(other.method.state_type)
-    except CheckpointError:
-        return
-    if last is None or last.server_round != bench.method.num_rounds:
-        return
-    if (others.path / "clients").is_dir():
-        shutil.copytree(
-            others.path / "clients", folder.path / "clients", dirs_exist_ok=True
-        )
-    folder.drop_rounds_after(0)
-    for record in others.rounds():
-        folder.append_round(record)
-    ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
-    ours.save(last.server_round, last.state)
-    sign_as(folder.path, others.path)
 
 
 def _tidy(folder: Path) -> None:

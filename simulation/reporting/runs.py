@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.config.document import to_document
+from knnper.config.document import dotted, to_document
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from server.run_folder import RESULTS, RunFolder
@@ -77,7 +77,7 @@ class Run:
             for name, value in _completed(self.experiment).items()
             if name not in _LEFT_OUT
         }
-        return dict(_flat(relevant)) or {"run": str(self.path)}
+        return dict(dotted(relevant)) or {"run": str(self.path)}
 
     @functools.cached_property
     def kind(self) -> str:
@@ -206,12 +206,3 @@ def _completed(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
         return to_document(load_experiment(experiment, experiment_catalogue()))
     except ConfigError:
         return experiment
-
-
-def _flat(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping, with its dotted key."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.run_folder import RunFolder
+from simulation.batch.earlier_training import with_earlier_training
 from simulation.batch.families import (
     Advance,
     by_seed,
@@ -60,6 +61,7 @@ def run_sweep(
     num_workers: int,
     advance: Advance,
     command: Sequence[str] = COMMAND,
+    earlier: Sequence[Path] = (),
 ) -> list[Outcome]:
     """Make all runs that are missing in ``folder``; return the points.
 
@@ -75,18 +77,23 @@ def run_sweep(
         Told of the steps that are done.
     command
         What was typed, for the runs' manifests.
+    earlier
+        Folders of finished runs, whose training those of the sweep's runs take over
+        that train the same.
 
     Raises
     ------
     FolderTakenError
         If the folder is a file, or holds another batch or something else.
     RunError
-        If another process is at work in it, or runs in it were made from other data.
+        If another process is at work in it, or runs in it or the earlier ones were
+        made from other data; and as `with_earlier_training`.
     KnnPerError
         If a run cannot be made for another reason than that its clients fail.
     """
+    families = with_earlier_training(_families(sweep, folder, command), earlier)
     with batch_folder(folder, Identity("sweep", sweep.settings.name)):
-        _make(_families(sweep, folder, command), num_workers, advance)
+        _make(families, num_workers, advance)
     return [Outcome(point, *by_seed(point.runs, folder)) for point in sweep.points]
 
 

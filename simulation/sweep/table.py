@@ -84,8 +84,11 @@ def _number(value: float | None, figure: str) -> str:
 def _interval(found: Estimate, figure: str) -> str:
     if found.mean is None or found.half_width is None:
         return "-"
-    ends = (found.mean - found.half_width, found.mean + found.half_width)
-    return " to ".join(_number(end, figure) for end in ends)
+    low, high = found.mean - found.half_width, found.mean + found.half_width
+    if is_percent(figure):
+        # Of few seeds it reaches beyond what a fraction can be.
+        low, high = max(low, 0.0), min(high, 1.0)
+    return " to ".join(_number(end, figure) for end in (low, high))
 
 
 def as_csv(rows: Sequence[PointFigures], settings: SweepSettings) -> str:

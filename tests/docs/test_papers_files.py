@@ -10,7 +10,7 @@ import pytest
 
 from knnper.config.sections import Experiment
 from knnper.config.yaml_text import dump_yaml, parse_yaml, read_yaml
-from simulation.batch.playing import training_identity
+from simulation.batch.shared_training import training_identity
 from simulation.comparison.plan import Comparison
 from simulation.figures.collapse import VARIANTS
 from simulation.reproducing.figure_file import FigurePlan

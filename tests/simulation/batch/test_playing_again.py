@@ -20,19 +20,6 @@ RATE = "training.learning_rate"
 FINGERPRINT = "simulation.batch.code.code_fingerprint"
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows with each run, by the rounds that it had."""
-    runs: list[int] = []
-
-    def noted(bench: Any, folder: RunFolder, *others: Any) -> Any:
-        runs.append(len(folder.rounds()))
-        return simulate(bench, folder, *others)
-
-    monkeypatch.setattr(playing, "simulate", noted)
-    return runs
-
-
 def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
     vary = {NEIGHBORS: neighbors}
     sweep = read(folder, vary=vary, set={RATE: rate}, seeds=[1])

@@ -23,8 +23,8 @@ from simulation.batch.playing import (
     Family,
     Order,
     play,
-    training_identity,
 )
+from simulation.batch.shared_training import training_identity
 from simulation.comparison.comparing import compare, folders_of, num_runs
 from simulation.comparison.table import as_cells, as_csv, table_of
 from simulation.runner import simulate

@@ -57,6 +57,12 @@ class TestTable:
         assert half == pytest.approx(0.2484, abs=1e-4)
         assert one == ["1", "60.0", "10.0", "35.2 to 84.8", "-", "-", "-", "3"]
 
+    def test_the_interval_ends_where_fractions_end(self, tmp_path: Path) -> None:
+        sweep = read(tmp_path, seeds=[0, 1])
+        _, high, low = as_cells(rows([0.8, 0.9], [0.1, 0.2]), sweep.settings)
+        # t = 12.7 with one degree of freedom: the half width is 63.5 points.
+        assert [high[3], low[3]] == ["21.5 to 100.0", "0.0 to 78.5"]
+
     def test_of_one_seed_there_is_no_interval(self, tmp_path: Path) -> None:
         cells = as_cells(rows([0.5], [0.25]), read(tmp_path).settings)
         assert [line[1:4] for line in cells[1:]] == [

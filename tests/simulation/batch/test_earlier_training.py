@@ -1,0 +1,135 @@
+"""Finished runs whose training a sweep takes over."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knnper.config.errors import RunError
+from server.observer import SilentObserver
+from server.run_folder import RunFolder
+from simulation.batch.code import sign
+from simulation.runner import simulate
+from simulation.sweep.figures import run_rows
+from simulation.sweep.plan import Sweep
+from simulation.sweep.running import Outcome, run_sweep
+from simulation.workbench import open_workbench
+from tests.simulation.sweep.small_sweep import NEIGHBORS, in_this_process, read
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "simulation.sweep.running.play_side_by_side"
+    monkeypatch.setattr(where, in_this_process)
+
+
+def ignore(number: int, made: bool) -> None:
+    """Want to know nothing of how a sweep gets on."""
+
+
+def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[Outcome]:
+    return run_sweep(sweep, folder, 1, ignore, earlier=earlier)
+
+
+def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [dict(row) for row in run_rows(outcomes)]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return read(tmp_path, seeds=[1])
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """Return a finished run of FedAvg, which trains as kNN-Per does."""
+    fedavg = {"set": {"method.name": "fedavg"}, "vary": {}}
+    (first,) = read(tmp_path, seeds=[1], **fedavg).experiments
+    bench = open_workbench(first)
+    folder = RunFolder.create(tmp_path / "earlier", first)
+    sign(folder.path)
+    simulate(bench, folder, SilentObserver(), ["knnper", "simulate"])
+    return folder.path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_its_training_is_not_made_again(
+    sweep: Sweep, earlier: Path, tmp_path: Path, made: list[int]
+) -> None:
+    expected = figures(swept(sweep, tmp_path / "anew"))
+    before = content(earlier)
+    made.clear()
+    found = swept(sweep, tmp_path / "out", earlier)
+    assert made == [2, 2]
+    assert figures(found) == expected
+    assert content(earlier) == before
+
+
+def test_others_of_the_sweep_are_trained(
+    earlier: Path, tmp_path: Path, made: list[int]
+) -> None:
+    swept(read(tmp_path, seeds=[1, 2]), tmp_path / "out", earlier)
+    assert made == [2, 2, 0, 2]
+
+
+def test_a_run_that_was_trained_otherwise_is_refused(
+    earlier: Path, tmp_path: Path
+) -> None:
+    rate = "training.learning_rate"
+    other = read(tmp_path, seeds=[1, 2], set={rate: 0.2})
+    message = (
+        r"earlier was trained otherwise than all that is asked for: "
+        r"training.learning_rate: found 0.1, expected 0.2\. Make the settings equal "
+        r"with --set, or leave the run away"
+    )
+    with pytest.raises(RunError, match=message):
+        swept(other, tmp_path / "out", earlier)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_done_is_refused(
+    sweep: Sweep, earlier: Path, tmp_path: Path
+) -> None:
+    (earlier / "results.json").unlink()
+    message = "is not done, expected a finished one; .* knnper simulate --resume"
+    with pytest.raises(RunError, match=message):
+        swept(sweep, tmp_path / "out", earlier)
+
+
+def test_a_run_that_lost_its_state_is_refused(
+    sweep: Sweep, earlier: Path, tmp_path: Path
+) -> None:
+    (earlier / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="has lost its last state, expected it in"):
+        swept(sweep, tmp_path / "out", earlier)
+
+
+def test_a_folder_without_a_run_is_refused(sweep: Sweep, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nowhere holds no run"):
+        swept(sweep, tmp_path / "out", tmp_path / "nowhere")
+
+
+def test_another_split_of_the_data_is_refused(
+    sweep: Sweep, earlier: Path, tmp_path: Path
+) -> None:
+    results = earlier / "results.json"
+    split = RunFolder(earlier).results()["manifest"]["partition_hash"]
+    results.write_text(results.read_text().replace(split, "0" * 64))
+    with pytest.raises(RunError, match="the data is not what it was in the run in"):
+        swept(sweep, tmp_path / "out", earlier)
+
+
+def test_any_value_of_k_takes_it_over(earlier: Path, tmp_path: Path) -> None:
+    (outcome,) = swept(
+        read(tmp_path, seeds=[1], vary={NEIGHBORS: [3]}), tmp_path / "out", earlier
+    )
+    states = {
+        RunFolder(run).results()["training"]["state_sha256"]
+        for run in (earlier, outcome.runs[1])
+    }
+    assert len(states) == 1
