@@ -15,6 +15,7 @@ from knnper.cli.app import app
 from knnper.config.errors import RunError
 from knnper.config.loading import read_experiment
 from server.run_folder import RunFolder
+from simulation.batch.code import CODE, is_of_this_code
 from simulation.catalogue import experiment_catalogue
 from simulation.workbench import Workbench
 from strategies.catalogue import METHODS
@@ -185,6 +186,20 @@ def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
     assert run("simulate", experiment, "--overwrite").exit_code == 0
+
+
+def test_simulate_notes_the_code_that_begins_a_run(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = pretend(monkeypatch, None)
+    run("simulate", experiment)
+    (_, folder) = calls[0]
+    assert is_of_this_code(folder.path)
+    (folder.path / CODE).write_text("older")
+    run("simulate", "--resume", folder.path)
+    assert not is_of_this_code(folder.path)
+    run("simulate", experiment, "--overwrite")
+    assert is_of_this_code(folder.path)
 
 
 def test_json_is_all_that_is_on_standard_output(
