@@ -98,7 +98,7 @@ def trained_model(run: Path) -> TrainedModel:
     require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
     checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])
-    weights: Tensor = _last_checkpoint(checkpoints, folder, bench).state.weights
+    weights: Tensor = last_checkpoint(checkpoints, folder, bench).state.weights
     return model_with(replace(bench, experiment=experiment), weights)
 
 
@@ -149,9 +149,27 @@ def require_same_split(partition: Partition, expected: str, run: Path) -> None:
         )
 
 
-def _last_checkpoint(
+def last_checkpoint(
     checkpoints: CheckpointFolder, folder: RunFolder, bench: Workbench
 ) -> Checkpoint:
+    """Return the server's state after the last round of a finished run.
+
+    Parameters
+    ----------
+    checkpoints
+        Of the run, to be read as what it was written as.
+    folder
+        Of the run.
+    bench
+        What its experiment stands for.
+
+    Raises
+    ------
+    RunError
+        If it is not there any more.
+    CheckpointError
+        If it cannot be read.
+    """
     latest = checkpoints.load_latest(bench.method.state_type)
     if latest is None or latest.server_round != bench.method.num_rounds:
         found = "none" if latest is None else f"that of round {latest.server_round}"

@@ -8,7 +8,6 @@ from typing import Any
 from knnper.config.document import dotted, from_json, relevant_settings
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
-from server.checkpoint import rounds_in
 from server.run_folder import RunFolder
 from simulation.batch.playing import Family
 from simulation.batch.shared_training import as_trained, training_identity
@@ -30,8 +29,7 @@ def with_earlier_training(
     Raises
     ------
     RunError
-        If a folder holds no finished run, one without its last state, or one that no
-        family trains like.
+        If a folder holds no finished run, or one that no family trains like.
     """
     found = list(families)
     for run in runs:
@@ -50,11 +48,6 @@ def _finished(run: Path) -> Experiment:
         raise RunError(
             f"the run in {run} is not done, expected a finished one; go on with it "
             f"first: knnper simulate --resume {run}"
-        )
-    if not rounds_in(folder.checkpoints):
-        raise RunError(
-            f"the run in {run} has lost its last state, expected it in "
-            f"{folder.checkpoints}; bring it back, or leave the run away to train anew"
         )
     return folder.experiment(experiment_catalogue())
 

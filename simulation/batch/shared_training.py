@@ -12,7 +12,7 @@ from server.run_folder import RunFolder
 from simulation.batch.code import sign_as
 from simulation.catalogue import experiment_catalogue
 from simulation.partition.settings import PartitionSettings
-from simulation.trained_model import require_same_split
+from simulation.trained_model import last_checkpoint, require_same_split
 from simulation.workbench import Workbench, open_workbench
 from strategies.catalogue import METHODS
 from strategies.core.method import AS_IT_IS, NoSettings
@@ -68,19 +68,23 @@ def _as_trained_on(partition: Choice[Settings]) -> Choice[Settings]:
 
 
 def training_in(run: Path) -> Training:
-    """Return the training of a finished run; its data must be as they were.
+    """Return the training of a finished run, which must have its last state still.
 
     Raises
     ------
     RunError
-        If they are not.
+        If it has not, or its data is not what it was.
+    CheckpointError
+        If the state cannot be read.
     """
     folder = RunFolder.open(run)
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(folder.experiment(experiment_catalogue())))
     require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
-    return Training(bench.method.state_type, folder, manifest["results_identity"])
+    identity: str = manifest["results_identity"]
+    last_checkpoint(CheckpointFolder(folder.checkpoints, identity), folder, bench)
+    return Training(bench.method.state_type, folder, identity)
 
 
 def take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:

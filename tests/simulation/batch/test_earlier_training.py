@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import RunError
+from knnper.config.errors import CheckpointError, RunError
 from server.observer import SilentObserver
 from server.run_folder import RunFolder
 from simulation.batch.code import sign
@@ -105,7 +105,16 @@ def test_a_run_that_lost_its_state_is_refused(
     sweep: Sweep, earlier: Path, tmp_path: Path
 ) -> None:
     (earlier / "checkpoints").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="has lost its last state, expected it in"):
+    with pytest.raises(RunError, match=r"checkpoint of round 2 in .*, found none"):
+        swept(sweep, tmp_path / "out", earlier)
+
+
+def test_a_damaged_state_is_refused(
+    sweep: Sweep, earlier: Path, tmp_path: Path
+) -> None:
+    for path in earlier.glob("checkpoints/*/state.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="none of the checkpoints in"):
         swept(sweep, tmp_path / "out", earlier)
 
 
