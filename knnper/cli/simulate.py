@@ -97,6 +97,7 @@ def _start(
     from knnper.machine import with_fixed_threads
     from server.run_folder import RunFolder
     from simulation.batch.code import sign
+    from simulation.batch.inputs import inputs_of, keep_inputs
     from simulation.catalogue import experiment_catalogue
     from simulation.workbench import open_workbench
 
@@ -106,8 +107,10 @@ def _start(
     RunFolder.require_free(place, overwrite=overwrite)
     # Whatever is wrong with data or model shows before an earlier run is deleted.
     bench = open_workbench(settings)
+    inputs = inputs_of(settings)
     folder = RunFolder.create(place, settings, overwrite=overwrite)
     sign(folder.path)
+    keep_inputs(folder.path, inputs)
     return bench, folder
 
 

@@ -61,7 +61,8 @@ def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
     if older := num_made_otherwise(folders):
         yield (
             f"{older} of the runs in {batch} were made by another version of this "
-            "code; to have all from this one, delete the folder and start again"
+            "code, or go on from a training of another or an unknown one; to have all "
+            "from this one, delete the folder and start again, training anew"
         )
 
 

@@ -77,16 +77,27 @@ def keep_inputs(folder: Path, inputs: Inputs) -> None:
         write_atomically(folder / INPUTS, _DOCUMENT.dump_json(inputs, indent=2))
 
 
-def require_inputs(folder: Path, inputs: Inputs) -> None:
+def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> None:
     """Do nothing if a run is there that was made from these, or none, or an old one.
 
     A split is compared where both have one.
+
+    Parameters
+    ----------
+    folder
+        Of the run.
+    inputs
+        What there is now.
+    mend
+        What to do other than to bring back what there was; by default to delete the
+        runs of the batch.
 
     Raises
     ------
     RunError
         If it was made from others, or the file is damaged.
     """
+    mend = mend or f"delete {folder.parent} to make its runs anew"
     before = _read(folder / INPUTS)
     if before is None:
         return
@@ -96,7 +107,7 @@ def require_inputs(folder: Path, inputs: Inputs) -> None:
             raise RunError(
                 f"the {_CALLED[name]} is not what it was when the run in {folder} was "
                 f"made: expected {_shown(expected)}, found {_shown(found)}. Bring it "
-                f"back, or delete {folder.parent} to make its runs anew"
+                f"back, or {mend}"
             )
 
 

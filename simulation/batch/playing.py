@@ -65,7 +65,7 @@ class Family:
         added to the family later need not be trained. Not so where clients have states
         too.
     earlier
-        A finished run elsewhere that trained the same, whose training they take over.
+        A finished run elsewhere, whose training they take over.
     """
 
     orders: tuple[Order, ...]
@@ -123,7 +123,11 @@ class _Player:
     """
 
     def __init__(
-        self, command: Sequence[str], earlier: Path | None, *, keeps_embeddings: bool
+        self,
+        command: Sequence[str],
+        earlier: Path | None,
+        *,
+        keeps_embeddings: bool,
     ) -> None:
         self._command = command
         self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)

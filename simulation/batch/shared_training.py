@@ -5,19 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knnper.config.document import results_identity
-from knnper.config.errors import CheckpointError
+from knnper.config.errors import CheckpointError, RunError
 from knnper.config.sections import Choice, Experiment, Settings
 from server.checkpoint import CheckpointFolder
 from server.run_folder import RunFolder
 from simulation.batch.code import sign_as
+from simulation.batch.inputs import inputs_of, require_inputs
 from simulation.catalogue import experiment_catalogue
 from simulation.partition.settings import PartitionSettings
 from simulation.trained_model import last_checkpoint, require_same_split
 from simulation.workbench import Workbench, open_workbench
 from strategies.catalogue import METHODS
 from strategies.core.method import AS_IT_IS, NoSettings
-from strategies.core.records import Record
+from strategies.core.records import NoState, Record
 from strategies.experiments import without_start
+
+CLIENTS = "clients"
+"""In a run's folder: the clients' states, for methods that have any."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +77,27 @@ def training_in(run: Path) -> Training:
     Raises
     ------
     RunError
-        If it has not, or its data is not what it was.
+        If it has not, or its data is not what it was, as far as the run tells.
     CheckpointError
         If the state cannot be read.
+    DataError
+        If the data cannot be loaded.
     """
     folder = RunFolder.open(run)
     manifest = folder.results()["manifest"]
-    bench = open_workbench(without_start(folder.experiment(experiment_catalogue())))
+    experiment = folder.experiment(experiment_catalogue())
+    require_inputs(run, inputs_of(experiment), "leave the run away to train anew")
+    bench = open_workbench(without_start(experiment))
     require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
     identity: str = manifest["results_identity"]
     last_checkpoint(CheckpointFolder(folder.checkpoints, identity), folder, bench)
+    keeps_states = bench.method.client_state_type is not NoState
+    if keeps_states and not (run / CLIENTS).is_dir():
+        raise RunError(
+            f"expected the states of the clients in {run / CLIENTS}, found none; bring "
+            "them back, or leave the run away to train anew"
+        )
     return Training(bench.method.state_type, folder, identity)
 
 
@@ -100,9 +114,9 @@ def take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
         return
     if last is None or last.server_round != bench.method.num_rounds:
         return
-    if (others.path / "clients").is_dir():
+    if (others.path / CLIENTS).is_dir():
         shutil.copytree(
-            others.path / "clients", folder.path / "clients", dirs_exist_ok=True
+            others.path / CLIENTS, folder.path / CLIENTS, dirs_exist_ok=True
         )
     folder.drop_rounds_after(0)
     for record in others.rounds():

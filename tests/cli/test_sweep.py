@@ -22,7 +22,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tmp_path: Path, *arguments: str, **changes: Any) -> Any:
     path = tmp_path / "small.yaml"
     path.write_text(dump_yaml(document(**changes)))
-    command = ["sweep", str(path), "--output", str(tmp_path / "out"), *arguments]
+    command = ["sweep", str(path), *arguments]
+    if "--output" not in arguments:
+        command += ["--output", str(tmp_path / "out")]
     return CliRunner().invoke(app, command)
 
 
@@ -118,3 +120,21 @@ def test_points_are_aligned_as_in_the_report(tmp_path: Path) -> None:
         False,
         *(7 * [True]),
     ]
+
+
+def test_a_finished_run_is_not_trained_anew(tmp_path: Path) -> None:
+    first = run(tmp_path, "--output", str(tmp_path / "first"))
+    assert first.exit_code == 0, first.output
+    with_state = [path.parent for path in tmp_path.glob("first/runs/*/checkpoints")]
+    trained = [word for path in with_state for word in ("--trained", str(path))]
+    assert len(trained) == 2 * 2  # a run of each seed
+    again = run(tmp_path, *trained)
+    assert again.exit_code == 0, again.output
+    assert again.stdout == first.stdout
+
+
+def test_what_is_no_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    done = run(tmp_path, "--trained", str(tmp_path / "nowhere"))
+    assert done.exit_code == 1
+    assert "nowhere holds no run" in done.stderr
+    assert not (tmp_path / "out").exists()

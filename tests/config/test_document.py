@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from knnper.config.catalogue import Catalogue
 from knnper.config.document import (
+    dotted,
     from_json,
     results_identity,
     to_document,
@@ -119,3 +120,9 @@ def test_identity_is_what_results_depend_on(
     first = load_experiment(document, catalogue)
     second = load_experiment(document, catalogue, [override])
     assert (results_identity(first) == results_identity(second)) is same
+
+
+def test_dotted_keys_lead_to_values_that_are_no_mappings() -> None:
+    values = {"a": {"b": {"c": 1}, "d": [{"e": 2}]}, "f": None, "g": {}}
+    assert dict(dotted(values)) == {"a.b.c": 1, "a.d": [{"e": 2}], "f": None}
+    assert dict(dotted({"b": 1}, "a.")) == {"a.b": 1}

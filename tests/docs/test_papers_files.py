@@ -13,6 +13,7 @@ from knnper.config.yaml_text import dump_yaml, parse_yaml, read_yaml
 from simulation.batch.shared_training import training_identity
 from simulation.comparison.plan import Comparison
 from simulation.figures.collapse import VARIANTS
+from simulation.partition.settings import PartitionSettings
 from simulation.reproducing.figure_file import FigurePlan
 from simulation.reproducing.leading_comment import split_title
 from simulation.reproducing.protocols import Plan, read_protocol
@@ -129,15 +130,35 @@ def test_the_page_says_how_to_have_cifar_100(
     unseen = kept.pop("partition.unseen_fraction", None)
     if unseen is None:
         del sections["set"]["partition"]["unseen_fraction"]
+    else:
+        sections["set"]["partition"]["unseen_fraction"] = unseen
     document["set"] = {**sections["set"], **kept}
     document["experiment"] = str((EXPERIMENTS / document["experiment"]).resolve())
     copy = tmp_path / path.name
     copy.write_text(dump_yaml(document), encoding="utf-8")
-    plan = read_protocol(copy).plan
+    one = experiment_of(read_protocol(copy).plan)
+    assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
+    assert unseen_fraction(one) == unseen_fraction(experiment_of(read(path).plan))
+
+
+def experiment_of(plan: Plan) -> Experiment:
     assert isinstance(plan, Sweep | FigurePlan)
     one = plan.experiments[0] if isinstance(plan, Sweep) else plan.experiment
     assert one is not None
-    assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
+    return one
+
+
+def unseen_fraction(experiment: Experiment) -> float:
+    settings = experiment.partition.settings
+    assert isinstance(settings, PartitionSettings)
+    return settings.unseen_fraction
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_who_deals_to_new_clients_keeps_some_from_training(path: Path) -> None:
+    plan = read(path).plan
+    if isinstance(plan, FigurePlan) and plan.figure in ("memory", "quality"):
+        assert unseen_fraction(experiment_of(plan)) > 0
 
 
 def test_the_page_lists_them_all(rows: Rows) -> None:
