@@ -53,6 +53,31 @@ class TrainedModel(GlobalModel):
         return self.bench.partition
 
 
+@dataclass(frozen=True, eq=False)
+class EndedRun:
+    """A finished run with its last state; made by `ended_run`.
+
+    Attributes
+    ----------
+    folder
+        Of the run.
+    experiment
+        Its settings.
+    bench
+        What they stand for, less the file of initial weights.
+    identity
+        The fingerprint of the experiment, as the run's checkpoints have it.
+    last
+        The server's state after the last round.
+    """
+
+    folder: RunFolder
+    experiment: Experiment
+    bench: Workbench
+    identity: str
+    last: Checkpoint
+
+
 def find_model(path: Path) -> GlobalModel:
     """Return the model in an exported folder, or that of a finished run.
 
@@ -90,16 +115,40 @@ def trained_model(run: Path) -> TrainedModel:
     DataError
         If the run's data set cannot be loaded.
     """
+    ended = ended_run(run)
+    require_global_model(ended.experiment, f"the run in {run}")
+    weights: Tensor = ended.last.state.weights
+    return model_with(replace(ended.bench, experiment=ended.experiment), weights)
+
+
+def ended_run(run: Path) -> EndedRun:
+    """Return what a finished run ended with; its data must be what it was.
+
+    Parameters
+    ----------
+    run
+        Its folder.
+
+    Raises
+    ------
+    RunError
+        If there is no run, it is not done, its data is split otherwise now, or its last
+        state is not there any more.
+    CheckpointError
+        If the state cannot be read.
+    DataError
+        If the run's data set cannot be loaded.
+    """
     folder = RunFolder.open(run)
     experiment = folder.experiment(experiment_catalogue())
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(experiment))
-    require_global_model(bench.experiment, f"the run in {run}")
-    require_same_split(bench.partition, manifest["partition_hash"], run)
+    _require_same_split(bench.partition, manifest["partition_hash"], run)
     # As it was written: a later version may know of more settings.
-    checkpoints = CheckpointFolder(folder.checkpoints, manifest["results_identity"])
-    weights: Tensor = last_checkpoint(checkpoints, folder, bench).state.weights
-    return model_with(replace(bench, experiment=experiment), weights)
+    identity: str = manifest["results_identity"]
+    checkpoints = CheckpointFolder(folder.checkpoints, identity)
+    last = _last_checkpoint(checkpoints, folder, bench)
+    return EndedRun(folder, experiment, bench, identity, last)
 
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
@@ -124,23 +173,7 @@ def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
     )
 
 
-def require_same_split(partition: Partition, expected: str, run: Path) -> None:
-    """Do nothing if a run's data is split as it was when the run was made.
-
-    Parameters
-    ----------
-    partition
-        As its settings make it now.
-    expected
-        The fingerprint in its manifest.
-    run
-        Its folder.
-
-    Raises
-    ------
-    RunError
-        If it is not.
-    """
+def _require_same_split(partition: Partition, expected: str, run: Path) -> None:
     found = partition_fingerprint(partition)
     if found != expected:
         raise RunError(
@@ -149,27 +182,9 @@ def require_same_split(partition: Partition, expected: str, run: Path) -> None:
         )
 
 
-def last_checkpoint(
+def _last_checkpoint(
     checkpoints: CheckpointFolder, folder: RunFolder, bench: Workbench
 ) -> Checkpoint:
-    """Return the server's state after the last round of a finished run.
-
-    Parameters
-    ----------
-    checkpoints
-        Of the run, to be read as what it was written as.
-    folder
-        Of the run.
-    bench
-        What its experiment stands for.
-
-    Raises
-    ------
-    RunError
-        If it is not there any more.
-    CheckpointError
-        If it cannot be read.
-    """
     latest = checkpoints.load_latest(bench.method.state_type)
     if latest is None or latest.server_round != bench.method.num_rounds:
         found = "none" if latest is None else f"that of round {latest.server_round}"

@@ -108,5 +108,5 @@ def _halving(channels: int, width: int, norm: Norm) -> nn.Sequential:
 
 
 def _convolution(channels: int, width: int) -> nn.Conv2d:
-    # The normalisation behind it takes any bias away.
+    # The normalisation behind it has a bias of its own.
     return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)

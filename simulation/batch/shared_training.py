@@ -11,14 +11,12 @@ from server.checkpoint import CheckpointFolder
 from server.run_folder import RunFolder
 from simulation.batch.code import sign_as
 from simulation.batch.inputs import inputs_of, require_inputs
-from simulation.catalogue import experiment_catalogue
 from simulation.partition.settings import PartitionSettings
-from simulation.trained_model import last_checkpoint, require_same_split
-from simulation.workbench import Workbench, open_workbench
+from simulation.trained_model import ended_run
+from simulation.workbench import Workbench
 from strategies.catalogue import METHODS
 from strategies.core.method import AS_IT_IS, NoSettings
 from strategies.core.records import NoState, Record
-from strategies.experiments import without_start
 
 CLIENTS = "clients"
 """In a run's folder: the clients' states, for methods that have any."""
@@ -83,22 +81,16 @@ def training_in(run: Path) -> Training:
     DataError
         If the data cannot be loaded.
     """
-    folder = RunFolder.open(run)
-    manifest = folder.results()["manifest"]
-    experiment = folder.experiment(experiment_catalogue())
-    require_inputs(run, inputs_of(experiment), "leave the run away to train anew")
-    bench = open_workbench(without_start(experiment))
-    require_same_split(bench.partition, manifest["partition_hash"], run)
-    # As it was written: a later version may know of more settings.
-    identity: str = manifest["results_identity"]
-    last_checkpoint(CheckpointFolder(folder.checkpoints, identity), folder, bench)
-    keeps_states = bench.method.client_state_type is not NoState
+    ended = ended_run(run)
+    now = inputs_of(ended.experiment)
+    require_inputs(run, now, "leave the run away to train anew")
+    keeps_states = ended.bench.method.client_state_type is not NoState
     if keeps_states and not (run / CLIENTS).is_dir():
         raise RunError(
             f"expected the states of the clients in {run / CLIENTS}, found none; bring "
             "them back, or leave the run away to train anew"
         )
-    return Training(bench.method.state_type, folder, identity)
+    return Training(ended.bench.method.state_type, ended.folder, ended.identity)
 
 
 def take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
