@@ -115,8 +115,10 @@ def trained_model(run: Path) -> TrainedModel:
     DataError
         If the run's data set cannot be loaded.
     """
+    experiment = RunFolder.open(run).experiment(experiment_catalogue())
+    # First: a method without rounds has no last state that could be missing.
+    require_global_model(experiment, f"the run in {run}")
     ended = ended_run(run)
-    require_global_model(ended.experiment, f"the run in {run}")
     weights: Tensor = ended.last.state.weights
     return model_with(replace(ended.bench, experiment=ended.experiment), weights)
 
