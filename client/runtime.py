@@ -19,6 +19,7 @@ from strategies.core.evaluation import (
     ClientResults,
     Evaluation,
     evaluate,
+    score,
 )
 from strategies.core.method import Method, Predictor
 from strategies.core.records import NoState
@@ -165,10 +166,11 @@ class ClientRuntime:
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
         """Evaluate the unpersonalised model on all the clients' validation splits."""
+        model = self._unpersonalised(reference)
         held_out = [self.source.data(client).validation for client in clients]
-        images = torch.cat([examples.images for examples in held_out])
-        labels = torch.cat([examples.labels for examples in held_out])
-        return evaluate(self._unpersonalised(reference), Examples(images, labels))
+        # Each client's by themselves, as at a site: bits depend on the batch.
+        probabilities = torch.cat([model(examples.images) for examples in held_out])
+        return score(probabilities, torch.cat([one.labels for one in held_out]))
 
     def personalize(
         self,
@@ -179,9 +181,9 @@ class ClientRuntime:
     ) -> ClientResults:
         """Personalise, then read the test splits: once, and only here.
 
-        Several clients are served together where the method only runs the payload's
-        models; the outcome is what each would have alone, but for the last bits. A
-        client that cannot be served leaves the others alone.
+        Several clients may be asked together; what each is served, and its figures, are
+        what they would be alone, in every bit. A client that cannot be served leaves
+        the others alone.
         """
         failures: dict[str, str] = {}
         records = (payload, reference)
@@ -201,14 +203,14 @@ class ClientRuntime:
             return _report(one, served, seen)
 
         data = {client: self.source.data(client) for client in clients}
-        train = [one.train.images for one in data.values()]
-        validation = [one.validation.images for one in data.values()]
-        with self._embedding_together(records, train, validation):
+        splits = [
+            split for one in data.values() for split in (one.train, one.validation)
+        ]
+        with self._embedding_once(records, splits):
             prepared = _for_each(clients, prepare, failures)
         # Not before all predictors are made: no method can come across a test split.
         tests = {client: self.source.test(client) for client in prepared}
-        test = [examples.images for examples in tests.values()]
-        with self._embedding_together(records, test):
+        with self._embedding_once(records, list(tests.values())):
             results = _for_each(list(prepared), report, failures)
         return ClientResults(tuple(results.values()), failures)
 
@@ -219,8 +221,8 @@ class ClientRuntime:
         rng = self.key.child("personalize", client)
         return self.method.personalize(payload, state, data, rng)
 
-    def _embedding_together(
-        self, records: Sequence[object], *parts: Sequence[Tensor]
+    def _embedding_once(
+        self, records: Sequence[object], splits: Sequence[Examples]
     ) -> contextlib.AbstractContextManager[None]:
         """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
@@ -230,7 +232,7 @@ class ClientRuntime:
             for record in records
             for tensor in take_apart(record).tensors.values()
         ]
-        return self.pool.holding(models, parts)
+        return self.pool.holding(models, [split.images for split in splits])
 
     def _state(self, client: str, before_round: int) -> Any:
         state_type = self.method.client_state_type

@@ -1,9 +1,6 @@
 """How what is served does on a site's test split, by the evaluation of a run."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from client.residence.mixture import predict
 from client.residence.names import Names
@@ -11,7 +8,7 @@ from client.residence.serving import Accuracy, Serving
 from datastore.store_reader import StoreReader
 from knnper.data.examples import Examples
 from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.core.evaluation import Evaluation, evaluate
+from strategies.core.evaluation import Evaluation, score
 
 
 @dataclass(frozen=True)
@@ -41,26 +38,6 @@ class Tested:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """Predictions that are made already, as a predictor.
-
-    Attributes
-    ----------
-    probabilities
-        Shape (n, c).
-    """
-
-    probabilities: Tensor
-
-    def __call__(self, images: Tensor) -> Tensor:  # noqa: ARG002 (made of these)
-        return self.probabilities
-
-    def describe(self) -> Mapping[str, float]:
-        """Return nothing: nothing was chosen."""
-        return {}
-
-
 def tested(
     model: GlobalModel, store: StoreReader, serving: Serving, test: Examples
 ) -> Tested:
@@ -76,7 +53,7 @@ def tested(
     made = predict(model, store, serving, Names(store), test.images)
     votes = made.knn_probabilities
     return Tested(
-        mixed=evaluate(_Made(made.probabilities), test),
-        global_model=evaluate(_Made(made.global_probabilities), test),
-        knn=None if votes is None else evaluate(_Made(votes), test),
+        mixed=score(made.probabilities, test.labels),
+        global_model=score(made.global_probabilities, test.labels),
+        knn=None if votes is None else score(votes, test.labels),
     )

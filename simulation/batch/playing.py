@@ -19,8 +19,7 @@ from simulation.catalogue import experiment_catalogue
 from simulation.partition.split import fingerprint
 from simulation.runner import simulate
 from simulation.workbench import Workbench, open_workbench
-from strategies.core.embedding_pool import EmbeddingPool
-from strategies.core.kept_embeddings import KeptEmbeddings
+from strategies.core.embedding_pool import EmbeddingPool, KeptEmbeddings
 from strategies.core.records import Record
 
 FAILED = "failed.txt"

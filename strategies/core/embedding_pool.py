@@ -1,44 +1,102 @@
-"""Embedding the images of several clients together, where they share a model."""
+"""Embeddings that several who serve a client, or several runs, have in common.
+
+A split of a client is embedded by itself and shared as a whole, since the last bits of
+an embedding may depend on its batch (docs/results.md, "The same bits"). So whoever is
+given what another computed has every bit that it would have computed.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from strategies.core.kept_embeddings import KeptEmbeddings
 
 Embed = Callable[[Tensor, Tensor], Tensor]
 """``(weights (num_weights,), images (n, height, width, channels)) -> (n, p)``."""
 
+MOST_BYTES = 512 * 2**20
+"""Room for 100,000 embeddings of 1280 numbers."""
+
+
+class KeptEmbeddings:
+    """What one model object has computed, by the content of weights and images.
+
+    Runs that differ in λ, k, σ or the capacity alone embed the same images with the
+    same weights.
+
+    Whoever asks must agree in all else: architecture, normalisation, precision,
+    batches, threads and device.
+
+    Parameters
+    ----------
+    most_bytes
+        Room. What no longer fits is computed each time: runs ask for everything in
+        turn, so that whatever made room would be gone before it is asked for.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._left = most_bytes
+        self._kept: dict[tuple[str, str], Tensor] = {}
+        self._last: tuple[Tensor, str] | None = None
+
+    def embed(
+        self, weights: Tensor, images: Tensor, compute: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return ``compute()``, or what it returned for equal weights and images.
+
+        Parameters
+        ----------
+        weights
+            Shape (num_weights,), on the CPU.
+        images
+            Shape (n, height, width, channels), on the CPU.
+        compute
+            Returns their embeddings (n, p), which nobody changes afterwards.
+        """
+        key = self._model(weights), _digest(images)
+        if key not in self._kept:
+            embeddings = compute()
+            if embeddings.nbytes > self._left:
+                return embeddings
+            self._left -= embeddings.nbytes
+            self._kept[key] = embeddings
+        return self._kept[key]
+
+    def _model(self, weights: Tensor) -> str:
+        """Return the digest of weights, which are mostly those of the last call."""
+        if self._last is None or not torch.equal(self._last[0], weights):
+            # A copy: training may go on in the same memory.
+            self._last = weights.clone(), _digest(weights)
+        return self._last[1]
+
 
 class EmbeddingPool:
-    """Images that are embedded at once when the first of them is asked for.
+    """Images that each model embeds once, however many ask.
 
-    A client's few images make small batches, and several who serve it ask for the same
-    embeddings: to predict, to store, to compare with the global model. While images are
-    held here, each is embedded once by each model, in batches as large as any.
+    Several who serve a client ask for the same embeddings: to predict, to store, to
+    compare with the global model.
 
     Images are recognised as the very objects that are held, models by their memory, so
-    a copy is simply computed. The results differ from separate ones in their last bits
-    at most.
+    a copy is simply computed.
 
     Parameters
     ----------
     kept
-        Where what is embedded together stays for other runs of the same model; None
-        forgets it with the images.
+        Where embeddings of what is held stay for other runs of the same model; None
+        forgets them with the images.
     """
 
     def __init__(self, kept: KeptEmbeddings | None = None) -> None:
         self._kept = kept
         self._models: list[tuple[Tensor, int]] = []
-        self._parts: list[list[Tensor]] = []
-        self._embedded: dict[tuple[int, int], dict[int, Tensor]] = {}
+        self._held: dict[int, Tensor] = {}
+        self._embedded: dict[tuple[int, int], Tensor] = {}
 
     @contextlib.contextmanager
     def holding(
-        self, models: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]
+        self, models: Sequence[Tensor], images: Iterable[Tensor]
     ) -> Iterator[None]:
         """Hold images and models inside a ``with`` block.
 
@@ -46,44 +104,38 @@ class EmbeddingPool:
         ----------
         models
             Weights, each of shape (num_weights,); equal ones are one model.
-        parts
-            Images, uint8 of shape (n, height, width, channels) each. Whoever asks for
-            one of a part is likely to ask for all of it: a part is embedded together.
+        images
+            Those of one split of one client each, uint8 of shape (n, height, width,
+            channels).
 
         Raises
         ------
         RuntimeError
             If something is held already.
         """
-        if self._parts:
+        if self._held:
             raise RuntimeError("the pool already holds images; one group at a time")
         try:
             for weights in models:
                 self._models.append((weights, self._number_of_equal(weights)))
-            self._parts = [list(part) for part in parts]
+            self._held = {id(split): split for split in images}
             yield
         finally:
-            self._models, self._parts, self._embedded = [], [], {}
+            self._models, self._held, self._embedded = [], {}, {}
 
     def embed(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
-        """Return ``embed(weights, images)``, as computed with others where possible."""
+        """Return ``embed(weights, images)``, computed once where both are held."""
         model = self._model(weights)
-        part = self._part(images)
-        if model is None or part is None:
+        if model is None or id(images) not in self._held:
             return embed(weights, images)
-        if (model, part) not in self._embedded:
-            held = self._parts[part]
-            together = self._together(weights, torch.cat(held), embed)
-            rows = torch.split(together, [len(one) for one in held])
-            self._embedded[model, part] = {
-                id(one): its_rows for one, its_rows in zip(held, rows, strict=True)
-            }
-        return self._embedded[model, part][id(images)]
-
-    def _together(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
-        if self._kept is None:
-            return embed(weights, images)
-        return self._kept.embed(weights, images, lambda: embed(weights, images))
+        key = model, id(images)
+        if key not in self._embedded:
+            self._embedded[key] = (
+                embed(weights, images)
+                if self._kept is None
+                else self._kept.embed(weights, images, lambda: embed(weights, images))
+            )
+        return self._embedded[key]
 
     def _number_of_equal(self, weights: Tensor) -> int:
         for earlier, number in self._models:
@@ -97,8 +149,9 @@ class EmbeddingPool:
                 return number
         return None
 
-    def _part(self, images: Tensor) -> int | None:
-        for number, part in enumerate(self._parts):
-            if any(held is images for held in part):
-                return number
-        return None
+
+def _digest(tensor: Tensor) -> str:
+    content = np.ascontiguousarray(tensor.detach().numpy())
+    digest = hashlib.sha256(f"{content.dtype} {content.shape}\n".encode())
+    digest.update(content.data)
+    return digest.hexdigest()

@@ -114,19 +114,21 @@ def evaluate(
         P(y), what an example of each label counts, float64 of shape (c,); None where
         all count the same.
     """
-    if len(examples) == 0:
-        empty = (0,) * NUM_CALIBRATION_BINS
-        return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
-    return score(predictor(examples.images), examples.labels, class_weights)
+    # Without examples nothing is asked: not every predictor knows what to say to that.
+    probabilities = predictor(examples.images) if len(examples) else torch.empty((0, 0))
+    return score(probabilities, examples.labels, class_weights)
 
 
 def score(
     probabilities: Tensor, labels: Tensor, class_weights: Tensor | None = None
 ) -> Evaluation:
-    """Return how probabilities (n, c) fit int64 labels (n,), of 1 example at least.
+    """Return how probabilities (n, c) fit int64 labels (n,).
 
     ``class_weights`` are as in `evaluate`.
     """
+    if len(labels) == 0:
+        empty = (0,) * NUM_CALIBRATION_BINS
+        return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
     # What is not finite predicts nothing: it counts as wrong, with no confidence.
     probabilities = probabilities.double()
     defined = torch.isfinite(probabilities).all(dim=1)

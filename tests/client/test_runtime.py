@@ -48,18 +48,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Always:
-    """Predicts one class."""
+    """Predicts one class, of batches whose sizes it notes."""
 
     label: int
+    sizes: list[int]
 
     def __call__(self, images: Tensor) -> Tensor:
+        self.sizes.append(len(images))
         return torch.eye(2)[[self.label] * len(images)]
 
     def describe(self) -> Mapping[str, float]:
         return {"label": float(self.label)}
 
 
-def counting_method() -> Method:
+def counting_method(sizes: list[int]) -> Method:
     """Each visit adds one to what the client remembers and to what it is sent."""
 
     def client_update(
@@ -79,7 +81,7 @@ def counting_method() -> Method:
         data: ClientData,
         rng: RandomKey,
     ) -> Always:
-        return Always(1 if len(data.train) else 0)
+        return Always(1 if len(data.train) else 0, sizes)
 
     def never(*_: Any) -> Any:
         raise AssertionError("the client does not call the server's half")
@@ -98,11 +100,12 @@ def counting_method() -> Method:
     )
 
 
-def runtime(folder: Path) -> tuple[ClientRuntime, Source, ClientStateStore]:
+def runtime(
+    folder: Path, sizes: list[int] | None = None
+) -> tuple[ClientRuntime, Source, ClientStateStore]:
+    method = counting_method([] if sizes is None else sizes)
     source, states = Source(), ClientStateStore(folder)
-    made = ClientRuntime(
-        counting_method(), SPEC, source, states, RandomKey(0), EmbeddingPool()
-    )
+    made = ClientRuntime(method, SPEC, source, states, RandomKey(0), EmbeddingPool())
     return made, source, states
 
 
@@ -142,7 +145,9 @@ def test_the_test_split_is_read_once(tmp_path: Path) -> None:
 
 
 def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
-    client, source, _ = runtime(tmp_path)
+    sizes: list[int] = []
+    client, source, _ = runtime(tmp_path, sizes)
     found = client.validate(["unseen", "seen"], ModelPayload(torch.ones(1)))
     assert (found.num_examples, found.num_correct) == (2, 0)
+    assert sizes == [1, 1], "a batch has rows of one client"
     assert source.num_test_reads == 0

@@ -1,10 +1,10 @@
-"""Embeddings computed together are those that would be computed apart."""
+"""Embeddings are shared as whole batches, and kept as far as there is room."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from strategies.core.embedding_pool import EmbeddingPool
+from strategies.core.embedding_pool import EmbeddingPool, KeptEmbeddings
 
 
 class Embedder:
@@ -26,21 +26,21 @@ MODEL = torch.tensor([0.5])
 FIRST, SECOND, THIRD = images(1, 2), images(), images(3)
 
 
-def test_a_part_is_embedded_once_whoever_asks_first() -> None:
+def test_each_split_is_embedded_once_and_by_itself() -> None:
+    """Rows of other clients in its batches would show in its last bits."""
     pool, embed = EmbeddingPool(), Embedder()
-    with pool.holding([MODEL], [[FIRST, SECOND], [THIRD]]):
-        assert pool.embed(MODEL, SECOND, embed).shape == (0, 1)
-        assert pool.embed(MODEL, FIRST, embed).tolist() == [[1.5], [2.5]]
-        assert embed.sizes == [2]
-        assert pool.embed(MODEL, THIRD, embed).tolist() == [[3.5]]
-        assert pool.embed(MODEL, THIRD, embed).tolist() == [[3.5]]
-    assert embed.sizes == [2, 1]
+    with pool.holding([MODEL], [FIRST, SECOND, THIRD]):
+        for _ in range(2):
+            assert pool.embed(MODEL, SECOND, embed).shape == (0, 1)
+            assert pool.embed(MODEL, FIRST, embed).tolist() == [[1.5], [2.5]]
+            assert pool.embed(MODEL, THIRD, embed).tolist() == [[3.5]]
+    assert embed.sizes == [0, 2, 1]
 
 
 def test_equal_models_are_one() -> None:
     pool, embed, twin = EmbeddingPool(), Embedder(), MODEL.clone()
     other = torch.tensor([7.0])
-    with pool.holding([MODEL, other, twin], [[FIRST]]):
+    with pool.holding([MODEL, other, twin], [FIRST]):
         for weights in (MODEL, twin, other):
             assert torch.equal(
                 pool.embed(weights, FIRST, embed), Embedder()(weights, FIRST)
@@ -53,7 +53,7 @@ def test_equal_models_are_one() -> None:
 )
 def test_what_is_not_held_is_computed_alone(weights: Tensor, asked: Tensor) -> None:
     pool, embed = EmbeddingPool(), Embedder()
-    with pool.holding([MODEL], [[FIRST, THIRD]]):
+    with pool.holding([MODEL], [FIRST, THIRD]):
         assert pool.embed(weights, asked, embed).tolist() == [[1.5], [2.5]]
     assert embed.sizes == [2]
 
@@ -61,25 +61,97 @@ def test_what_is_not_held_is_computed_alone(weights: Tensor, asked: Tensor) -> N
 def test_a_model_is_recognised_by_its_memory() -> None:
     """Taking a record apart gives new objects for the same tensors."""
     pool, embed = EmbeddingPool(), Embedder()
-    with pool.holding([MODEL.detach()], [[FIRST, THIRD]]):
+    with pool.holding([MODEL.detach()], [FIRST, THIRD]):
         pool.embed(MODEL, FIRST, embed)
-        pool.embed(MODEL, THIRD, embed)
-    assert embed.sizes == [3]
+        pool.embed(MODEL, FIRST, embed)
+    assert embed.sizes == [2]
 
 
 def test_one_group_at_a_time() -> None:
     pool = EmbeddingPool()
     with (
-        pool.holding([MODEL], [[FIRST]]),
+        pool.holding([MODEL], [FIRST]),
         pytest.raises(RuntimeError, match="one group"),
-        pool.holding([MODEL], [[THIRD]]),
+        pool.holding([MODEL], [THIRD]),
     ):
         pass
 
 
 def test_nothing_is_held_afterwards() -> None:
     pool, embed = EmbeddingPool(), Embedder()
-    with pytest.raises(RuntimeError), pool.holding([MODEL], [[FIRST, THIRD]]):
+    with pytest.raises(RuntimeError), pool.holding([MODEL], [FIRST, THIRD]):
         raise RuntimeError
     pool.embed(MODEL, FIRST, embed)
     assert embed.sizes == [2]
+
+
+WEIGHTS = torch.tensor([0.5, 1.5])
+IMAGES = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
+
+
+class Computer:
+    """Returns (n, 2) float32, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> Tensor:
+        self.num_calls += 1
+        return torch.full((4, 2), float(self.num_calls))
+
+
+def test_equal_content_is_computed_once() -> None:
+    kept, compute = KeptEmbeddings(), Computer()
+    first = kept.embed(WEIGHTS, IMAGES, compute)
+    again = kept.embed(WEIGHTS.clone(), IMAGES.clone(), compute)
+    assert compute.num_calls == 1
+    assert torch.equal(first, again)
+
+
+def test_other_content_is_computed() -> None:
+    kept, compute = KeptEmbeddings(), Computer()
+    others = [
+        (WEIGHTS, IMAGES),
+        (WEIGHTS + 1, IMAGES),
+        (WEIGHTS, IMAGES + 1),
+        (WEIGHTS, IMAGES.view(2, 2, 1, 1)),  # the same bytes
+        (WEIGHTS, IMAGES.view(torch.int8)),
+    ]
+    for weights, images in others:
+        kept.embed(weights, images, compute)
+    assert compute.num_calls == len(others)
+
+
+def test_weights_that_change_in_place_are_others() -> None:
+    kept, compute, weights = KeptEmbeddings(), Computer(), WEIGHTS.clone()
+    first = kept.embed(weights, IMAGES, compute)
+    weights += 1
+    second = kept.embed(weights, IMAGES, compute)
+    assert compute.num_calls == 2
+    assert not torch.equal(first, second)
+
+
+def test_what_has_no_room_is_computed_each_time() -> None:
+    # Four rows of two numbers of four bytes.
+    kept, compute = KeptEmbeddings(most_bytes=2 * 32), Computer()
+    for _ in range(2):
+        for offset in range(3):
+            kept.embed(WEIGHTS, IMAGES + offset, compute)
+    assert compute.num_calls == 3 + 1
+
+
+def test_a_pool_keeps_what_it_holds_alone() -> None:
+    """What is asked for in training is not asked for again."""
+    kept, sizes = KeptEmbeddings(), list[int]()
+
+    def embed(weights: Tensor, images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return images.flatten(1).float() + weights[0]
+
+    for _ in range(2):
+        pool, parts = EmbeddingPool(kept), [IMAGES[:1].clone(), IMAGES[1:].clone()]
+        with pool.holding([WEIGHTS], parts):
+            found = pool.embed(WEIGHTS, parts[1], embed)
+        assert found.tolist() == [[1.5], [2.5], [3.5]]
+        pool.embed(WEIGHTS, parts[0], embed)
+    assert sizes == [3, 1, 1]
