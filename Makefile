@@ -12,7 +12,18 @@ BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
-.PHONY: help install demo figures test test-slow check format docker-try bench clean
+# How older processors compute: what torch, oneDNN, MKL, OpenBLAS and FAISS choose there.
+KERNELS := avx2 sse4 one_thread
+KERNELS_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+  MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell FAISS_SIMD_LEVEL=AVX2
+KERNELS_sse4 := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
+  MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem FAISS_SIMD_LEVEL=NONE
+KERNELS_one_thread := OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE
+# The tests whose numbers come from kernels; TESTS= is all fast ones.
+TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
+  tests/simulation/test_residence_parity.py tests/simulation/test_trained_model.py
+
+.PHONY: help install demo figures test test-kernels test-slow check format docker-try bench clean
 .PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,6 +46,10 @@ figures: $(STAMP) ## Make the papers' figures in small, with one report: in 40 m
 
 test: $(STAMP) ## Run the fast tests
 	$(PYTEST) -n 3
+
+test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx2 TESTS=
+	$(foreach name,$(KERNELS),$(if $(KERNELS_$(name)),,$(error KERNELS: found $(name), expected some of avx2 sse4 one_thread)))
+	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) -n 3 $(TESTS)))
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 IMAGES_AT_ONCE = 1024
-"""Images of the clients of one group: a few large batches. It takes a fraction of a
-second, so that many workers have something to do until the end."""
+"""Images of the clients of one group. A task of so many takes a fraction of a second,
+so that many workers have something to do until the end; its overhead is small beside."""
 
 
 def in_groups(

@@ -86,7 +86,7 @@ class Method:
     personalizes_by_inference
         Whether `personalize` and what it returns only run the models of the payload
         forward and train none. Clients that are sent the same payload are then served
-        several at a time, their images embedded in large batches.
+        several in one task, each split embedded once.
     update_problem
         ``(payload, update) -> str | None``: why an update, of the right type and all
         finite, cannot be the answer to the payload. A client whose update has a problem

@@ -286,8 +286,9 @@ def test_together_clients_are_served_what_they_would_be_alone(
     alone = [served(client) for client in CLIENTS]
     calls = count_embeddings(run.task)
     models = list(take_apart(payload).tensors.values())
-    splits = [x.images for one in run.data.values() for x in (one.train, one.validation)]
-    with run.task.pool.holding(models, [*splits, *tests.values()]):
+    train = [run.data[client].train.images for client in CLIENTS]
+    validation = [run.data[client].validation.images for client in CLIENTS]
+    with run.task.pool.holding(models, [*train, *validation, *tests.values()]):
         together = [served(client) for client in CLIENTS]
         num_calls = len(calls)
         again = [served(client) for client in CLIENTS]

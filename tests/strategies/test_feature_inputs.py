@@ -11,7 +11,7 @@ from knnper.config.errors import ConfigError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Choice, TrainingSettings
 from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
+from knnper.data.examples import Examples, InputSpec
 from knnper.models.mlp import MlpSettings
 from server.observer import SilentObserver
 from server.run_folder import RunFolder
@@ -64,19 +64,6 @@ def test_features_are_standardised_and_not_scaled() -> None:
     )
     found = learned.normalize(examples.images)
     torch.testing.assert_close(found.flatten(1), flat)
-
-
-def test_images_that_are_embedded_together_keep_their_type() -> None:
-    learned = task()
-    train, nothing = rows(20, 1), no_examples(SPEC)
-    data = ClientData(train, nothing)
-    alone = learned.embed(learned.initial_weights, train.images)
-    parts = [[data.train.images, data.validation.images]]
-    with learned.pool.holding([learned.initial_weights], parts):
-        together = learned.embed(learned.initial_weights, data.train.images)
-        none = learned.embed(learned.initial_weights, data.validation.images)
-    assert torch.equal(alone, together)
-    assert none.shape == (0, 8)
 
 
 @pytest.mark.parametrize("augmentation", ["flip", "crop_flip"])

@@ -126,14 +126,18 @@ def test_a_memory_alone_is_the_vote_on_the_methods_representation(
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     base = served(method, state, memory, "a", data)
     assert isinstance(base, EmbeddingPredictor)
-    both = data.train_and_validation()
-    expected = _vote(base.embed(both.images), both.labels, base.embed(queries), 4)
+    expected = _vote(base.embed, data, queries, 4)
     found = served(topped, state, memory, "a", data)(queries)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def _vote(keys: Tensor, labels: Tensor, asked: Tensor, k: int) -> Tensor:
+def _vote(
+    embed: Callable[[Tensor], Tensor], data: ClientData, queries: Tensor, k: int
+) -> Tensor:
     """p_kNN of knn-per.txt, Eq. 6, σ = 1, by brute force in float64."""
+    # Each split in its batch, as a client embeds them.
+    keys = torch.cat([embed(data.train.images), embed(data.validation.images)])
+    asked, labels = embed(queries), data.train_and_validation().labels
     distances = torch.cdist(
         asked.double(), keys.double(), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -257,7 +261,5 @@ class TestWhatSawTheValidationSplit:
         found = served(method, state, None, "a", data)
         assert found.describe()["num_stored"] == 17
         queries = noisy(5, 0, seed=10).train.images
-        both = data.train_and_validation()
-        embed = found.embed
-        expected = _vote(embed(both.images), both.labels, embed(queries), 10)
+        expected = _vote(found.embed, data, queries, 10)
         torch.testing.assert_close(found(queries), expected, atol=1e-5, rtol=1e-4)

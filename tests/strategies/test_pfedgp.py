@@ -205,7 +205,10 @@ def test_both_splits_are_learnt_from_and_validation_can_be_forgotten(
     both = served(task, ClientData(data.train_and_validation(), nothing))
     found = served(task, data)
     assert found.describe() == {"num_gp_examples": 12.0}
-    assert torch.equal(found(queries), both(queries))
+    # As one split they are another batch: φ differs by some 1e-6 of itself, and what
+    # the posterior makes of it is smooth, its matrix having no eigenvalue below 1.
+    torch.testing.assert_close(found(queries), both(queries), rtol=0, atol=1e-4)
+    assert not torch.allclose(found(queries), alone(queries), atol=1e-2)
     forgetful = found.without_validation()
     assert torch.equal(forgetful(queries), alone(queries))
     assert forgetful.without_validation() is forgetful

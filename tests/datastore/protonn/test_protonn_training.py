@@ -125,7 +125,7 @@ def test_all_prototypes_untrained_are_the_examples() -> None:
     wanted = ProtoNNSettings(capacity=1.0, num_steps=0)
     model = fit_protonn(examples, labels, 2, wanted, KEY)
     assert torch.equal(model.projection, torch.eye(4))
-    rows = sorted(examples.tolist())
+    rows = sorted(examples.tolist())  # a product with the identity is exact
     assert sorted(model.prototypes.tolist()) == rows
     for row, label in zip(examples, labels.tolist(), strict=True):
         found = int((model.prototypes == row).all(dim=1).nonzero()[0])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +23,15 @@ Draw = Callable[[str, int], Examples]
 def served(task: Task, data: ClientData, settings: KnnSettings) -> KnnPredictor:
     base = ModelPredictor(task, task.initial_weights)
     return memorize(base, task.spec.num_classes, data, settings, RandomKey(5))
+
+
+def stored_by(task: Task, weights: Tensor, data: ClientData) -> Tensor:
+    """Return φ of what a client stores, (n, p), each split in a batch of its own.
+
+    As a client embeds them: rows of another batch may have other last bits.
+    """
+    splits = (data.train, data.validation)
+    return torch.cat([task.embed(weights, split.images) for split in splits])
 
 
 def oracle(

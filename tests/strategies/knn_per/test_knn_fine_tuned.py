@@ -19,7 +19,7 @@ from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.fine_tuning import FineTuningSettings
 from strategies.knn_fine_tuned import FineTunedMemorySettings, with_fine_tuned_memory
-from tests.strategies.knn_per.small_task import Draw, oracle
+from tests.strategies.knn_per.small_task import Draw, oracle, stored_by
 
 KEY = RandomKey(5)
 TUNING = FineTuningSettings(num_epochs=30, learning_rate=0.2)
@@ -64,7 +64,7 @@ def test_the_tuned_models_embeddings_are_remembered(
     found = served(tiny_task, data, num_neighbors=5, knn_weights=(1.0,))(queries)
 
     def by(weights: Tensor) -> Tensor:
-        stored = tiny_task.embed(weights, both.images)
+        stored = stored_by(tiny_task, weights, data)
         asked = tiny_task.embed(weights, queries)
         return torch.from_numpy(oracle(stored, both.labels, asked, settings)).float()
 

@@ -19,7 +19,13 @@ from strategies.core.records import ModelPayload
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.knn_per import ON_TOP, with_memory
-from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
+from tests.strategies.knn_per.small_task import (
+    NUM_CLASSES,
+    Draw,
+    oracle,
+    served,
+    stored_by,
+)
 
 
 def knn_per(task: Task, settings: KnnSettings) -> Method:
@@ -38,12 +44,11 @@ def test_the_neighbours_alone_equal_the_oracle(
     settings = KnnSettings(num_neighbors, kernel, kernel_scale, knn_weights=(1.0,))
     data = ClientData(draw("train", 40), draw("validation", 9))
     test = draw("test", 70)
-    stored = data.train_and_validation()
     weights = tiny_task.initial_weights
 
     expected = oracle(
-        tiny_task.embed(weights, stored.images),
-        stored.labels,
+        stored_by(tiny_task, weights, data),
+        data.train_and_validation().labels,
         tiny_task.embed(weights, test.images),
         settings,
     )

@@ -1,5 +1,6 @@
 """The store of a client of kNN-Per: its index, its policy, its seed."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +18,13 @@ from strategies.core.model_predictor import ModelPredictor
 from strategies.core.task import Task
 from strategies.fedavg import fedavg
 from strategies.knn_per import memorize, with_memory
-from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, served
+from tests.strategies.knn_per.small_task import (
+    NUM_CLASSES,
+    Draw,
+    oracle,
+    served,
+    stored_by,
+)
 
 
 def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
@@ -50,15 +57,16 @@ def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -
 def test_the_policy_says_what_is_stored(tiny_task: Task, draw: Draw) -> None:
     data = ClientData(draw("train", 30), draw("validation", 10))
     images = draw("test", 20).images
-    last = data.train_and_validation().take(torch.arange(28, 40))
     store = StoreSettings("fifo", capacity=12)
-    weights = (1.0,)
-    kept = served(tiny_task, data, KnnSettings(knn_weights=weights, store=store))
+    settings = KnnSettings(knn_weights=(1.0,), store=store)
+    kept = served(tiny_task, data, settings)
 
     assert kept.describe()["num_stored"] == 12.0
-    alone = ClientData(last, draw("none", 0))
-    expected = served(tiny_task, alone, KnnSettings(knn_weights=weights))
-    assert torch.equal(kept(images), expected(images))
+    weights = tiny_task.initial_weights
+    last = stored_by(tiny_task, weights, data)[28:]
+    labels = data.train_and_validation().labels[28:]
+    expected = oracle(last, labels, tiny_task.embed(weights, images), settings)
+    np.testing.assert_allclose(kept(images).numpy(), expected, atol=2e-6)
 
 
 def test_chance_is_each_client_s_own_and_the_seed_s(
