@@ -69,11 +69,15 @@ class Figures:
         Of what is served.
     accuracy_global
         Of the global model.
+    undecided
+        The share of the answers in which two classes are within 1e-5 of each other. The
+        service has other threads than the run: its last bits may decide them otherwise.
     """
 
     accuracy: float
     log_loss: float
     accuracy_global: float
+    undecided: float
 
 
 def measured(service: Service, share: Path) -> Figures:
@@ -82,7 +86,11 @@ def measured(service: Service, share: Path) -> Figures:
         images, labels = arrays["test_inputs"], arrays["test_labels"].tolist()
     answers = service.predict(images)
     pairs = list(zip(answers, labels, strict=True))
-    by_model = [list(one["global_probabilities"].values()) for one in answers]
+    by_model, served = (
+        np.array([list(one[name].values()) for one in answers])
+        for name in ("global_probabilities", "probabilities")
+    )
+    gaps = [np.diff(np.sort(one, axis=1)[:, -2:]) for one in (by_model, served)]
     return Figures(
         accuracy=np.mean([one["label"] == label for one, label in pairs]).item(),
         log_loss=math.fsum(
@@ -90,4 +98,5 @@ def measured(service: Service, share: Path) -> Figures:
         )
         / len(labels),
         accuracy_global=np.mean(np.argmax(by_model, 1) == labels).item(),
+        undecided=np.mean(np.minimum(*gaps) < 1e-5).item(),
     )

@@ -286,9 +286,9 @@ def test_together_clients_are_served_what_they_would_be_alone(
     alone = [served(client) for client in CLIENTS]
     calls = count_embeddings(run.task)
     models = list(take_apart(payload).tensors.values())
-    train = [run.data[client].train.images for client in CLIENTS]
-    validation = [run.data[client].validation.images for client in CLIENTS]
-    with run.task.pool.holding(models, [*train, *validation, *tests.values()]):
+    learnt = [run.data[client].train.images for client in CLIENTS]
+    held_out = [run.data[client].validation.images for client in CLIENTS]
+    with run.task.pool.holding(models, [*learnt, *held_out, *tests.values()]):
         together = [served(client) for client in CLIENTS]
         num_calls = len(calls)
         again = [served(client) for client in CLIENTS]
