@@ -1,22 +1,22 @@
 """Whether a store's files are its own, and the saved index that of its database."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from datastore.care.finding import Finding
-from datastore.care.row_checks import named
 from datastore.core.cache import MANIFEST, IndexCache, file_sha256
-from datastore.errors import StoreDamagedError
+from datastore.errors import StoreDamagedError, named
 from datastore.folder import DATABASE, INDEX, LOCK, Identity
 from datastore.index.base import VectorIndex
 from datastore.index.catalogue import read_index
+from datastore.sqlite.acknowledged import ACKNOWLEDGED
 from datastore.sqlite.rows import SqliteRows
 
-OWN = frozenset((DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", INDEX, LOCK))
+OWN = frozenset(
+    (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
+)
 OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
 """Some may be of a save that was cut short; whoever writes next removes them."""
 
@@ -60,8 +60,13 @@ def check_index(
 
 
 def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterator[str]:
-    manifest = _manifest(folder)
-    if manifest is None:
+    cache = IndexCache(folder, rows)
+    try:
+        manifest = cache.manifest()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        yield f"has a manifest that cannot be read: {error}"
         return
     file = folder / f"{manifest.get('token')}.index"
     if not file.is_file():
@@ -72,7 +77,7 @@ def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterato
     with rows.reading():
         active = rows.head().active
         settings = identity.settings.index
-        if IndexCache(folder, rows).distrust(active, settings) is not None:
+        if cache.distrust(active, settings) is not None:
             return
         try:
             index = read_index(settings, file, active.embedding_dim)
@@ -97,14 +102,3 @@ def _content_faults(index: VectorIndex, rows: SqliteRows) -> Iterator[str]:
             found = named(part[differs].tolist())
             yield f"has other embeddings than the database: {found}"
             return
-
-
-def _manifest(folder: Path) -> dict[str, Any] | None:
-    """Return what the manifest says; nothing where there is none."""
-    try:
-        content = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

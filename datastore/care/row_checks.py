@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from datastore.care.finding import Finding
+from datastore.errors import StoreDamagedError, named, to_delete
 from datastore.examples import StoreSpec
 from datastore.sqlite import blobs
+from datastore.sqlite.checksums import damaged_rows
 from datastore.sqlite.raw import all_rows, blob_columns
-from datastore.sqlite.row_checksum import damaged_rows
-
-SHOWN = 10
-"""So many ids of what is wrong are named."""
-
-RESTORE = "restore the folder from a backup, or create the store anew"
+from datastore.sqlite.rows import SqliteRows
+from datastore.sqlite.schema import EXAMPLE
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,23 @@ class DatabaseCheck:
         What it was made for.
     connection
         To read with, inside a transaction.
+    rows
+        The same, for what is read with its checksum.
     """
 
     folder: Path
     spec: StoreSpec
     connection: sqlite3.Connection
+    rows: SqliteRows
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong; of a broken database, nothing but that it is."""
         broken = [row[0] for row in self._query("PRAGMA integrity_check(10)")]
         if broken != ["ok"]:
-            yield Finding(f"the database is damaged: {'; '.join(broken)}", RESTORE)
-            return
-        tables = list(self._tables())
-        if tables:
-            yield from tables
+            found = f"the database is damaged: {'; '.join(broken)}"
+            yield Finding(found, to_restore(self.folder))
             return
         yield from self._erasure()
-        yield from self._labels()
         for table, column in blob_columns(self.connection):
             yield from self._content(table, column)
         for table in self._complete_tables():
@@ -75,45 +72,25 @@ class DatabaseCheck:
                 f"end whoever reads the store, then knnper store compact {self.folder}",
             )
 
-    def _labels(self) -> Iterator[Finding]:
-        last = self.spec.num_classes - 1
-        wrong = self._ids(
-            f"SELECT id FROM examples WHERE label NOT BETWEEN 0 AND {last}"
-        )
-        if wrong:
-            yield self._damage(f"labels are not from 0 to {last}", wrong)
-
     def _small_rows(self) -> Iterator[Finding]:
-        columns = "id, external_id, label, arrival"
-        wrong = [int(str(one)) for one in self._damaged("examples", columns)]
+        wrong = list(damaged_rows(self.connection, "examples", EXAMPLE))
         if wrong:
             yield self._damage(
                 "external id, label or time of arrival is not what was written", wrong
             )
-        models = list(self._damaged("versions", "fingerprint, embedding_dim"))
-        if models:
-            yield Finding(
-                f"the model is not what was written: {', '.join(map(str, models))}",
-                RESTORE,
-            )
-
-    def _damaged(self, table: str, columns: str) -> Iterator[object]:
-        return damaged_rows(self.connection, table, columns)
-
-    def _tables(self) -> Iterator[Finding]:
-        found = {table for table, _ in blob_columns(self.connection)}
-        versions = self._query("SELECT number FROM versions")
-        expected = {"inputs", *(f"embeddings_{number}" for (number,) in versions)}
-        if found != expected:
-            wrong = ", ".join(sorted(found ^ expected))
-            yield Finding(f"tables and versions do not agree: {wrong}", RESTORE)
+            return
+        try:
+            self.rows.contents()
+        except StoreDamagedError as error:
+            yield Finding(str(error), to_restore(self.folder))
 
     def _content(self, table: str, column: str) -> Iterator[Finding]:
         orphans = self._ids(
             f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
         )
         if orphans:
-            yield Finding(f"{table} has rows of no example: {named(orphans)}", RESTORE)
+            found = f"{table} has rows of no example: {named(orphans)}"
+            yield Finding(found, to_restore(self.folder))
         wrong = {
             *blobs.damaged(self.connection, table, column),
             *self._misfits(table, column),
@@ -151,14 +128,9 @@ class DatabaseCheck:
         if lacking:
             yield self._damage(f"{table} lacks a row", lacking)
 
-    def _damage(self, what: str, ids: Sequence[int]) -> Finding:
-        options = " ".join(f"--id {one}" for one in ids[:SHOWN])
-        more = " and so on" if len(ids) > SHOWN else ""
-        return Finding(
-            f"{len(ids)} examples: {what}: {named(ids)}",
-            "restore the folder from a backup, or delete them: knnper store delete "
-            f"{self.folder} {options}{more}",
-        )
+    def _damage(self, what: str, ids: Sequence[object]) -> Finding:
+        found = f"{len(ids)} examples: {what}: {named(ids)}"
+        return Finding(found, to_delete(self.folder, ids))
 
     def _ids(self, statement: str) -> list[int]:
         return [row[0] for row in self._query(statement)]
@@ -167,7 +139,9 @@ class DatabaseCheck:
         return self.connection.execute(statement, values).fetchall()
 
 
-def named(ids: Sequence[int]) -> str:
-    """Return the first ids as text."""
-    more = ", ..." if len(ids) > SHOWN else ""
-    return ", ".join(map(str, ids[:SHOWN])) + more
+def to_restore(folder: Path) -> str:
+    """Return how to mend what is damaged beyond single examples."""
+    return (
+        "restore the whole folder from a backup, or save what is intact: knnper store "
+        f"salvage {folder} NEW_FOLDER"
+    )

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from datastore.care.file_checks import check_files, check_index
 from datastore.care.finding import Finding
-from datastore.care.reading import open_rows
-from datastore.care.row_checks import RESTORE, DatabaseCheck
+from datastore.care.row_checks import DatabaseCheck, to_restore
 from datastore.errors import StoreDamagedError
-from datastore.folder import DATABASE
+from datastore.folder import DATABASE, open_rows
 from datastore.sqlite.raw import opened
 
 
@@ -45,7 +44,7 @@ def verify(folder: Path) -> Verdict:
     try:
         verdict = _verdict(folder)
     except StoreDamagedError as error:
-        verdict = Verdict((Finding(str(error), RESTORE),))
+        verdict = Verdict((Finding(str(error), to_restore(folder)),))
     strays = tuple(check_files(folder))
     return Verdict((*verdict.findings, *strays), verdict.num_examples, verdict.num_rows)
 
@@ -53,7 +52,7 @@ def verify(folder: Path) -> Verdict:
 def _verdict(folder: Path) -> Verdict:
     with open_rows(folder) as (identity, rows), opened(folder / DATABASE) as connection:
         connection.execute("BEGIN")
-        check = DatabaseCheck(folder, identity.spec, connection)
+        check = DatabaseCheck(folder, identity.spec, connection, rows)
         findings = list(check.findings())
         counted = check.num_examples(), check.num_rows()
         connection.execute("ROLLBACK")

@@ -88,10 +88,12 @@ def delete(  # noqa: PLR0913 (one parameter an option)
 
 def _found(folder: Path, selection: "Selection") -> tuple["StoredIds", dict[str, Any]]:
     """Return what is described, and say what is not there."""
-    from datastore.care.reading import open_rows
+    from datastore.examples import Selection
+    from datastore.folder import open_rows
 
     with open_rows(folder) as (_, rows):
-        found, num_stored = rows.select(selection), len(rows.contents())
+        # Damaged ones are counted, and can be deleted.
+        found, num_stored = rows.select(selection), len(rows.select(Selection()))
         missing = _missing(rows, selection)
     for option, names in missing.items():
         if names:

@@ -15,7 +15,7 @@ from datastore.examples import Selection, StoreSpec
 from datastore.folder import DATABASE, configure_store, create_store, open_store
 from datastore.index.hnsw import GraphSettings
 from datastore.settings import StoreSettings
-from datastore.sqlite.blobs import checksum
+from datastore.sqlite.checksums import content_checksum
 from tests.datastore.care.store_cases import DIM, small_store, some
 
 
@@ -141,7 +141,7 @@ def test_damage_is_found(folder: Path, statement: str, what: str, mend: str) -> 
 def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
     vector = np.full(DIM, np.nan, np.float32).tobytes()
     # With a checksum that fits: they were written like this.
-    value = checksum(2, 1, vector)
+    value = content_checksum("embeddings_1", 2, 1, vector)
     change(
         folder,
         "UPDATE embeddings_1 SET vector = ?, checksum = ? WHERE id = 2",
@@ -208,7 +208,7 @@ def test_an_index_of_other_vectors_is_found(folder: Path) -> None:
         folder,
         "UPDATE embeddings_1 SET vector = ?, checksum = ? WHERE id = 2",
         vector,
-        checksum(2, 1, vector),
+        content_checksum("embeddings_1", 2, 1, vector),
     )
     assert findings(folder) == [
         "the saved index has other embeddings than the database: 2"
