@@ -97,6 +97,20 @@ def create_store(
     """
     settings = settings or StoreSettings()
     require_settings(settings, spec, embedding_dim)
+    with new_folder(folder) as draft:
+        _write_database(draft, spec, embedding_dim, fingerprint, settings)
+    return open_store(folder, writable=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to be filled, which becomes ``folder`` if nothing fails.
+
+    Raises
+    ------
+    StoreError
+        If ``folder`` holds something.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(
             f"{folder} is not empty; expected a new folder for the store. Give another "
@@ -106,12 +120,11 @@ def create_store(
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     try:
         draft.mkdir()
-        _write_database(draft, spec, embedding_dim, fingerprint, settings)
+        yield draft
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     sync_folder(folder.parent)
-    return open_store(folder, writable=True)
 
 
 @overload

@@ -46,7 +46,6 @@ class DatabaseCheck:
             found = f"the database is damaged: {'; '.join(broken)}"
             yield Finding(found, to_restore(self.folder))
             return
-        yield from self._erasure()
         for table, column in blob_columns(self.connection):
             yield from self._content(table, column)
         for table in self._complete_tables():
@@ -64,7 +63,8 @@ class DatabaseCheck:
             for table, _ in blob_columns(self.connection)
         )
 
-    def _erasure(self) -> Iterator[Finding]:
+    def erasure(self) -> Iterator[Finding]:
+        """Yield that deleted examples may have left bytes, if so."""
         if self._query("SELECT erasing FROM store")[0][0]:
             yield Finding(
                 "an erasure was cut short: bytes of deleted examples may be in the "

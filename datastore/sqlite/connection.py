@@ -159,6 +159,9 @@ def understood(path: Path) -> Iterator[None]:
         raise StoreError(f"the store in {path.parent} was closed; open it") from error
     except sqlite3.Error as error:
         raise _meaning(error, path) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes what is damaged.
+        raise damaged(path, str(error)) from error
 
 
 def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
