@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -50,8 +50,7 @@ class Acknowledged:
     @classmethod
     def of(cls, row: StoreRow) -> Self:
         """Return what acknowledges the state that ``row`` says."""
-        offered = row.stream_state.num_offered
-        return cls(row.store_id, row.num_changes, row.num_examples, offered)
+        return cls(row.store_id, row.num_changes, row.num_examples, row.num_offered)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -86,7 +85,7 @@ class Acknowledged:
 
     def encoded(self) -> bytes:
         """Return the content of the file."""
-        document = asdict(self)
+        document = dict(vars(self))
         document["checksum"] = row_checksum(*document.values())
         return json.dumps(document).encode().ljust(NUM_BYTES - 1) + b"\n"
 

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,17 +69,18 @@ class SqliteRows:
         # Reads go on while a transaction is being written.
         self._writer = connect(path, writable=True) if writable else None
         self._log = None if self._writer is None else Log(self._writer, path)
+        self._held = None if self._writer is None else StoreRow.read(self._writer)
         self._acknowledged = AcknowledgedFile(path.parent) if writable else None
         self._reader = connect(path, writable=False)
         self._writing, self._reading = threading.RLock(), threading.RLock()
+        self._known_versions = dict[int, Version]()
         self._data_version = -1
         self.has_changed()
 
     def head(self) -> Head:
         """See `Rows`."""
-        with self.reading():
-            row = self._row()
-            version = self._version(row.active)
+        row = self._row()
+        version = self._version(row.active)
         return Head(version, row.previous, row.num_removed, row.stream_state)
 
     def has_changed(self) -> bool:
@@ -294,7 +296,7 @@ class SqliteRows:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
             self._written().try_to_empty()
-            self._witness().write(StoreRow.read(self._connection()))
+            self._witness().write(self._row())
 
     def close(self) -> None:
         """See `Rows`."""
@@ -316,10 +318,11 @@ class SqliteRows:
         with self._writing:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):
-                row = StoreRow.read(connection)
+                row = replace(self._row())
                 yield connection, row
                 row.num_changes += 1
                 row.write(connection)
+            self._held = row
             self._witness().write(row)
             self._written().shorten()
 
@@ -367,14 +370,18 @@ class SqliteRows:
             blobs.insert(connection, "inputs", added.ids, added.labels, change.inputs)
 
     def _row(self) -> StoreRow:
+        """Return the store's row, which a writer knows: nobody else changes it."""
+        if self._held is not None:
+            return self._held
         with self._reading, understood(self._path):
             return StoreRow.read(self._reader)
 
     def _version(self, number: int) -> Version:
-        for version in self.versions():
-            if version.number == number:
-                return version
-        raise damaged(self._path, f"there is no model {number}")
+        if number not in self._known_versions:
+            self._known_versions = {one.number: one for one in self.versions()}
+        if number not in self._known_versions:
+            raise damaged(self._path, f"there is no model {number}")
+        return self._known_versions[number]
 
     def _damage(self) -> StoreDamagedError:
         """Return the error of examples that are not what was written."""

@@ -75,8 +75,13 @@ class StoreRow:
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Replace the row."""
-        values = dataclasses.astuple(self)
+        values = [getattr(self, name) for name in _NAMES]
         connection.execute(_REPLACE, (*values, row_checksum(*values)))
+
+    @property
+    def num_offered(self) -> int:
+        """The largest id that was given."""
+        return int(json.loads(self.stream)["num_offered"])
 
     @property
     def stream_state(self) -> StreamState:
