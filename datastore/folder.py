@@ -260,12 +260,15 @@ def _log_damage(folder: Path, *, writable: bool) -> str | None:
     path, log = folder / DATABASE, log_of(folder / DATABASE)
     if is_unlogged(path) or not (writable or lock_holder(folder / LOCK) is None):
         return None
-    before, found = header(log), damage(log)
-    if found is None or writable:
-        return found
-    # Somebody may have begun to write meanwhile.
-    is_same = header(log) == before and lock_holder(folder / LOCK) is None
-    return found if is_same else None
+    try:
+        before, found = header(log), damage(log)
+        # Somebody may have begun to write meanwhile.
+        is_another = header(log) != before or lock_holder(folder / LOCK) is not None
+    except (FileNotFoundError, PermissionError):
+        return None  # Whoever wrote is done, or SQLite will say so.
+    except OSError as error:
+        return f"its log cannot be read ({error})"
+    return None if is_another and not writable else found
 
 
 def _require_acknowledged(

@@ -26,7 +26,8 @@ def is_own(folder: Path, path: Path) -> bool:
     parts = path.relative_to(folder).parts
     if parts[0] != INDEX or len(parts) == 1:
         return parts[0] in OWN and len(parts) == 1
-    return len(parts) == 2 and any(path.match(pattern) for pattern in OWN_OF_INDEX)
+    is_file = len(parts) == 2 and not path.is_dir()
+    return is_file and any(path.match(pattern) for pattern in OWN_OF_INDEX)
 
 
 def check_files(folder: Path) -> Iterator[Finding]:

@@ -16,10 +16,10 @@ import numpy as np
 from datastore.contents import Contents
 from datastore.core.rows import Change, Version
 from datastore.errors import StoreBusyError, StoreDamagedError
+from datastore.examples import InputLayout
 from datastore.folder import (
     DATABASE,
     LOCK,
-    Identity,
     create_store,
     identity_of,
     new_folder,
@@ -29,18 +29,21 @@ from datastore.folder import (
 from datastore.policy.base import StreamState
 from datastore.sqlite.acknowledged import Acknowledged
 from datastore.sqlite.checksums import is_intact, row_checksum
-from datastore.sqlite.connection import PAGE_BYTES, log_of
+from datastore.sqlite.connection import PAGE_BYTES, log_of, read_damaged_text
 from datastore.sqlite.log_file import frames
-from datastore.sqlite.raw import ROWS_AT_ONCE, opened
-from datastore.sqlite.rows import SqliteRows
-from datastore.sqlite.schema import (
-    APPLICATION_ID,
-    FORMAT,
-    require_tables,
-    vectors_table,
-)
+from datastore.sqlite.raw import ROWS_AT_ONCE
+from datastore.sqlite.schema import vectors_table
 from datastore.sqlite.store_row import StoreRow
 from datastore.sqlite.writer_lock import lock_holder
+
+_LEAF = b"\r"
+"""The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""
+
+_NUM_PAGES_AT = 28
+"""Where the first page has the number of pages, big-endian."""
+
+_MOST_COLUMNS = 15
+"""Of a table: that is ``store``."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def salvage(folder: Path, target: Path) -> Salvage:
     Raises
     ------
     StoreDamagedError
-        If not even the tables, the settings and the model can be read.
+        If not even the settings and the model can be read.
     StoreBusyError
         If a process writes to the store.
     StoreError
@@ -128,68 +131,89 @@ def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
         acknowledged = Acknowledged.read(folder)
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-") as name:
         image = Path(name) / DATABASE
-        found = _composed(folder, image)
-        with opened(image) as connection:
-            yield _Remains(connection, *found, acknowledged)
+        found, row = _found(folder, image)
+        with contextlib.closing(sqlite3.connect(image)) as connection:
+            yield _Remains(connection, found, row, acknowledged)
 
 
-def _composed(folder: Path, image: Path) -> tuple[Identity, StoreRow, Version]:
-    """Write the database with all that its log holds to ``image``; return what it is.
+def _found(folder: Path, image: Path) -> tuple["_Found", StoreRow]:
+    """Copy a database with all that its log holds to ``image``; return what is there.
 
     Where a damaged page is one of the few that nothing can be read without, an older
     one takes its place.
     """
     log = log_of(folder / DATABASE)
-    first_damaged = 1 + max(
-        (one.number for one in frames(log) if one.is_sound), default=0
-    )
-    for left_out in (0, first_damaged):
+    sound = [frame.number for frame in frames(log) if frame.is_sound]
+    for left_out in (0, max(sound, default=0) + 1):
         _compose(folder, image, left_out)
-        try:
-            with opened(image) as connection:
-                require_tables(connection, image)
-                row = StoreRow.read(connection)
-            identity = identity_of(row)
-            rows = SqliteRows(image, identity.spec.input, writable=False)
-            with contextlib.closing(rows):
-                return identity, row, rows.head().active
-        except StoreDamagedError as error:
-            reason = error
+        with contextlib.closing(sqlite3.connect(image)) as connection:
+            read_damaged_text(connection)
+            found = _Found()
+            for table in _leaves(image, connection):
+                found.take(table, connection)
+        if found.row is not None and found.row.active in found.versions:
+            return found, found.row
     raise StoreDamagedError(
-        f"nothing of {folder} can be saved, for its tables, settings or model are "
-        "damaged; restore the folder from a backup, or create the store anew"
-    ) from reason
+        f"nothing of {folder} can be saved, for what it says of its settings or of its "
+        "model is damaged; restore the folder from a backup, or create the store anew"
+    )
 
 
 def _compose(folder: Path, image: Path, left_out: int) -> None:
+    """Write the pages as the log has them, but those of frame ``left_out``.
+
+    The first page, which says where the tables are, becomes that of an empty database.
+    """
+    image.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(image)) as connection:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("VACUUM")
+    first_page = bytearray(image.read_bytes())
     shutil.copyfile(folder / DATABASE, image)
     log = log_of(folder / DATABASE)
-    last = max((one.number for one in frames(log) if one.num_pages), default=0)
+    last = max((frame.number for frame in frames(log) if frame.num_pages), default=0)
     # No more pages than that: the number of a page may be damaged.
     most = image.stat().st_size // PAGE_BYTES + last
     with image.open("r+b") as file:
         for frame in frames(log):
-            is_whole = frame.number <= last and frame.number != left_out
-            if is_whole and 0 < frame.page <= most:
+            is_wanted = frame.number <= last and frame.number != left_out
+            if is_wanted and 0 < frame.page <= most:
                 file.seek((frame.page - 1) * PAGE_BYTES)
                 file.write(frame.content)
         num_pages = -(-file.seek(0, os.SEEK_END) // PAGE_BYTES)
         file.truncate(num_pages * PAGE_BYTES)
+        struct.pack_into(">I", first_page, _NUM_PAGES_AT, num_pages)
         file.seek(0)
-        file.write(_header(num_pages))
+        file.write(first_page)
 
 
-def _header(num_pages: int) -> bytes:
-    """Return the first bytes of a store's database that has no log.
+def _leaves(image: Path, connection: sqlite3.Connection) -> list[str]:
+    """Make each page of rows in ``image`` a table; return their names.
 
-    https://www.sqlite.org/fileformat2.html#the_database_header
+    So the pages that lead to them need not be sound. Of which table a row was, its
+    checksum tells.
     """
-    begin = struct.pack(
-        ">16sH6B", b"SQLite format 3\0", PAGE_BYTES, 1, 1, 0, 64, 32, 32
-    )
-    counters = struct.pack(">7I", 1, num_pages, 0, 0, 1, 4, 0)
-    marks = struct.pack(">5I", 0, 1, FORMAT, 0, APPLICATION_ID)
-    return begin + counters + marks + bytes(20) + struct.pack(">2I", 1, 3040000)
+    with image.open("rb") as file:
+        kinds = list(iter(lambda: file.read(PAGE_BYTES)[:1], b""))
+    leaves = [number for number, kind in enumerate(kinds, 1) if kind == _LEAF]
+    columns = ", ".join(f"c{number}" for number in range(1, _MOST_COLUMNS))
+    with connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.executemany(
+            "INSERT INTO sqlite_master VALUES ('table', ?1, ?1, ?2, "
+            f"'CREATE TABLE ' || ?1 || ' (id INTEGER PRIMARY KEY, {columns})')",
+            ((f"page_{number}", number) for number in leaves),
+        )
+    connection.execute("PRAGMA writable_schema = RESET")
+    return [f"page_{number}" for number in leaves]
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield what can be read: from both ends, where something is damaged in between."""
+    for order in ("ORDER BY id", "ORDER BY id DESC"):
+        with contextlib.suppress(sqlite3.Error):
+            yield from connection.execute(f"{query} {order}")
+            return
 
 
 class _Example(NamedTuple):
@@ -197,26 +221,82 @@ class _Example(NamedTuple):
     external_id: str | None
     label: int
     arrival: float
+
+
+class _Intact(NamedTuple):
+    example: _Example
     vector: bytes
     input: bytes = b""
 
 
+class _Found:
+    """What the pages of rows hold, but for the bytes of inputs and embeddings.
+
+    Attributes
+    ----------
+    row
+        Of the store, the newest that is intact; None without.
+    versions, examples
+        Those that are intact, by number and id.
+    pages
+        Tables, each of one page, that have bytes of an example, by its id.
+    """
+
+    def __init__(self) -> None:
+        self.row: StoreRow | None = None
+        self.versions = dict[int, Version]()
+        self.examples = dict[int, _Example]()
+        self.pages = dict[int, list[str]]()
+
+    def take(self, page: str, connection: sqlite3.Connection) -> None:
+        """Note the rows of one page."""
+        query = f"SELECT id FROM {page} WHERE typeof(c1) = 'blob'"
+        for (number,) in _rows(connection, query):
+            self.pages.setdefault(number, []).append(page)
+        query = f"SELECT * FROM {page} WHERE typeof(c1) != 'blob'"
+        for number, *values in _rows(connection, query):
+            while values and values[-1] is None:
+                values.pop()
+            if values:
+                self._take_row(number, values[:-1], values[-1])
+
+    def _take_row(self, number: int, values: list[Any], checksum: object) -> None:
+        """Note a row of a table, which the number of its columns tells."""
+        if len(values) == _MOST_COLUMNS - 2:
+            store_id, created, *others = values
+            row = StoreRow(store_id, _as_float(created), *others)
+            is_newer = self.row is None or row.num_changes > self.row.num_changes
+            if row.checksum == checksum and is_newer:
+                self.row = row
+        elif len(values) == 3:
+            name, label, arrival = values
+            example = _Example(number, name, label, _as_float(arrival))
+            if row_checksum(*example) == checksum:
+                self.examples[number] = example
+        elif len(values) == 2 and row_checksum(*values) == checksum:
+            self.versions[number] = Version(number, *values)
+
+
+def _as_float(number: Any) -> Any:
+    """Return a number of a column of floats, of which SQLite keeps whole ones so."""
+    return float(number) if isinstance(number, int) else number
+
+
 class _Remains:
-    """What is left of a store; whether it is intact, the checksum of each row says."""
+    """The examples that are left; whether they are intact, their checksums say."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
-        identity: Identity,
+        found: _Found,
         row: StoreRow,
-        version: Version,
         acknowledged: Acknowledged | None,
     ) -> None:
-        self.identity, self.version = identity, version
-        self._connection, self._row = connection, row
+        self.identity, self.version = identity_of(row), found.versions[row.active]
+        self._connection, self._found, self._row = connection, found, row
         self._expected = acknowledged or Acknowledged.of(row)
         self._num_saved, self._lost = 0, list[int]()
-        self._names = set[str]()
+        self._names = set[str | None]()
 
     def changes(self) -> Iterator[Change]:
         """Yield additions of what is intact, each of some examples."""
@@ -224,11 +304,13 @@ class _Remains:
         # No id is given again.
         last = max(state.num_offered, self._expected.num_offered)
         stream = replace(state, num_offered=last)
-        for first in range(1, last + 1, ROWS_AT_ONCE):
-            found = list(self._intact(first, first + ROWS_AT_ONCE - 1))
-            self._num_saved += len(found)
-            if found:
-                yield self._addition(found, stream)
+        ids = sorted(self._found.examples.keys() | self._found.pages.keys())
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            intact = list(self._intact(ids[first : first + ROWS_AT_ONCE]))
+            self._num_saved += len(intact)
+            if intact:
+                layout = self.identity.spec.input
+                yield _addition(intact, self.version.embedding_dim, layout, stream)
 
     def report(self) -> Salvage:
         """Return what was found."""
@@ -240,69 +322,59 @@ class _Remains:
             max(0, expected.num_changes - self._row.num_changes),
         )
 
-    def _intact(self, first: int, last: int) -> Iterator[_Example]:
-        """Yield which of some ids are intact, and note the others that are there."""
-        vectors, inputs = vectors_table(self.version.number), "inputs"
-        sizes = {vectors: 4 * self.version.embedding_dim}
+    def _intact(self, ids: Sequence[int]) -> Iterator[_Intact]:
+        """Yield the intact ones of some examples, and note the others."""
+        sizes = {vectors_table(self.version.number): 4 * self.version.embedding_dim}
         if self.identity.spec.input is not None:
-            sizes[inputs] = self.identity.spec.input_bytes
-        small = self._read("external_id, label, arrival", "examples", first, last)
-        large = {
-            vectors: self._read("vector", vectors, first, last),
-            inputs: self._read("input", inputs, first, last),
-        }
-        for one in sorted(small.keys() | large[vectors].keys() | large[inputs].keys()):
-            name, label, arrival, expected = small.get(one, (None, None, None, None))
-            contents = {table: large[table].get(one, (b"", None)) for table in sizes}
-            if (
-                row_checksum(one, name, label, arrival) == expected
-                and name not in self._names
-                and all(
-                    is_intact(table, (one, label, content, found))
-                    and len(content) == sizes[table]
-                    for table, (content, found) in contents.items()
-                )
-            ):
-                self._names |= {name} - {None}
-                content = [content for content, _ in contents.values()]
-                yield _Example(one, name, label, arrival, *content)
+            sizes["inputs"] = self.identity.spec.input_bytes
+        for number in ids:
+            example = self._found.examples.get(number)
+            contents = list[bytes]()
+            if example is not None and example.external_id not in self._names:
+                rows = self._bytes_of(number)
+                for table, size in sizes.items():
+                    contents += [
+                        content
+                        for content, checksum in rows
+                        if is_intact(table, (number, example.label, content, checksum))
+                        and len(content) == size
+                    ][:1]
+            if example is not None and len(contents) == len(sizes):
+                self._names |= {example.external_id} - {None}
+                yield _Intact(example, *contents)
             else:
-                self._lost.append(one)
+                self._lost.append(number)
 
-    def _read(
-        self, columns: str, table: str, first: int, last: int
-    ) -> dict[int, tuple[Any, ...]]:
-        """Return the rows of some ids, by id, that are on pages that can be read."""
-        try:
-            rows = self._connection.execute(
-                f"SELECT id, {columns}, checksum FROM {table} WHERE id BETWEEN ? AND ?",
-                (first, last),
-            ).fetchall()
-        except sqlite3.Error:
-            if first == last:
-                return {}
-            middle = (first + last) // 2
-            return {
-                **self._read(columns, table, first, middle),
-                **self._read(columns, table, middle + 1, last),
-            }
-        return {row[0]: row[1:] for row in rows if first <= row[0] <= last}
+    def _bytes_of(self, number: int) -> list[tuple[Any, Any]]:
+        rows = list[tuple[Any, Any]]()
+        for page in self._found.pages.get(number, ()):
+            with contextlib.suppress(sqlite3.Error):
+                query = f"SELECT c1, c2 FROM {page} WHERE id = ?"
+                rows += self._connection.execute(query, (number,))
+        return rows
 
-    def _addition(self, found: Sequence[_Example], stream: StreamState) -> Change:
-        layout, dim = self.identity.spec.input, self.version.embedding_dim
-        vectors = b"".join(one.vector for one in found)
-        inputs = None
-        if layout is not None:
-            content = np.frombuffer(b"".join(one.input for one in found), layout.dtype)
-            inputs = content.reshape(-1, *layout.shape)
-        return Change(
-            stream=stream,
-            added=Contents(
-                np.array([one.id for one in found], np.int64),
-                np.array([one.label for one in found], np.int64),
-                np.array([one.arrival for one in found], np.float64),
-            ),
-            embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
-            inputs=inputs,
-            external_ids=[one.external_id for one in found],
-        )
+
+def _addition(
+    intact: Sequence[_Intact],
+    dim: int,
+    layout: InputLayout | None,
+    stream: StreamState,
+) -> Change:
+    """Return the change of a new store that adds examples under the ids they had."""
+    examples = [one.example for one in intact]
+    vectors = np.frombuffer(b"".join(one.vector for one in intact), np.float32)
+    inputs = None
+    if layout is not None:
+        content = np.frombuffer(b"".join(one.input for one in intact), layout.dtype)
+        inputs = content.reshape(-1, *layout.shape)
+    return Change(
+        stream=stream,
+        added=Contents(
+            np.array([one.id for one in examples], np.int64),
+            np.array([one.label for one in examples], np.int64),
+            np.array([one.arrival for one in examples], np.float64),
+        ),
+        embeddings=vectors.reshape(-1, dim),
+        inputs=inputs,
+        external_ids=[one.external_id for one in examples],
+    )

@@ -156,9 +156,12 @@ class IndexCache:
         OSError, ValueError
             If it cannot be read.
         """
-        found = json.loads((self.folder / MANIFEST).read_bytes())
+        try:
+            found = json.loads((self.folder / MANIFEST).read_bytes())
+        except RecursionError as error:
+            raise ValueError("it is no JSON of a few levels") from error
         if not isinstance(found, dict):
-            raise ValueError("expected an object")
+            raise ValueError(f"found {type(found).__name__}, expected an object")
         return found
 
     def _files(self) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from datastore.errors import StoreDamagedError
+from datastore.errors import StoreDamagedError, StoreError
 from datastore.sqlite.checksums import row_checksum
 from datastore.sqlite.store_row import StoreRow
 from knnper.durable_files import write_atomically
@@ -62,18 +62,20 @@ class Acknowledged:
         ------
         StoreDamagedError
             If the file is missing or damaged.
+        StoreError
+            If it cannot be read.
         """
         path = folder / ACKNOWLEDGED
-        for _ in range(ATTEMPTS):
+        for _ in range(ATTEMPTS if path.is_file() else 0):
             try:
                 with path.open("rb") as file:
                     found = json.loads(file.read(NUM_BYTES))
                 expected = found.pop("checksum")
                 if expected == row_checksum(*found.values()):
                     return cls(**found)
-            except FileNotFoundError:
-                break
-            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            except OSError as error:
+                raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+            except (ValueError, LookupError, TypeError, AttributeError):
                 pass
             time.sleep(PAUSE_S)
         raise StoreDamagedError(

@@ -21,6 +21,8 @@ _READ_FAILURES = tuple(
     f"SQLITE_IOERR_{one}" for one in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
 )
 
+_CLOSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+
 WAIT_S = 10.0
 """How long a statement waits for another process to end its transaction."""
 
@@ -82,14 +84,16 @@ def _seen(path: Path) -> tuple[object, ...]:
 
 
 def _reader(path: Path) -> Connection:
+    if path.exists() and path.stat().st_size == 0:
+        # SQLite would remove its log, from which much may be saved.
+        raise damaged(path, "it is empty")
     connection = _connection(path, "mode=ro")
     try:
         # Tells whether it can be read at all.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error as error:
         connection.close()
-        name = error.sqlite_errorname
-        if not name.startswith("SQLITE_CANTOPEN") or os.access(path.parent, os.W_OK):
+        if not _name_of(error).startswith(_CLOSED) or os.access(path.parent, os.W_OK):
             raise
         # To read beside a log, SQLite makes a file there. Without one it need not.
         if not is_unlogged(path):
@@ -118,8 +122,10 @@ def _connection(path: Path, options: str) -> Connection:
 
 def is_unlogged(path: Path) -> bool:
     """Return whether nothing is in the log of the database in ``path``."""
-    log = log_of(path)
-    return not log.exists() or (log.is_file() and log.stat().st_size == 0)
+    try:
+        return log_of(path).stat().st_size == 0
+    except FileNotFoundError:
+        return True
 
 
 def read_damaged_text(connection: sqlite3.Connection) -> None:
@@ -165,7 +171,7 @@ def understood(path: Path) -> Iterator[None]:
 
 
 def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
-    name = getattr(error, "sqlite_errorname", "")
+    name = _name_of(error)
     is_of_the_disk = name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
     if is_of_the_disk and name not in _READ_FAILURES:
         return StoreFullError(
@@ -178,15 +184,27 @@ def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
             f"another process has used {path} for more than {WAIT_S:g} seconds; try "
             "again when it is done"
         )
-    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")) and not (
-        os.access(path, os.R_OK) and os.access(path.parent, os.W_OK)
-    ):
+    if name.startswith(_CLOSED) and not _is_at_fault(path, name):
         return StoreError(
             f"{path} cannot be opened ({error}); expected permission to read it and to "
-            f"write in {path.parent}, which reading the log needs too"
+            f"write in {path.parent}, which reading the log needs too, and no limit on "
+            "open files that is reached"
         )
     # The statements are ours and fit the tables that were written.
     return damaged(path, str(error))
+
+
+def _is_at_fault(path: Path, name: str) -> bool:
+    """Return whether the files of a database keep it from being opened, or written."""
+    beside = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+    if any(one.exists() and not one.is_file() for one in beside):
+        return True
+    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return name.startswith("SQLITE_READONLY") and is_writable
+
+
+def _name_of(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "")
 
 
 def damaged(path: Path, found: str) -> StoreDamagedError:

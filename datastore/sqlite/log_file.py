@@ -98,11 +98,10 @@ def damage(path: Path) -> str | None:
 
 def header(path: Path) -> bytes:
     """Return the header of the log in ``path``, which each new log changes."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEADER)
-    except FileNotFoundError:
+    if not path.is_file():
         return b""
+    with path.open("rb") as file:
+        return file.read(_HEADER)
 
 
 def _has_sound_header(path: Path) -> bool:

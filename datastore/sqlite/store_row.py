@@ -65,7 +65,7 @@ class StoreRow:
             If it is not what was written.
         """
         rows = connection.execute(f"SELECT {_COLUMNS}, checksum FROM store").fetchall()
-        if len(rows) != 1 or row_checksum(*rows[0][:-1]) != rows[0][-1]:
+        if len(rows) != 1 or cls(*rows[0][:-1]).checksum != rows[0][-1]:
             raise StoreDamagedError(
                 "what the database says of the store, such as its classes and its "
                 "capacity, is not what was written; restore the folder from a backup, "
@@ -75,8 +75,12 @@ class StoreRow:
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Replace the row."""
-        values = [getattr(self, name) for name in _NAMES]
-        connection.execute(_REPLACE, (*values, row_checksum(*values)))
+        connection.execute(_REPLACE, (*vars(self).values(), self.checksum))
+
+    @property
+    def checksum(self) -> int:
+        """Of all other columns."""
+        return row_checksum(*vars(self).values())
 
     @property
     def num_offered(self) -> int:
