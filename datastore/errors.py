@@ -33,7 +33,15 @@ class StoreMismatchError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The store's files are not what was written."""
+    """The store's files are not what was written.
+
+    Attributes
+    ----------
+    found
+        What is wrong, without how to mend it; empty where the text alone says it.
+    """
+
+    found: str = ""
 
 
 class ExamplesMissingError(StoreDamagedError):
@@ -44,6 +52,14 @@ def named(ids: Sequence[object]) -> str:
     """Return the first ids as text."""
     more = ", ..." if len(ids) > SHOWN else ""
     return ", ".join(map(str, ids[:SHOWN])) + more
+
+
+def to_restore(folder: Path) -> str:
+    """Return how to mend what is damaged beyond single examples."""
+    return (
+        "restore the whole folder from a backup, or save what is intact: knnper store "
+        f"salvage {folder} NEW_FOLDER"
+    )
 
 
 def to_delete(folder: Path, ids: Sequence[object]) -> str:

@@ -229,7 +229,7 @@ def read_identity(folder: Path, *, writable: bool = False) -> Identity:
     ):
         read_damaged_text(connection)
         require_tables(connection, path)
-        row = StoreRow.read(connection)
+        row = StoreRow.read(connection, path)
     _require_acknowledged(path, row, acknowledged, broken)
     return identity_of(row)
 
@@ -247,7 +247,8 @@ def identity_of(row: StoreRow) -> Identity:
         settings = _SETTINGS.validate_json(row.settings)
     except ValidationError as error:
         raise StoreDamagedError(
-            f"the store's classes and settings cannot be understood: {error}"
+            "the store's classes and settings cannot be understood; open it with the "
+            "version of this software that wrote it"
         ) from error
     return Identity(row.store_id, row.created, spec, settings)
 

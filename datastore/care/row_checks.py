@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from datastore.care.finding import Finding
-from datastore.errors import StoreDamagedError, named, to_delete
+from datastore.errors import StoreDamagedError, named, to_delete, to_restore
 from datastore.examples import StoreSpec
 from datastore.sqlite import blobs
 from datastore.sqlite.checksums import damaged_rows
@@ -81,8 +81,9 @@ class DatabaseCheck:
             return
         try:
             self.rows.contents()
+            self.rows.versions()
         except StoreDamagedError as error:
-            yield Finding(str(error), to_restore(self.folder))
+            yield Finding(error.found, to_restore(self.folder))
 
     def _content(self, table: str, column: str) -> Iterator[Finding]:
         orphans = self._ids(
@@ -137,11 +138,3 @@ class DatabaseCheck:
 
     def _query(self, statement: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
         return self.connection.execute(statement, values).fetchall()
-
-
-def to_restore(folder: Path) -> str:
-    """Return how to mend what is damaged beyond single examples."""
-    return (
-        "restore the whole folder from a backup, or save what is intact: knnper store "
-        f"salvage {folder} NEW_FOLDER"
-    )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from datastore.care.file_checks import check_files, check_index
 from datastore.care.finding import Finding
-from datastore.care.row_checks import DatabaseCheck, to_restore
+from datastore.care.row_checks import DatabaseCheck
 from datastore.care.salvage import Salvage, what_is_intact
-from datastore.errors import StoreDamagedError, StoreError
+from datastore.errors import StoreDamagedError, StoreError, to_restore
 from datastore.folder import DATABASE, open_rows
 from datastore.sqlite.raw import opened
 
@@ -66,7 +66,10 @@ def _verdict(folder: Path) -> Verdict:
                 other = (*check.erasure(), *check_index(folder, identity, rows))
                 return Verdict(other, *counted)
     except StoreDamagedError as error:
-        findings, counted = (Finding(str(error), to_restore(folder)),), (0, 0)
+        findings, counted = (
+            (Finding(error.found or str(error), to_restore(folder)),),
+            (0, 0),
+        )
     return Verdict(findings, *counted, _saving(folder))
 
 

@@ -11,6 +11,7 @@ from datastore.errors import (
     StoreDamagedError,
     StoreError,
     StoreFullError,
+    to_restore,
 )
 
 PAGE_BYTES = 16384
@@ -217,8 +218,9 @@ def damaged(path: Path, found: str) -> StoreDamagedError:
     found
         What is wrong.
     """
-    return StoreDamagedError(
-        f"{path} is not what was written: {found}. Nothing was changed. Restore the "
-        "whole folder from a backup, or save what is intact: knnper store salvage "
-        f"{path.parent} NEW_FOLDER"
+    error = StoreDamagedError(
+        f"{path} is not what was written: {found}. Nothing was changed; "
+        f"{to_restore(path.parent)}"
     )
+    error.found = found
+    return error

@@ -69,7 +69,7 @@ class SqliteRows:
         # Reads go on while a transaction is being written.
         self._writer = connect(path, writable=True) if writable else None
         self._log = None if self._writer is None else Log(self._writer, path)
-        self._held = None if self._writer is None else StoreRow.read(self._writer)
+        self._held = None if self._writer is None else StoreRow.read(self._writer, path)
         self._acknowledged = AcknowledgedFile(path.parent) if writable else None
         self._reader = connect(path, writable=False)
         self._writing, self._reading = threading.RLock(), threading.RLock()
@@ -243,7 +243,8 @@ class SqliteRows:
         )
         for _, *values, expected in rows:
             if row_checksum(*values) != expected:
-                raise damaged(self._path, f"the model {values[0]} is another one")
+                found = f"the model is not what was written: {values[0]}"
+                raise damaged(self._path, found)
         return [Version(*row[:3]) for row in rows]
 
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
@@ -374,7 +375,7 @@ class SqliteRows:
         if self._held is not None:
             return self._held
         with self._reading, understood(self._path):
-            return StoreRow.read(self._reader)
+            return StoreRow.read(self._reader, self._path)
 
     def _version(self, number: int) -> Version:
         if number not in self._known_versions:

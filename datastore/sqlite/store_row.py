@@ -4,13 +4,14 @@ import dataclasses
 import json
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from datastore.errors import StoreDamagedError
 from datastore.policy.base import StreamState
 from datastore.sqlite.checksums import row_checksum
+from datastore.sqlite.connection import damaged
 
 
 @dataclass
@@ -56,8 +57,8 @@ class StoreRow:
     num_changes: int = 0
 
     @classmethod
-    def read(cls, connection: sqlite3.Connection) -> Self:
-        """Return the row.
+    def read(cls, connection: sqlite3.Connection, path: Path) -> Self:
+        """Return the row of the database in ``path``.
 
         Raises
         ------
@@ -66,10 +67,10 @@ class StoreRow:
         """
         rows = connection.execute(f"SELECT {_COLUMNS}, checksum FROM store").fetchall()
         if len(rows) != 1 or cls(*rows[0][:-1]).checksum != rows[0][-1]:
-            raise StoreDamagedError(
-                "what the database says of the store, such as its classes and its "
-                "capacity, is not what was written; restore the folder from a backup, "
-                "or create the store anew"
+            raise damaged(
+                path,
+                "what it says of the store, such as its classes and its capacity, is "
+                "not what was written",
             )
         return cls(*rows[0][:-1])
 

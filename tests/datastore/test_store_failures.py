@@ -139,5 +139,5 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
         connection.execute("UPDATE examples SET label = 3 WHERE id = 2")
     connection.close()
     shutil.rmtree(tmp_path / "s" / INDEX)
-    with pytest.raises(StoreDamagedError, match=r"example 2 .* --id 2"):
+    with pytest.raises(StoreDamagedError, match=r"of 1 examples .*: 2; .* --id 2"):
         open_store(tmp_path / "s")

@@ -92,7 +92,10 @@ def _found(folder: Path, selection: "Selection") -> tuple["StoredIds", dict[str,
     from datastore.folder import open_rows
 
     with open_rows(folder) as (_, rows):
-        # Damaged ones are counted, and can be deleted.
+        if selection.ids is None and selection.external_ids is None:
+            # What is damaged says nothing of what must go.
+            rows.contents()
+        # By their ids, damaged ones can be deleted.
         found, num_stored = rows.select(selection), len(rows.select(Selection()))
         missing = _missing(rows, selection)
     for option, names in missing.items():

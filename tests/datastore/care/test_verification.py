@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from datastore.care.verification import verify
-from datastore.errors import StoreError
+from datastore.errors import StoreDamagedError, StoreError
 from datastore.examples import Selection, StoreSpec
-from datastore.folder import DATABASE, configure_store, create_store, open_store
+from datastore.folder import (
+    DATABASE,
+    configure_store,
+    create_store,
+    open_rows,
+    open_store,
+)
 from datastore.index.hnsw import GraphSettings
 from datastore.settings import StoreSettings
 from datastore.sqlite.checksums import content_checksum
@@ -83,7 +89,7 @@ DAMAGES: list[tuple[str, str, str]] = [
     ),
     (
         "UPDATE examples SET label = 3 WHERE id = 1",
-        "1 examples: labels are not from 0 to 2: 1",
+        "1 examples: external id, label or time of arrival is not what was written: 1",
         "delete",
     ),
     (
@@ -98,9 +104,10 @@ DAMAGES: list[tuple[str, str, str]] = [
         "restore",
     ),
     (
-        "UPDATE store SET erasing = 1",
-        "an erasure was cut short: bytes of deleted examples may be in the files",
-        "compact",
+        "UPDATE store SET num_removed = 7",
+        "what it says of the store, such as its classes and its capacity, is not what "
+        "was written",
+        "restore",
     ),
     (
         "UPDATE examples SET arrival = 1000.5 WHERE id = 4",
@@ -136,6 +143,25 @@ def test_damage_is_found(folder: Path, statement: str, what: str, mend: str) -> 
     first = verify(folder).findings[0]
     assert first.what == what
     assert mend in first.mend
+
+
+def test_an_example_without_a_trace_is_missed(folder: Path) -> None:
+    for table in ("examples", "inputs", "embeddings_1"):
+        change(folder, f"DELETE FROM {table} WHERE id = 9")
+    (found,) = verify(folder).findings
+    assert "examples are missing" in found.what
+    assert "salvage" in found.mend
+    with pytest.raises(StoreDamagedError, match="examples are missing"):
+        open_store(folder)
+
+
+def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
+    with open_rows(folder, writable=True) as (_, rows), rows.writing() as (_, row):
+        row.erasing = 1
+    (found,) = verify(folder).findings
+    assert "an erasure was cut short" in found.what
+    assert "compact" in found.mend
+    assert verify(folder).saving is None
 
 
 def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
@@ -177,7 +203,7 @@ def test_a_broken_database_is_found(folder: Path) -> None:
 def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> None:
     change(folder, f"UPDATE store SET {assignment}")
     (found,) = findings(folder)
-    assert "its classes and its capacity, is not what was written;" in found
+    assert "its classes and its capacity, is not what was written" in found
     assert "pydantic" not in found
 
 
