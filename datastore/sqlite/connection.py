@@ -168,7 +168,7 @@ def understood(path: Path) -> Iterator[None]:
         raise _meaning(error, path) from error
     except UnicodeDecodeError as error:
         # SQLite's message quotes what is damaged.
-        raise damaged(path, str(error)) from error
+        raise damaged(path, f"the database is damaged ({error})") from error
 
 
 def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
@@ -192,7 +192,7 @@ def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
             "open files that is reached"
         )
     # The statements are ours and fit the tables that were written.
-    return damaged(path, str(error))
+    return damaged(path, f"the database is damaged ({error})")
 
 
 def _is_at_fault(path: Path, name: str) -> bool:

@@ -88,11 +88,6 @@ DAMAGES: list[tuple[str, str, str]] = [
         "delete",
     ),
     (
-        "UPDATE examples SET label = 3 WHERE id = 1",
-        "1 examples: external id, label or time of arrival is not what was written: 1",
-        "delete",
-    ),
-    (
         "DELETE FROM embeddings_1 WHERE id = 9",
         "1 examples: embeddings_1 lacks a row: 9",
         "delete",
@@ -183,12 +178,10 @@ def test_a_broken_database_is_found(folder: Path) -> None:
     content[-16384:] = b"\7" * 16384
     path.write_bytes(content)
     verdict = verify(folder)
-    assert (
-        "damaged" in verdict.findings[0].what or "not what" in verdict.findings[0].what
-    )
+    assert "damaged" in verdict.findings[0].what
     assert "backup" in verdict.findings[0].mend
     path.write_bytes(b"no database " * 1000)
-    assert "not what was written" in findings(folder)[0]
+    assert "damaged" in findings(folder)[0]
 
 
 @pytest.mark.parametrize(
