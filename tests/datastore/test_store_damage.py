@@ -1,9 +1,11 @@
 """Damage anywhere is said, never passed over; what a crash leaves is no damage."""
 
 import json
+import multiprocessing
 import resource
 import shutil
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,33 @@ def test_a_transaction_with_a_hole_is_no_damage(
     with open_store(folder, writable=True) as store:
         store.add(some(1, 60, "next"))
     assert verify(folder).findings == ()
+
+
+def _read_on(folder: Path, pipe: Connection) -> None:
+    with open_store(folder) as reader, reader._rows.reading():
+        pipe.send(len(reader._rows.contents()))
+        pipe.recv()
+
+
+def test_what_crashes_leave_does_not_pile_up(
+    unfinished: tuple[Path, bytes, int],
+) -> None:
+    folder, content, begin = unfinished
+    torn = content[:begin] + bytes(FRAME) + content[begin + FRAME :]
+    log_in(folder).write_bytes(torn)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    # So that the log cannot be emptied.
+    reader = context.Process(target=_read_on, args=(folder, theirs))
+    reader.start()
+    count = ours.recv()
+    left_by_a_kill(folder, lambda store: store.add(some(1, 60, "next")))
+    ours.send("end")
+    reader.join()
+    assert log_in(folder).read_bytes().startswith(content[:begin])
+    assert all(frame.is_sound for frame in frames(log_in(folder)))
+    with open_store(folder) as store:
+        assert len(store) == count + 1
 
 
 def test_the_last_acknowledged_transaction_cannot_be_cut(
