@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from datastore.errors import StoreBusyError
-from datastore.sqlite.connection import PAGE_BYTES, WAIT_S
+from datastore.sqlite.connection import PAGE_BYTES, WAIT_S, log_of
+from datastore.sqlite.log_file import cut
 
 LOG_BYTES = 64 * 2**20
 """How much is written to the log before it is copied into the database. Copying costs
@@ -63,8 +64,15 @@ class Log:
         self._num_bytes = 0
 
     def try_to_empty(self) -> None:
-        """Empty the log if nobody reads of it, without waiting."""
+        """Empty the log, or at least leave what is read of it, without waiting.
+
+        What several crashes leave behind each other would look like damage.
+        """
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA busy_timeout = 0")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            kept, num_frames, _ = self._connection.execute(
+                "PRAGMA wal_checkpoint(TRUNCATE)"
+            ).fetchone()
+            if kept and num_frames > 0:
+                cut(log_of(self._path), num_frames)
         self._connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")

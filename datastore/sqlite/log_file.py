@@ -97,17 +97,10 @@ def damage(path: Path) -> str | None:
     return f"its log is damaged at {where}, and {num_ends} transactions are not read"
 
 
-def cut(path: Path) -> None:
-    """Take away what lies behind the sound frames of the log in ``path``.
-
-    The process that writes does so, where a reader keeps it from emptying the log:
-    what several crashes leave behind each other would look like damage.
-    """
-    if not path.is_file():
-        return
-    num_sound = sum(frame.is_sound for frame in frames(path))
-    end = _HEADER + num_sound * _FRAME
-    if path.stat().st_size > end:
+def cut(path: Path, num_frames: int) -> None:
+    """Take away what lies behind the frames of the log in ``path`` that are read."""
+    end = _HEADER + num_frames * _FRAME
+    if path.is_file() and path.stat().st_size > end:
         os.truncate(path, end)
 
 

@@ -29,12 +29,10 @@ from datastore.sqlite.connection import (
     PAGE_BYTES,
     connect,
     damaged,
-    log_of,
     transaction,
     understood,
 )
 from datastore.sqlite.log import Log
-from datastore.sqlite.log_file import cut
 from datastore.sqlite.schema import (
     EXAMPLE,
     insert_examples,
@@ -299,7 +297,6 @@ class SqliteRows:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
             self._written().try_to_empty()
-            cut(log_of(self._path))
             self._witness().write(self._row())
 
     def close(self) -> None:

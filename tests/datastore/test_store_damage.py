@@ -123,7 +123,7 @@ def unfinished(store: Path, tmp_path: Path) -> tuple[Path, bytes, int]:
     def work(writer: Store) -> None:
         writer.add(some(2, 50, "before"))
         shutil.copytree(later, store)
-        writer.add(some(20, 51, "last"))
+        writer.add(some(600, 51, "last"))
 
     left_by_a_kill(later, work)
     before, content = log_in(store).read_bytes(), log_in(later).read_bytes()
