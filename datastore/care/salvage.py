@@ -6,17 +6,15 @@ import shutil
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from datastore.contents import Contents
 from datastore.core.rows import Change, Version
 from datastore.errors import StoreBusyError, StoreDamagedError
-from datastore.examples import InputLayout
 from datastore.folder import (
     DATABASE,
     LOCK,
@@ -26,12 +24,12 @@ from datastore.folder import (
     open_rows,
     require_database,
 )
-from datastore.policy.base import StreamState
 from datastore.sqlite.acknowledged import Acknowledged
 from datastore.sqlite.checksums import is_intact, row_checksum
 from datastore.sqlite.connection import PAGE_BYTES, log_of, read_damaged_text
 from datastore.sqlite.log_file import frames
 from datastore.sqlite.raw import ROWS_AT_ONCE
+from datastore.sqlite.rows import as_contents
 from datastore.sqlite.schema import vectors_table
 from datastore.sqlite.store_row import StoreRow
 from datastore.sqlite.writer_lock import lock_holder
@@ -42,8 +40,8 @@ _LEAF = b"\r"
 _NUM_PAGES_AT = 28
 """Where the first page has the number of pages, big-endian."""
 
-_MOST_COLUMNS = 15
-"""Of a table: that is ``store``."""
+_NUM_COLUMNS = len(fields(StoreRow)) + 2
+"""Of the table with the most: ``store``."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,13 @@ def salvage(folder: Path, target: Path) -> Salvage:
         If there is no store, or ``target`` holds something.
     """
     with new_folder(target) as draft, _remains(folder, target.parent) as remains:
-        spec, version = remains.identity.spec, remains.version
-        settings = remains.identity.settings
+        identity, version = identity_of(remains.row), remains.version
         create_store(
-            draft, spec, version.embedding_dim, version.fingerprint, settings
+            draft,
+            identity.spec,
+            version.embedding_dim,
+            version.fingerprint,
+            identity.settings,
         ).close()
         with open_rows(draft, writable=True) as (_, rows):
             new_version = rows.head().active.number
@@ -129,30 +130,20 @@ def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
     acknowledged = None
     with contextlib.suppress(StoreDamagedError):
         acknowledged = Acknowledged.read(folder)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-") as name:
-        image = Path(name) / DATABASE
-        found, row = _found(folder, image)
-        with contextlib.closing(sqlite3.connect(image)) as connection:
-            yield _Remains(connection, found, row, acknowledged)
-
-
-def _found(folder: Path, image: Path) -> tuple["_Found", StoreRow]:
-    """Copy a database with all that its log holds to ``image``; return what is there.
-
-    Where a damaged page is one of the few that nothing can be read without, an older
-    one takes its place.
-    """
     log = log_of(folder / DATABASE)
     sound = [frame.number for frame in frames(log) if frame.is_sound]
-    for left_out in (0, max(sound, default=0) + 1):
-        _compose(folder, image, left_out)
-        with contextlib.closing(sqlite3.connect(image)) as connection:
-            read_damaged_text(connection)
-            found = _Found()
-            for table in _leaves(image, connection):
-                found.take(table, connection)
-        if found.row is not None and found.row.active in found.versions:
-            return found, found.row
+    first_damaged = 1 + max(sound, default=0)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-") as name:
+        image = Path(name) / DATABASE
+        # Where the damaged page is one that nothing can be read without, an older one
+        # takes its place.
+        for left_out in (0, first_damaged):
+            _compose(folder, image, left_out)
+            with contextlib.closing(_opened_by_page(image)) as connection:
+                remains = _Remains(connection, acknowledged)
+                if remains.say_what_they_are:
+                    yield remains
+                    return
     raise StoreDamagedError(
         f"nothing of {folder} can be saved, for what it says of its settings or of its "
         "model is damaged; restore the folder from a backup, or create the store anew"
@@ -187,33 +178,26 @@ def _compose(folder: Path, image: Path, left_out: int) -> None:
         file.write(first_page)
 
 
-def _leaves(image: Path, connection: sqlite3.Connection) -> list[str]:
-    """Make each page of rows in ``image`` a table; return their names.
+def _opened_by_page(image: Path) -> sqlite3.Connection:
+    """Return a connection to ``image``, in which each page of rows is a table.
 
     So the pages that lead to them need not be sound. Of which table a row was, its
-    checksum tells.
+    checksum tells. Rows that were deleted are on none: zeros took their place.
     """
     with image.open("rb") as file:
         kinds = list(iter(lambda: file.read(PAGE_BYTES)[:1], b""))
     leaves = [number for number, kind in enumerate(kinds, 1) if kind == _LEAF]
-    columns = ", ".join(f"c{number}" for number in range(1, _MOST_COLUMNS))
-    with connection:
+    columns = ", ".join(f"c{number}" for number in range(1, _NUM_COLUMNS))
+    with contextlib.closing(sqlite3.connect(image)) as connection, connection:
         connection.execute("PRAGMA writable_schema = ON")
         connection.executemany(
             "INSERT INTO sqlite_master VALUES ('table', ?1, ?1, ?2, "
             f"'CREATE TABLE ' || ?1 || ' (id INTEGER PRIMARY KEY, {columns})')",
             ((f"page_{number}", number) for number in leaves),
         )
-    connection.execute("PRAGMA writable_schema = RESET")
-    return [f"page_{number}" for number in leaves]
-
-
-def _rows(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield what can be read: from both ends, where something is damaged in between."""
-    for order in ("ORDER BY id", "ORDER BY id DESC"):
-        with contextlib.suppress(sqlite3.Error):
-            yield from connection.execute(f"{query} {order}")
-            return
+    connection = sqlite3.connect(image)
+    read_damaged_text(connection)
+    return connection
 
 
 class _Example(NamedTuple):
@@ -223,158 +207,152 @@ class _Example(NamedTuple):
     arrival: float
 
 
-class _Intact(NamedTuple):
-    example: _Example
-    vector: bytes
-    input: bytes = b""
+class _Remains:
+    """What is left; whether it is intact, the checksum of each row says.
 
-
-class _Found:
-    """What the pages of rows hold, but for the bytes of inputs and embeddings.
+    Parameters
+    ----------
+    connection
+        See `_opened_by_page`.
+    acknowledged
+        What the store should be, if that is known.
 
     Attributes
     ----------
-    row
-        Of the store, the newest that is intact; None without.
-    versions, examples
-        Those that are intact, by number and id.
-    pages
-        Tables, each of one page, that have bytes of an example, by its id.
+    say_what_they_are
+        Whether settings and model are known; nothing else can be asked for without.
     """
 
-    def __init__(self) -> None:
-        self.row: StoreRow | None = None
-        self.versions = dict[int, Version]()
-        self.examples = dict[int, _Example]()
-        self.pages = dict[int, list[str]]()
-
-    def take(self, page: str, connection: sqlite3.Connection) -> None:
-        """Note the rows of one page."""
-        query = f"SELECT id FROM {page} WHERE typeof(c1) = 'blob'"
-        for (number,) in _rows(connection, query):
-            self.pages.setdefault(number, []).append(page)
-        query = f"SELECT * FROM {page} WHERE typeof(c1) != 'blob'"
-        for number, *values in _rows(connection, query):
-            while values and values[-1] is None:
-                values.pop()
-            if values:
-                self._take_row(number, values[:-1], values[-1])
-
-    def _take_row(self, number: int, values: list[Any], checksum: object) -> None:
-        """Note a row of a table, which the number of its columns tells."""
-        if len(values) == _MOST_COLUMNS - 2:
-            store_id, created, *others = values
-            row = StoreRow(store_id, _as_float(created), *others)
-            is_newer = self.row is None or row.num_changes > self.row.num_changes
-            if row.checksum == checksum and is_newer:
-                self.row = row
-        elif len(values) == 3:
-            name, label, arrival = values
-            example = _Example(number, name, label, _as_float(arrival))
-            if row_checksum(*example) == checksum:
-                self.examples[number] = example
-        elif len(values) == 2 and row_checksum(*values) == checksum:
-            self.versions[number] = Version(number, *values)
-
-
-def _as_float(number: Any) -> Any:
-    """Return a number of a column of floats, of which SQLite keeps whole ones so."""
-    return float(number) if isinstance(number, int) else number
-
-
-class _Remains:
-    """The examples that are left; whether they are intact, their checksums say."""
-
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        found: _Found,
-        row: StoreRow,
-        acknowledged: Acknowledged | None,
+        self, connection: sqlite3.Connection, acknowledged: Acknowledged | None
     ) -> None:
-        self.identity, self.version = identity_of(row), found.versions[row.active]
-        self._connection, self._found, self._row = connection, found, row
-        self._expected = acknowledged or Acknowledged.of(row)
+        self._connection, self._acknowledged = connection, acknowledged
+        self._row: StoreRow | None = None
+        self._versions = dict[int, Version]()
+        self._examples = dict[int, _Example]()
+        self._pages = dict[int, list[str]]()  # that have bytes of an example
+        for (page,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
+            self._note(page)
         self._num_saved, self._lost = 0, list[int]()
-        self._names = set[str | None]()
+        self._names = set[str]()
+
+    @property
+    def say_what_they_are(self) -> bool:
+        return self._row is not None and self._row.active in self._versions
+
+    @property
+    def row(self) -> StoreRow:
+        """The store's, the newest that is intact."""
+        assert self._row is not None, "who asks has looked"
+        return self._row
+
+    @property
+    def version(self) -> Version:
+        """The model that is searched."""
+        return self._versions[self.row.active]
 
     def changes(self) -> Iterator[Change]:
         """Yield additions of what is intact, each of some examples."""
-        state = self._row.stream_state
-        # No id is given again.
-        last = max(state.num_offered, self._expected.num_offered)
-        stream = replace(state, num_offered=last)
-        ids = sorted(self._found.examples.keys() | self._found.pages.keys())
+        layout, dim = identity_of(self.row).spec.input, self.version.embedding_dim
+        stream = self.row.stream_state
+        if self._acknowledged is not None:
+            # No id is given again.
+            last = max(stream.num_offered, self._acknowledged.num_offered)
+            stream = replace(stream, num_offered=last)
+        ids = sorted(self._examples.keys() | self._pages.keys())
         for first in range(0, len(ids), ROWS_AT_ONCE):
-            intact = list(self._intact(ids[first : first + ROWS_AT_ONCE]))
-            self._num_saved += len(intact)
-            if intact:
-                layout = self.identity.spec.input
-                yield _addition(intact, self.version.embedding_dim, layout, stream)
+            examples, vectors, inputs = self._intact(ids[first : first + ROWS_AT_ONCE])
+            self._num_saved += len(examples)
+            if examples:
+                yield Change(
+                    stream=stream,
+                    added=as_contents((one.id, *one[2:]) for one in examples),
+                    embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
+                    inputs=None
+                    if layout is None
+                    else np.frombuffer(inputs, layout.dtype).reshape(-1, *layout.shape),
+                    external_ids=[one.external_id for one in examples],
+                )
 
     def report(self) -> Salvage:
         """Return what was found."""
-        expected, num_found = self._expected, self._num_saved + len(self._lost)
+        expected = self._acknowledged or self.row
+        num_found = self._num_saved + len(self._lost)
         return Salvage(
             self._num_saved,
             tuple(self._lost),
             max(0, expected.num_examples - num_found),
-            max(0, expected.num_changes - self._row.num_changes),
+            max(0, expected.num_changes - self.row.num_changes),
         )
 
-    def _intact(self, ids: Sequence[int]) -> Iterator[_Intact]:
-        """Yield the intact ones of some examples, and note the others."""
+    def _intact(self, ids: Sequence[int]) -> tuple[list[_Example], bytes, bytes]:
+        """Return the intact ones of some examples, their vectors, and their inputs."""
+        spec = identity_of(self.row).spec
         sizes = {vectors_table(self.version.number): 4 * self.version.embedding_dim}
-        if self.identity.spec.input is not None:
-            sizes["inputs"] = self.identity.spec.input_bytes
+        if spec.input is not None:
+            sizes["inputs"] = spec.input_bytes
+        found = list[tuple[_Example, list[bytes]]]()
         for number in ids:
-            example = self._found.examples.get(number)
-            contents = list[bytes]()
-            if example is not None and example.external_id not in self._names:
-                rows = self._bytes_of(number)
-                for table, size in sizes.items():
-                    contents += [
-                        content
-                        for content, checksum in rows
-                        if is_intact(table, (number, example.label, content, checksum))
-                        and len(content) == size
-                    ][:1]
-            if example is not None and len(contents) == len(sizes):
-                self._names |= {example.external_id} - {None}
-                yield _Intact(example, *contents)
-            else:
+            example = self._examples.get(number)
+            contents = [] if example is None else self._contents(example, sizes)
+            if example is None or len(contents) < len(sizes):
                 self._lost.append(number)
+            else:
+                found.append((example, contents))
+        columns = [
+            b"".join(column) for column in zip(*(one for _, one in found), strict=True)
+        ]
+        vectors, inputs = (*columns, b"", b"")[:2]
+        return [example for example, _ in found], vectors, inputs
 
-    def _bytes_of(self, number: int) -> list[tuple[Any, Any]]:
+    def _contents(self, example: _Example, sizes: Mapping[str, int]) -> list[bytes]:
+        """Return the bytes of an example, of those tables where they are intact."""
         rows = list[tuple[Any, Any]]()
-        for page in self._found.pages.get(number, ()):
+        for page in self._pages.get(example.id, ()):
             with contextlib.suppress(sqlite3.Error):
                 query = f"SELECT c1, c2 FROM {page} WHERE id = ?"
-                rows += self._connection.execute(query, (number,))
-        return rows
+                rows += self._connection.execute(query, (example.id,))
+        intact = {
+            table: content
+            for table, size in sizes.items()
+            for content, checksum in rows
+            if is_intact(table, (example.id, example.label, content, checksum))
+            and len(content) == size
+        }
+        return list(intact.values())
+
+    def _note(self, page: str) -> None:
+        for (number,) in self._read(f"SELECT id FROM {page} WHERE typeof(c1) = 'blob'"):
+            self._pages.setdefault(number, []).append(page)
+        query = f"SELECT * FROM {page} WHERE typeof(c1) != 'blob'"
+        for number, *values in self._read(query):
+            while values and values[-1] is None:
+                values.pop()
+            if values:
+                self._note_row(number, values[:-1], values[-1])
+
+    def _read(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield rows from both ends, where something is damaged in between."""
+        for order in ("ORDER BY id", "ORDER BY id DESC"):
+            with contextlib.suppress(sqlite3.Error):
+                yield from self._connection.execute(f"{query} {order}")
+                return
+
+    def _note_row(self, number: int, values: list[Any], checksum: object) -> None:
+        """Note a row if it is intact; the number of columns tells its table."""
+        if len(values) == _NUM_COLUMNS - 2:
+            row = StoreRow(values[0], _as_float(values[1]), *values[2:])
+            is_newer = self._row is None or row.num_changes > self._row.num_changes
+            if row.checksum == checksum and is_newer:
+                self._row = row
+        elif len(values) == 3:
+            example = _Example(number, values[0], values[1], _as_float(values[2]))
+            if row_checksum(*example) == checksum:
+                self._examples[number] = example
+        elif len(values) == 2 and row_checksum(*values) == checksum:
+            self._versions[number] = Version(number, *values)
 
 
-def _addition(
-    intact: Sequence[_Intact],
-    dim: int,
-    layout: InputLayout | None,
-    stream: StreamState,
-) -> Change:
-    """Return the change of a new store that adds examples under the ids they had."""
-    examples = [one.example for one in intact]
-    vectors = np.frombuffer(b"".join(one.vector for one in intact), np.float32)
-    inputs = None
-    if layout is not None:
-        content = np.frombuffer(b"".join(one.input for one in intact), layout.dtype)
-        inputs = content.reshape(-1, *layout.shape)
-    return Change(
-        stream=stream,
-        added=Contents(
-            np.array([one.id for one in examples], np.int64),
-            np.array([one.label for one in examples], np.int64),
-            np.array([one.arrival for one in examples], np.float64),
-        ),
-        embeddings=vectors.reshape(-1, dim),
-        inputs=inputs,
-        external_ids=[one.external_id for one in examples],
-    )
+def _as_float(number: Any) -> Any:
+    """Return a number of a column of floats, where SQLite keeps whole ones short."""
+    return float(number) if isinstance(number, int) else number

@@ -121,7 +121,7 @@ class SqliteRows:
                 after,
             )
             try:
-                contents = _as_contents(rows)
+                contents = as_contents(rows)
                 is_right = after > 0 or digest(contents) == self._row().digest
             except (TypeError, ValueError, OverflowError):
                 is_right = False
@@ -168,7 +168,7 @@ class SqliteRows:
         with self.writing() as (connection, row):
             if len(change.removed):
                 gone = connection.execute(_EXAMPLES, (_listed(change.removed),))
-                row.digest = as_signed(row.digest - digest(_as_contents(gone)))
+                row.digest = as_signed(row.digest - digest(as_contents(gone)))
                 row.num_examples -= self._delete(connection, change.removed)
             if len(change.added):
                 self._insert(connection, change, row.active)
@@ -196,7 +196,7 @@ class SqliteRows:
         """
         with self.writing() as (connection, row):
             row.num_examples -= self._delete(connection, ids)
-            row.digest = digest(_as_contents(_sound_examples(connection)))
+            row.digest = digest(as_contents(_sound_examples(connection)))
             row.num_removed += len(ids)
             row.stream_state, row.erasing = stream, 1
 
@@ -407,7 +407,7 @@ class SqliteRows:
             return blobs.read(self._reader, table, column, ids, empty)
 
 
-def _as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:
+def as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:
     """Return rows of id, label and time of arrival, ascending, as arrays."""
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     return Contents(

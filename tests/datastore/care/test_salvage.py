@@ -1,6 +1,8 @@
 """What is intact is saved, what is not is named, and the damaged store stays."""
 
+import os
 import shutil
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +17,7 @@ from datastore.examples import Selection
 from datastore.folder import DATABASE, open_store
 from datastore.sqlite.acknowledged import ACKNOWLEDGED
 from datastore.sqlite.connection import PAGE_BYTES
+from datastore.sqlite.log import Log
 from datastore.sqlite.log_file import frames
 from datastore.store import Store
 from tests.datastore.care.store_cases import small_store, some
@@ -181,6 +184,26 @@ def test_what_was_deleted_does_not_come_back(closed: Path) -> None:
     log_in(closed).unlink()
     saved = check(closed, whole)
     assert saved.num_missing == 1
+
+
+def test_what_is_being_erased_does_not_come_back(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    small_store(folder, count=2000).close()
+    kept = tuple(range(1, 1900))
+
+    def killed(log: Log) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(store: Store) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            # After the database was written anew, and only in the log.
+            patched.setattr(Log, "empty", killed)
+            store.delete(Selection(ids=kept))
+
+    left_by_a_kill(folder, work)
+    whole = rows_of(folder)
+    assert len(whole) == 101
+    assert check(folder, whole) == Salvage(101, (), 0, 0)
 
 
 def test_without_the_witness_nothing_more_is_missing(closed: Path) -> None:
