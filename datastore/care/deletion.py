@@ -8,6 +8,7 @@ import numpy as np
 
 from datastore.contents import Ids
 from datastore.core.cache import IndexCache
+from datastore.core.rows import Change
 from datastore.errors import StoreDamagedError
 from datastore.examples import Selection
 from datastore.folder import INDEX, open_rows, open_store
@@ -48,7 +49,7 @@ def delete_examples(folder: Path, ids: Ids) -> None:
 def _delete_unopened(folder: Path, ids: Ids) -> None:
     with open_rows(folder, writable=True) as (_, rows):
         stream = _without(rows.head().stream, rows.labels_as_found(ids))
-        rows.delete_damaged(ids, stream)
+        rows.apply(Change(stream=stream, removed=ids, must_erase=True))
         IndexCache(folder / INDEX, rows).clear()
         rows.erase_removed()
 

@@ -117,13 +117,9 @@ class AcknowledgedFile:
             # The change itself is done; an older number only says less.
             _LOG.warning("%s is not written: %s", ACKNOWLEDGED, error)
 
-    def sync(self) -> None:
-        """Bring it to disk."""
-        os.fsync(self._descriptor)
-
     def close(self) -> None:
         """Bring it to disk, and close it."""
         try:
-            self.sync()
+            os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)

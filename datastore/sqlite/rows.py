@@ -21,7 +21,6 @@ from datastore.errors import (
 )
 from datastore.examples import InputLayout, Selection
 from datastore.index.base import Vectors
-from datastore.policy.base import StreamState
 from datastore.sqlite import blobs
 from datastore.sqlite.acknowledged import AcknowledgedFile
 from datastore.sqlite.checksums import as_signed, damaged_rows, digest, row_checksum
@@ -43,7 +42,7 @@ from datastore.sqlite.selecting import where
 from datastore.sqlite.store_row import StoreRow
 
 _EXAMPLES = (
-    "SELECT id, label, arrival FROM examples "
+    f"SELECT {EXAMPLE}, checksum FROM examples "
     "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
 )
 
@@ -120,14 +119,13 @@ class SqliteRows:
                 "SELECT id, label, arrival FROM examples WHERE id > ? ORDER BY id",
                 after,
             )
-            try:
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
                 contents = as_contents(rows)
-                is_right = after > 0 or digest(contents) == self._row().digest
-            except (TypeError, ValueError, OverflowError):
-                is_right = False
-            if not is_right:
-                raise self._damage()
-        return contents
+                row = StoreRow.read(self._reader, self._path)
+                expected = row.num_examples, row.digest
+                if after > 0 or (len(contents), digest(contents)) == expected:
+                    return contents
+            raise self._damage()
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
         """See `Rows`."""
@@ -144,12 +142,8 @@ class SqliteRows:
 
     def external_ids(self, ids: Ids) -> list[str | None]:
         """See `Rows`."""
-        rows = self._fetch(
-            "SELECT id, external_id, label, arrival, checksum FROM examples "
-            "WHERE id IN (SELECT value FROM json_each(?))",
-            _listed(ids),
-        )
-        if any(row_checksum(*row[:-1]) != row[-1] for row in rows):
+        rows = self._fetch(_EXAMPLES, _listed(ids))
+        if len(list(_sound(rows))) < len(rows):
             raise self._damage()
         names = {row[0]: row[1] for row in rows}
         return [names.get(one) for one in ids.tolist()]
@@ -164,12 +158,10 @@ class SqliteRows:
         return np.array([row[0] for row in rows], dtype=np.int64)
 
     def apply(self, change: Change) -> None:
-        """See `Rows`."""
+        """See `Rows`; what is removed may be damaged."""
         with self.writing() as (connection, row):
             if len(change.removed):
-                gone = connection.execute(_EXAMPLES, (_listed(change.removed),))
-                row.digest = as_signed(row.digest - digest(as_contents(gone)))
-                row.num_examples -= self._delete(connection, change.removed)
+                self._remove(connection, row, change.removed)
             if len(change.added):
                 self._insert(connection, change, row.active)
                 row.digest = as_signed(row.digest + digest(change.added))
@@ -180,25 +172,7 @@ class SqliteRows:
 
     def labels_as_found(self, ids: Ids) -> list[object]:
         """Return the labels of those of ``ids`` that are there, damaged or not."""
-        return [label for _, label, _ in self._fetch(_EXAMPLES, _listed(ids))]
-
-    def delete_damaged(self, ids: Ids, stream: StreamState) -> None:
-        """Delete examples whose labels cannot be relied on; see `apply`.
-
-        As long as others are damaged too, `contents` says so.
-
-        Parameters
-        ----------
-        ids
-            Of the examples.
-        stream
-            What the policy remembers afterwards.
-        """
-        with self.writing() as (connection, row):
-            row.num_examples -= self._delete(connection, ids)
-            row.digest = digest(as_contents(_sound_examples(connection)))
-            row.num_removed += len(ids)
-            row.stream_state, row.erasing = stream, 1
+        return [row[2] for row in self._fetch(_EXAMPLES, _listed(ids))]
 
     def compact(self) -> None:
         """See `Rows`."""
@@ -267,7 +241,7 @@ class SqliteRows:
         """See `Rows`."""
         with self.writing() as (connection, _):
             rows = connection.execute(_EXAMPLES, (_listed(ids),))
-            label_of = {one: label for one, label, _ in rows}
+            label_of = {row[0]: row[2] for row in rows}
             present = np.array([one in label_of for one in ids.tolist()], dtype=bool)
             labels = np.array(
                 [label_of[one] for one in ids[present].tolist()], np.int64
@@ -320,6 +294,8 @@ class SqliteRows:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):
                 row = replace(self._row())
+                # Unknown, should the block be cut short at its end.
+                self._held = None
                 yield connection, row
                 row.num_changes += 1
                 row.write(connection)
@@ -339,17 +315,24 @@ class SqliteRows:
         assert self._acknowledged is not None, "only a Store writes, and it has one"
         return self._acknowledged
 
-    def _delete(self, connection: sqlite3.Connection, ids: Ids) -> int:
-        """Delete examples; return how many there were."""
+    def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
         self._written().note(len(ids), len(ids) * PAGE_BYTES)
-        tables = ["inputs", *(vectors_table(one) for (one,) in versions), "examples"]
+        gone = connection.execute(_EXAMPLES, (_listed(ids),)).fetchall()
+        tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
-            cursor = connection.executemany(
+            connection.executemany(
                 f"DELETE FROM {table} WHERE id = ?",
                 ((one,) for one in ids.tolist()),
             )
-        return cursor.rowcount
+        sound = list(_sound(gone))
+        row.num_examples -= len(gone)
+        if len(sound) == len(gone):
+            row.digest = as_signed(row.digest - digest(as_contents(sound)))
+        else:
+            # What was damaged counted as what it had been. Others still do.
+            rest = connection.execute(f"SELECT {EXAMPLE}, checksum FROM examples")
+            row.digest = digest(as_contents(_sound(rest)))
 
     def _insert(
         self, connection: sqlite3.Connection, change: Change, active: int
@@ -371,7 +354,7 @@ class SqliteRows:
             blobs.insert(connection, "inputs", added.ids, added.labels, change.inputs)
 
     def _row(self) -> StoreRow:
-        """Return the store's row, which a writer knows: nobody else changes it."""
+        """Return the store's row; a writer knows it, for nobody else changes it."""
         if self._held is not None:
             return self._held
         with self._reading, understood(self._path):
@@ -422,11 +405,10 @@ def _listed(ids: Ids) -> str:
     return json.dumps(ids.tolist())
 
 
-def _sound_examples(
-    connection: sqlite3.Connection,
+def _sound(
+    rows: Iterable[tuple[int, str | None, int, float, int]],
 ) -> Iterator[tuple[int, int, float]]:
-    for one, name, label, arrival, expected in connection.execute(
-        f"SELECT {EXAMPLE}, checksum FROM examples ORDER BY id"
-    ):
+    """Yield id, label and arrival of the rows of ``examples`` that are as written."""
+    for one, name, label, arrival, expected in rows:
         if row_checksum(one, name, label, arrival) == expected:
             yield one, label, arrival
