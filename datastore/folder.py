@@ -258,10 +258,12 @@ def _log_damage(folder: Path, *, writable: bool) -> str | None:
 
     Another process that writes has looked at the log when it began, and changes it.
     """
-    path, log = folder / DATABASE, log_of(folder / DATABASE)
-    if is_unlogged(path) or not (writable or lock_holder(folder / LOCK) is None):
-        return None
+    log = log_of(folder / DATABASE)
     try:
+        if is_unlogged(folder / DATABASE):
+            return None
+        if not writable and lock_holder(folder / LOCK) is not None:
+            return None
         before, found = header(log), damage(log)
         # Somebody may have begun to write meanwhile.
         is_another = header(log) != before or lock_holder(folder / LOCK) is not None

@@ -343,15 +343,11 @@ def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
             assert not reader.index.is_outgrown
 
 
-def test_all_that_is_read_meanwhile_is_of_one_moment(tmp_path: Path) -> None:
-    # What is there is compared with what the store says of itself.
+def test_what_is_read_in_one_block_is_of_one_moment(tmp_path: Path) -> None:
+    # Also what the store says of itself, which the contents are compared with.
     with new_store(tmp_path / "s", 3) as store, ThreadPoolExecutor(1) as adding:
-
-        def add() -> None:
-            for _ in range(60):
-                store.add(examples(1))
-
-        added = adding.submit(add)
-        while not added.done():
-            assert 3 <= len(store._rows.contents()) <= 63
-        added.result()
+        with store._rows.reading():
+            assert len(store._rows.contents()) == 3
+            adding.submit(store.add, examples(1)).result()
+            assert len(store._rows.contents()) == 3
+        assert len(store._rows.contents()) == 4

@@ -39,10 +39,7 @@ AbsentFiles = Annotated[
 def verify(
     folder: StoreFolder, absent: AbsentFiles = None, as_json: AsJson = False
 ) -> None:
-    """Check all that has a checksum, and the files; exit with 1 if anything is wrong.
-
-    Not covered: what the policy remembers of examples that came before.
-    """
+    """Check all that was written, and the files; exit with 1 if anything is wrong."""
     if absent:
         _verify_absence(folder, absent, as_json)
         return
