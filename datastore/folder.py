@@ -31,7 +31,7 @@ from datastore.sqlite.connection import (
     read_damaged_text,
     transaction,
 )
-from datastore.sqlite.log_file import damage, header
+from datastore.sqlite.log import damage
 from datastore.sqlite.rows import SqliteRows
 from datastore.sqlite.schema import create_tables, insert_version, require_tables
 from datastore.sqlite.store_row import StoreRow, encode_stream
@@ -264,14 +264,16 @@ def _log_damage(folder: Path, *, writable: bool) -> str | None:
             return None
         if not writable and lock_holder(folder / LOCK) is not None:
             return None
-        before, found = header(log), damage(log)
-        # Somebody may have begun to write meanwhile.
-        is_another = header(log) != before or lock_holder(folder / LOCK) is not None
+        found = damage(log)
+        if found is not None and not writable:
+            # Somebody may have written meanwhile: what a kill leaves stays as it is.
+            found = damage(log)
+            return found if lock_holder(folder / LOCK) is None else None
     except (FileNotFoundError, PermissionError):
         return None  # Whoever wrote is done, or SQLite will say so.
     except OSError as error:
         return f"its log cannot be read ({error})"
-    return None if is_another and not writable else found
+    return found
 
 
 def _require_acknowledged(

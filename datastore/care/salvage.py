@@ -27,7 +27,7 @@ from datastore.folder import (
 from datastore.sqlite.acknowledged import Acknowledged
 from datastore.sqlite.checksums import is_intact, row_checksum
 from datastore.sqlite.connection import PAGE_BYTES, log_of, read_damaged_text
-from datastore.sqlite.log_file import frames
+from datastore.sqlite.log import frames
 from datastore.sqlite.raw import ROWS_AT_ONCE
 from datastore.sqlite.rows import as_contents
 from datastore.sqlite.schema import vectors_table

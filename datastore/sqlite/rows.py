@@ -38,7 +38,6 @@ from datastore.sqlite.schema import (
     insert_version,
     vectors_table,
 )
-from datastore.sqlite.selecting import where
 from datastore.sqlite.store_row import StoreRow
 
 _EXAMPLES = (
@@ -150,7 +149,7 @@ class SqliteRows:
 
     def select(self, selection: Selection) -> Ids:
         """See `Rows`."""
-        condition, values = where(selection)
+        condition, values = _where(selection)
         rows = self._fetch(
             f"SELECT id FROM examples WHERE {condition} ORDER BY id",
             *values,
@@ -412,3 +411,32 @@ def _sound(
     for one, name, label, arrival, expected in rows:
         if row_checksum(one, name, label, arrival) == expected:
             yield one, label, arrival
+
+
+def _where(selection: Selection) -> tuple[str, list[object]]:
+    """Return the condition on the table of examples, and what to bind to it."""
+    conditions, values = ["1"], list[object]()
+    # NumPy's integers are no JSON.
+    lists: dict[str, list[int] | list[str] | None] = {
+        "id": _integers(selection.ids),
+        "external_id": None
+        if selection.external_ids is None
+        else list(selection.external_ids),
+        "label": _integers(selection.labels),
+    }
+    for column, allowed in lists.items():
+        if allowed is not None:
+            # One text, because the number of values that can be bound is bounded.
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            values.append(json.dumps(allowed))
+    if selection.arrived_from is not None:
+        conditions.append("arrival >= ?")
+        values.append(selection.arrived_from)
+    if selection.arrived_before is not None:
+        conditions.append("arrival < ?")
+        values.append(selection.arrived_before)
+    return " AND ".join(conditions), values
+
+
+def _integers(numbers: Iterable[int] | None) -> list[int] | None:
+    return None if numbers is None else [int(one) for one in numbers]

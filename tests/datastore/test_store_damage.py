@@ -15,7 +15,7 @@ from datastore.errors import StoreDamagedError, StoreError
 from datastore.folder import DATABASE, INDEX, LOCK, open_store
 from datastore.sqlite.acknowledged import ACKNOWLEDGED, Acknowledged
 from datastore.sqlite.connection import PAGE_BYTES
-from datastore.sqlite.log_file import frames
+from datastore.sqlite.log import frames
 from datastore.store import Store
 from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import (

@@ -184,7 +184,7 @@ def _noted(folder: Path, ids: "StoredIds", names: list[str]) -> Iterator[bytes]:
 
 
 def _require_no_traces(folder: Path, proof: "Proof") -> None:
-    from datastore.care.file_checks import is_own
+    from datastore.care.verification import is_own
     from datastore.errors import StoreError
 
     files = sorted({trace.file for trace in proof.traces})

@@ -17,8 +17,7 @@ from datastore.examples import Selection
 from datastore.folder import DATABASE, open_store
 from datastore.sqlite.acknowledged import ACKNOWLEDGED
 from datastore.sqlite.connection import PAGE_BYTES
-from datastore.sqlite.log import Log
-from datastore.sqlite.log_file import frames
+from datastore.sqlite.log import Log, frames
 from datastore.store import Store
 from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import (
