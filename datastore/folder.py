@@ -1,13 +1,14 @@
 """A store on disk: one folder for each client.
 
-``store.sqlite3`` (with its log beside it) is the truth, ``index/`` a cache of it, and
-``writer.lock`` is held by the one process that writes.
+``store.sqlite3`` (with its log beside it) is the truth, ``acknowledged.json`` tells how
+much of it there must be, ``index/`` is a cache, and ``writer.lock`` is held by the one
+process that writes.
 """
 
 import contextlib
 import shutil
-import sqlite3
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, overload
@@ -21,17 +22,20 @@ from datastore.errors import StoreDamagedError, StoreError
 from datastore.examples import StoreSpec
 from datastore.policy.base import StreamState
 from datastore.settings import StoreSettings, require_settings
-from datastore.sqlite.connection import connect, transaction, understood
-from datastore.sqlite.row_checksum import read_damaged_text, row_checksum
-from datastore.sqlite.rows import SqliteRows
-from datastore.sqlite.schema import (
-    APPLICATION_ID,
-    FORMAT,
-    create_tables,
-    insert_version,
+from datastore.sqlite.acknowledged import Acknowledged, create_acknowledged
+from datastore.sqlite.connection import (
+    connect,
+    damaged,
+    is_unlogged,
+    log_of,
+    read_damaged_text,
+    transaction,
 )
-from datastore.sqlite.stream_json import encode_stream
-from datastore.sqlite.writer_lock import WriterLock
+from datastore.sqlite.log import damage
+from datastore.sqlite.rows import SqliteRows
+from datastore.sqlite.schema import create_tables, insert_version, require_tables
+from datastore.sqlite.store_row import StoreRow, encode_stream
+from datastore.sqlite.writer_lock import WriterLock, lock_holder
 from datastore.store import Store
 from datastore.store_reader import StoreReader, require_model
 from knnper.durable_files import sync_folder
@@ -93,6 +97,20 @@ def create_store(
     """
     settings = settings or StoreSettings()
     require_settings(settings, spec, embedding_dim)
+    with new_folder(folder) as draft:
+        _write_database(draft, spec, embedding_dim, fingerprint, settings)
+    return open_store(folder, writable=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to be filled, which becomes ``folder`` if nothing fails.
+
+    Raises
+    ------
+    StoreError
+        If ``folder`` holds something.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(
             f"{folder} is not empty; expected a new folder for the store. Give another "
@@ -102,12 +120,11 @@ def create_store(
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     try:
         draft.mkdir()
-        _write_database(draft / DATABASE, spec, embedding_dim, fingerprint, settings)
+        yield draft
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     sync_folder(folder.parent)
-    return open_store(folder, writable=True)
 
 
 @overload
@@ -145,13 +162,8 @@ def open_store(
     StoreDamagedError
         If the files are not what was written.
     """
-    require_database(folder)
     with contextlib.ExitStack() as opened:
-        if writable:
-            opened.callback(WriterLock(folder / LOCK).release)
-        identity = read_identity(folder)
-        rows = SqliteRows(folder / DATABASE, identity.spec.input, writable=writable)
-        opened.callback(rows.close)
+        identity, rows = opened.enter_context(open_rows(folder, writable=writable))
         cache = IndexCache(folder / INDEX, rows)
         if writable:
             _tidy_up(rows, cache)
@@ -167,30 +179,118 @@ def open_store(
         )
 
 
-def read_identity(folder: Path) -> Identity:
+@contextlib.contextmanager
+def open_rows(
+    folder: Path, *, writable: bool = False
+) -> Iterator[tuple[Identity, SqliteRows]]:
+    """Yield what the store in ``folder`` was made for, and its rows, without the index.
+
+    Raises
+    ------
+    StoreError
+        As `open_store`.
+    """
+    require_database(folder)
+    with contextlib.ExitStack() as opened:
+        if writable:
+            opened.callback(WriterLock(folder / LOCK).release)
+        identity = read_identity(folder, writable=writable)
+        rows = SqliteRows(folder / DATABASE, identity.spec.input, writable=writable)
+        opened.callback(rows.close)
+        yield identity, rows
+
+
+def read_identity(folder: Path, *, writable: bool = False) -> Identity:
     """Return what the store in ``folder`` was made for.
+
+    Parameters
+    ----------
+    folder
+        Of the store.
+    writable
+        Whether this process holds the writer's lock.
 
     Raises
     ------
     StoreError
         If there is none, or another version of this software made it.
+    StoreDamagedError
+        If the tables are not those of a store, its description is not what was written,
+        or what was acknowledged is not all there.
     """
     require_database(folder)
     path = folder / DATABASE
-    connection = connect(path, writable=False)
-    with contextlib.closing(connection), understood(path):
-        _require_format(connection, path)
+    # Before the database is read, which whoever writes goes on changing.
+    acknowledged = Acknowledged.read(folder)
+    broken = _log_damage(folder, writable=writable)
+    with (
+        contextlib.closing(connect(path, writable=False)) as connection,
+        transaction(connection, path, writing=False),
+    ):
         read_damaged_text(connection)
-        row = connection.execute(
-            "SELECT store_id, created, spec, settings, checksum FROM store"
-        ).fetchone()
+        require_tables(connection, path)
+        row = StoreRow.read(connection, path)
+    _require_acknowledged(path, row, acknowledged, broken)
+    return identity_of(row)
+
+
+def identity_of(row: StoreRow) -> Identity:
+    """Return what a store was made for, as its row says.
+
+    Raises
+    ------
+    StoreDamagedError
+        If it says nothing that can be understood.
+    """
     try:
-        spec, settings = _SPEC.validate_json(row[2]), _SETTINGS.validate_json(row[3])
+        spec = _SPEC.validate_json(row.spec)
+        settings = _SETTINGS.validate_json(row.settings)
     except ValidationError as error:
-        raise _damaged_identity(path) from error
-    if row_checksum(*row[:4]) != row[4]:
-        raise _damaged_identity(path)
-    return Identity(row[0], row[1], spec, settings)
+        raise StoreDamagedError(
+            "the store's classes and settings cannot be understood; open it with the "
+            "version of this software that wrote it"
+        ) from error
+    return Identity(row.store_id, row.created, spec, settings)
+
+
+def _log_damage(folder: Path, *, writable: bool) -> str | None:
+    """Return what is wrong with the log, as far as this can be told.
+
+    Another process that writes has looked at the log when it began, and changes it.
+    """
+    log = log_of(folder / DATABASE)
+    try:
+        if is_unlogged(folder / DATABASE):
+            return None
+        if not writable and lock_holder(folder / LOCK) is not None:
+            return None
+        found = damage(log)
+        if found is not None and not writable:
+            # Somebody may have written meanwhile: what a kill leaves stays as it is.
+            found = damage(log)
+            return found if lock_holder(folder / LOCK) is None else None
+    except (FileNotFoundError, PermissionError):
+        return None  # Whoever wrote is done, or SQLite will say so.
+    except OSError as error:
+        return f"its log cannot be read ({error})"
+    return found
+
+
+def _require_acknowledged(
+    path: Path, row: StoreRow, acknowledged: Acknowledged, broken: str | None
+) -> None:
+    if row.store_id != acknowledged.store_id:
+        raise damaged(path, "the files in its folder are of different stores")
+    lost = acknowledged.num_changes - row.num_changes
+    if lost > 0:
+        why = broken or "its log is damaged at the end, or missing"
+        raise damaged(
+            path,
+            f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
+            f"that were acknowledged; {why}",
+        )
+    if broken is not None:
+        raise damaged(path, broken)
 
 
 def require_database(folder: Path) -> None:
@@ -220,31 +320,21 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
     StoreBusyError
         If a process writes to the store.
     """
-    with open_store(folder, writable=True) as store:
-        require_settings(settings, store.spec, store.embedding_dim)
-        most = settings.most_examples(store.spec, store.embedding_dim)
-        if most is not None and most < len(store):
+    with open_rows(folder, writable=True) as (identity, rows):
+        spec, dim = identity.spec, rows.head().active.embedding_dim
+        require_settings(settings, spec, dim)
+        most, num_stored = settings.most_examples(spec, dim), len(rows.contents())
+        if most is not None and most < num_stored:
             raise StoreError(
                 f"found room for {most} examples in the new settings, expected at "
-                f"least the {len(store)} that are stored; delete some first"
+                f"least the {num_stored} that are stored; delete some first"
             )
-        database = folder / DATABASE
-        text = _SETTINGS.dump_json(settings).decode()
-        with (
-            contextlib.closing(connect(database, writable=True)) as connection,
-            transaction(connection, database, writing=True),
-        ):
-            row = connection.execute(
-                "SELECT store_id, created, spec FROM store"
-            ).fetchone()
-            connection.execute(
-                "UPDATE store SET settings = ?, checksum = ?",
-                (text, row_checksum(*row, text)),
-            )
+        rows.configure(_SETTINGS.dump_json(settings).decode())
 
 
 def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
     """Finish what a writer that was killed had begun."""
+    rows.settle()
     if rows.is_erasing():
         cache.clear()
         rows.erase_removed()
@@ -252,48 +342,24 @@ def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
 
 
 def _write_database(
-    path: Path,
+    folder: Path,
     spec: StoreSpec,
     embedding_dim: int,
     fingerprint: str,
     settings: StoreSettings,
 ) -> None:
+    path = folder / DATABASE
     with contextlib.closing(connect(path, writable=True)) as connection:
         create_tables(connection)
         with transaction(connection, path, writing=True):
             active = insert_version(connection, fingerprint, embedding_dim)
-            store_id, created = uuid4().hex, time.time()
-            texts = (
+            row = StoreRow(
+                uuid4().hex,
+                time.time(),
                 _SPEC.dump_json(spec).decode(),
                 _SETTINGS.dump_json(settings).decode(),
+                active,
+                encode_stream(StreamState.start(spec.num_classes)),
             )
-            connection.execute(
-                "INSERT INTO store VALUES (1, ?, ?, ?, ?, ?, NULL, 0, ?, 0, '', ?)",
-                (
-                    store_id,
-                    *texts,
-                    created,
-                    active,
-                    encode_stream(StreamState.start(spec.num_classes)),
-                    row_checksum(store_id, created, *texts),
-                ),
-            )
-
-
-def _damaged_identity(path: Path) -> StoreDamagedError:
-    return StoreDamagedError(
-        f"what {path} says of the store, such as its classes and its capacity, is not "
-        "what was written; restore the folder from a backup, or create the store anew"
-    )
-
-
-def _require_format(connection: sqlite3.Connection, path: Path) -> None:
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
-        raise StoreDamagedError(f"{path} is a database, but not of a store")
-    if found != FORMAT:
-        raise StoreError(
-            f"{path} is a store of format {found}, expected {FORMAT}; open it with the "
-            "version of this software that wrote it, export it, and add it here"
-        )
+            row.write(connection)
+    create_acknowledged(folder, row)

@@ -2,17 +2,18 @@
 
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datastore.care.reading import in_parts, open_rows
 from datastore.contents import Ids
 from datastore.errors import StoreError
 from datastore.examples import StoreSpec
+from datastore.folder import open_rows
+from datastore.sqlite.raw import ROWS_AT_ONCE
 from datastore.sqlite.rows import SqliteRows
 from knnper.durable_files import sync_folder
 
@@ -96,6 +97,12 @@ def _fill(archive: zipfile.ZipFile, rows: SqliteRows, spec: StoreSpec) -> int:
     for name, array in small.items():
         _put_parts(archive, name, array.shape, array.dtype, [array])
     return len(ids)
+
+
+def in_parts(ids: Ids) -> Iterator[Ids]:
+    """Yield ``ids`` (n,) in parts of `ROWS_AT_ONCE`."""
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        yield ids[start : start + ROWS_AT_ONCE]
 
 
 def _names(rows: SqliteRows, ids: Ids) -> Array:

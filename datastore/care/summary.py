@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore.care.reading import open_rows
 from datastore.contents import Contents
 from datastore.core.rows import Head, Version
-from datastore.folder import INDEX, LOCK, Identity
+from datastore.folder import INDEX, LOCK, Identity, open_rows
 from datastore.settings import StoreSettings
 from datastore.sqlite.writer_lock import lock_holder
 

@@ -1,15 +1,55 @@
 """Whether a store is what was written: everything that can be checked."""
 
-from dataclasses import dataclass
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from datastore.care.file_checks import check_files, check_index
-from datastore.care.finding import Finding
-from datastore.care.reading import open_rows
-from datastore.care.row_checks import RESTORE, DatabaseCheck
-from datastore.errors import StoreDamagedError
-from datastore.folder import DATABASE
-from datastore.sqlite.raw import opened
+import numpy as np
+
+from datastore.care.salvage import Salvage, what_is_intact
+from datastore.core.cache import MANIFEST, IndexCache, file_sha256
+from datastore.errors import (
+    StoreDamagedError,
+    StoreError,
+    named,
+    to_delete,
+    to_restore,
+)
+from datastore.examples import StoreSpec
+from datastore.folder import DATABASE, INDEX, LOCK, Identity, open_rows
+from datastore.index.base import VectorIndex
+from datastore.index.catalogue import read_index
+from datastore.sqlite import blobs
+from datastore.sqlite.acknowledged import ACKNOWLEDGED
+from datastore.sqlite.checksums import damaged_rows
+from datastore.sqlite.raw import all_rows, blob_columns, opened
+from datastore.sqlite.rows import SqliteRows
+from datastore.sqlite.schema import EXAMPLE
+
+OWN = frozenset(
+    (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
+)
+OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
+"""Some may be of a save that was cut short; whoever writes next removes them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes
+    ----------
+    what
+        What was found.
+    mend
+        What to do about it.
+    """
+
+    what: str
+    mend: str
 
 
 @dataclass(frozen=True)
@@ -24,11 +64,15 @@ class Verdict:
         N, the stored examples.
     num_rows
         Inputs, and embeddings of all versions, that were compared with checksums.
+    saving
+        What `salvage` would save of a damaged database; None of a sound one, or where
+        that cannot be told.
     """
 
     findings: tuple[Finding, ...]
     num_examples: int = 0
     num_rows: int = 0
+    saving: Salvage | None = None
 
 
 def verify(folder: Path) -> Verdict:
@@ -42,21 +86,240 @@ def verify(folder: Path) -> Verdict:
     StoreError
         If there is no store.
     """
-    try:
-        verdict = _verdict(folder)
-    except StoreDamagedError as error:
-        verdict = Verdict((Finding(str(error), RESTORE),))
-    strays = tuple(check_files(folder))
-    return Verdict((*verdict.findings, *strays), verdict.num_examples, verdict.num_rows)
+    verdict = _verdict(folder)
+    return replace(verdict, findings=(*verdict.findings, *check_files(folder)))
 
 
 def _verdict(folder: Path) -> Verdict:
-    with open_rows(folder) as (identity, rows), opened(folder / DATABASE) as connection:
-        connection.execute("BEGIN")
-        check = DatabaseCheck(folder, identity.spec, connection)
-        findings = list(check.findings())
-        counted = check.num_examples(), check.num_rows()
-        connection.execute("ROLLBACK")
-        if not findings:
-            findings += check_index(folder, identity, rows)
-    return Verdict(tuple(findings), *counted)
+    try:
+        with (
+            open_rows(folder) as (identity, rows),
+            opened(folder / DATABASE) as connection,
+        ):
+            connection.execute("BEGIN")
+            check = DatabaseCheck(folder, identity.spec, connection, rows)
+            findings = tuple(check.findings())
+            counted = check.num_examples(), check.num_rows()
+            connection.execute("ROLLBACK")
+            if not findings:
+                other = (*check.erasure(), *check_index(folder, identity, rows))
+                return Verdict(other, *counted)
+    except StoreDamagedError as error:
+        findings, counted = (
+            (Finding(error.found or str(error), to_restore(folder)),),
+            (0, 0),
+        )
+    return Verdict(findings, *counted, _saving(folder))
+
+
+def _saving(folder: Path) -> Salvage | None:
+    # Somebody may write, TMPDIR be full, or nothing be left.
+    with contextlib.suppress(StoreError, OSError):
+        return what_is_intact(folder)
+    return None
+
+
+@dataclass(frozen=True)
+class DatabaseCheck:
+    """The checks of one database, all of which see the same moment.
+
+    Attributes
+    ----------
+    folder
+        Of the store.
+    spec
+        What it was made for.
+    connection
+        To read with, inside a transaction.
+    rows
+        The same, for what is read with its checksum.
+    """
+
+    folder: Path
+    spec: StoreSpec
+    connection: sqlite3.Connection
+    rows: SqliteRows
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong; of a broken database, nothing but that it is."""
+        broken = [row[0] for row in self._query("PRAGMA integrity_check(10)")]
+        if broken != ["ok"]:
+            found = f"the database is damaged: {'; '.join(broken)}"
+            yield Finding(found, to_restore(self.folder))
+            return
+        for table, column in blob_columns(self.connection):
+            yield from self._content(table, column)
+        for table in self._complete_tables():
+            yield from self._gaps(table)
+        yield from self._small_rows()
+
+    def num_examples(self) -> int:
+        """Return N."""
+        return int(self._query("SELECT count(*) FROM examples")[0][0])
+
+    def num_rows(self) -> int:
+        """Return the number of inputs and of embeddings of all versions."""
+        return sum(
+            int(self._query(f"SELECT count(*) FROM {table}")[0][0])
+            for table, _ in blob_columns(self.connection)
+        )
+
+    def erasure(self) -> Iterator[Finding]:
+        """Yield that deleted examples may have left bytes, if so."""
+        if self._query("SELECT erasing FROM store")[0][0]:
+            yield Finding(
+                "an erasure was cut short: bytes of deleted examples may be in the "
+                "files",
+                f"end whoever reads the store, then knnper store compact {self.folder}",
+            )
+
+    def _small_rows(self) -> Iterator[Finding]:
+        wrong = list(damaged_rows(self.connection, "examples", EXAMPLE))
+        if wrong:
+            yield self._damage(
+                "external id, label or time of arrival is not what was written", wrong
+            )
+            return
+        try:
+            self.rows.contents()
+            self.rows.versions()
+        except StoreDamagedError as error:
+            yield Finding(error.found, to_restore(self.folder))
+
+    def _content(self, table: str, column: str) -> Iterator[Finding]:
+        orphans = self._ids(
+            f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
+        )
+        if orphans:
+            found = f"{table} has rows of no example: {named(orphans)}"
+            yield Finding(found, to_restore(self.folder))
+        wrong = {
+            *blobs.damaged(self.connection, table, column),
+            *self._misfits(table, column),
+        }
+        wrong -= set(orphans)
+        if wrong:
+            yield self._damage(f"{table} is not what was written", sorted(wrong))
+
+    def _misfits(self, table: str, column: str) -> Iterator[int]:
+        """Yield the ids of rows of a wrong length, or with numbers not finite."""
+        expected = self.spec.input_bytes
+        if column == "vector":
+            dim = self._query(
+                "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
+            )
+            expected = 4 * dim[0][0] if dim else -1
+        parts = all_rows(self.connection, table, column)
+        for example, content in itertools.chain.from_iterable(parts):
+            if len(content) != expected or (
+                column == "vector"
+                and not np.isfinite(np.frombuffer(content, np.float32)).all()
+            ):
+                yield example
+
+    def _complete_tables(self) -> Iterator[str]:
+        """Yield the tables that have a row of every example."""
+        yield f"embeddings_{self._query('SELECT active FROM store')[0][0]}"
+        if self.spec.input is not None:
+            yield "inputs"
+
+    def _gaps(self, table: str) -> Iterator[Finding]:
+        lacking = self._ids(
+            f"SELECT id FROM examples WHERE id NOT IN (SELECT id FROM {table})"
+        )
+        if lacking:
+            yield self._damage(f"{table} lacks a row", lacking)
+
+    def _damage(self, what: str, ids: Sequence[object]) -> Finding:
+        found = f"{len(ids)} examples: {what}: {named(ids)}"
+        return Finding(found, to_delete(self.folder, ids))
+
+    def _ids(self, statement: str) -> list[int]:
+        return [row[0] for row in self._query(statement)]
+
+    def _query(self, statement: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
+        return self.connection.execute(statement, values).fetchall()
+
+
+def is_own(folder: Path, path: Path) -> bool:
+    """Return whether what lies at ``path`` in a store's folder is the store's."""
+    parts = path.relative_to(folder).parts
+    if parts[0] != INDEX or len(parts) == 1:
+        return parts[0] in OWN and len(parts) == 1
+    is_file = len(parts) == 2 and not path.is_dir()
+    return is_file and any(path.match(pattern) for pattern in OWN_OF_INDEX)
+
+
+def check_files(folder: Path) -> Iterator[Finding]:
+    """Yield the files that are not the store's own."""
+    inside = folder / INDEX
+    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
+    for path in sorted(path for path in found if not is_own(folder, path)):
+        yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
+
+
+def check_index(
+    folder: Path, identity: Identity, rows: SqliteRows
+) -> Iterator[Finding]:
+    """Yield what is wrong with the saved index.
+
+    None that is saved, or that of another model or of other settings, is no fault: it
+    is built when the store is opened.
+
+    Parameters
+    ----------
+    folder
+        Of the store.
+    identity
+        What it was made for.
+    rows
+        Its examples, all of which are sound.
+    """
+    mend = f"knnper store compact {folder} builds it anew"
+    for what in _index_faults(folder / INDEX, identity, rows):
+        yield Finding(f"the saved index {what}", mend)
+
+
+def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterator[str]:
+    cache = IndexCache(folder, rows)
+    try:
+        manifest = cache.manifest()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        yield f"has a manifest that cannot be read: {error}"
+        return
+    file = folder / f"{manifest.get('token')}.index"
+    if not file.is_file():
+        return
+    if file_sha256(file) != manifest.get("sha256"):
+        yield "is not what was written"
+        return
+    with rows.reading():
+        active = rows.head().active
+        settings = identity.settings.index
+        if cache.distrust(active, settings) is not None:
+            return
+        try:
+            index = read_index(settings, file, active.embedding_dim)
+        except StoreDamagedError as error:
+            yield f"cannot be read: {error}"
+            return
+        yield from _content_faults(index, rows)
+
+
+def _content_faults(index: VectorIndex, rows: SqliteRows) -> Iterator[str]:
+    """Yield how an index contradicts the rows; it may lack some, or have old ones."""
+    unknown = index.ids[index.ids > rows.head().stream.num_offered]
+    if len(unknown):
+        yield f"has examples that never were: {named(unknown.tolist())}"
+    if not index.keeps_vectors:
+        return
+    ids = np.intersect1d(index.ids, rows.contents().ids)
+    for part in np.array_split(ids, 1 + len(ids) // 1024):
+        stored = rows.vectors(part, rows.head().active.number)
+        differs = (index.vectors(part) != stored).any(axis=1)
+        if differs.any():
+            found = named(part[differs].tolist())
+            yield f"has other embeddings than the database: {found}"
+            return

@@ -123,7 +123,7 @@ class IndexCache:
     def clear(self) -> None:
         """See `Cache`."""
         if self.folder.is_dir():
-            for path in self.folder.iterdir():
+            for path in self._files():
                 path.unlink()
             sync_folder(self.folder)
 
@@ -137,7 +137,7 @@ class IndexCache:
     def distrust(self, version: Version, settings: IndexSettings) -> str | None:
         """Return why the saved index cannot be relied on; None if it can."""
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+            manifest = self.manifest()
             expected = _identity(self.tokens.index_token(), version, settings)
             for key, value in expected.items():
                 if manifest.get(key) != value:
@@ -148,8 +148,25 @@ class IndexCache:
             return f"{type(error).__name__}: {error}"
         return None
 
+    def manifest(self) -> dict[str, Any]:
+        """Return what was noted when the index was saved.
+
+        Raises
+        ------
+        OSError, ValueError
+            If it cannot be read.
+        """
+        try:
+            found = json.loads((self.folder / MANIFEST).read_bytes())
+        except RecursionError as error:
+            raise ValueError("it is no JSON of a few levels") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"found {type(found).__name__}, expected an object")
+        return found
+
     def _files(self) -> Iterator[Path]:
-        return self.folder.iterdir() if self.folder.is_dir() else iter(())
+        found = self.folder.iterdir() if self.folder.is_dir() else iter(())
+        return (path for path in found if not path.is_dir() or path.is_symlink())
 
     def _index_file(self) -> Path:
         return self.folder / f"{self.tokens.index_token()}.index"

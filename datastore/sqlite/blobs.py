@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-import struct
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,11 +9,7 @@ from numpy.typing import NDArray
 
 from datastore.contents import Ids
 from datastore.errors import ExamplesMissingError, StoreDamagedError
-
-
-def checksum(example: int, label: int, content: bytes | memoryview) -> int:
-    """Return the CRC-32 of an example's id, label and bytes."""
-    return zlib.crc32(content, zlib.crc32(struct.pack("<qq", example, label)))
+from datastore.sqlite.checksums import content_checksum, is_intact
 
 
 def insert(
@@ -28,7 +22,7 @@ def insert(
     """Insert ``rows`` (m, ...) under ``ids`` (m,); replace what is there."""
     connection.executemany(
         f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
-        _encoded(ids, labels, rows),
+        _encoded(table, ids, labels, rows),
     )
 
 
@@ -75,16 +69,15 @@ def read(
             f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
         )
     row_bytes = empty.dtype.itemsize * int(np.prod(empty.shape[1:], dtype=np.int64))
-    for position, (example, label, content, expected) in zip(
-        order.tolist(), rows, strict=True
-    ):
-        if len(content) != row_bytes or checksum(example, label, content) != expected:
+    for position, row in zip(order.tolist(), rows, strict=True):
+        if not is_intact(table, row) or len(row[2]) != row_bytes:
             raise StoreDamagedError(
-                f"example {example} in table {table} is not what was written; restore "
+                f"example {row[0]} in table {table} is not what was written; restore "
                 "the folder from a backup, or delete the example: knnper store delete "
-                f"FOLDER --id {example}"
+                f"FOLDER --id {row[0]}"
             )
-        found[position] = np.frombuffer(content, empty.dtype).reshape(empty.shape[1:])
+        content = np.frombuffer(row[2], empty.dtype)
+        found[position] = content.reshape(empty.shape[1:])
     return found
 
 
@@ -94,15 +87,11 @@ def damaged(connection: sqlite3.Connection, table: str, column: str) -> list[int
         f"SELECT id, label, {column}, {table}.checksum FROM {table} "
         "LEFT JOIN examples USING (id) ORDER BY id"
     )
-    return [
-        example
-        for example, label, content, expected in cursor
-        if label is None or checksum(example, label, content) != expected
-    ]
+    return [row[0] for row in cursor if not is_intact(table, row)]
 
 
 def _encoded(
-    ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
+    table: str, ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
 ) -> Iterator[tuple[int, memoryview, int]]:
     if len(ids) == 0:
         return
@@ -110,4 +99,4 @@ def _encoded(
     for example, label, row in zip(
         ids.tolist(), labels.tolist(), contiguous, strict=True
     ):
-        yield example, row.data, checksum(example, label, row.data)
+        yield example, row.data, content_checksum(table, example, label, row.data)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datastore.contents import Ids
-from datastore.sqlite.connection import connect, understood
-from datastore.sqlite.row_checksum import read_damaged_text
+from datastore.sqlite.connection import connect, read_damaged_text, understood
 
 ROWS_AT_ONCE = 256
 """Large rows that are in memory together."""
@@ -48,7 +47,7 @@ def rows_of(
         (json.dumps(ids.tolist()),),
     )
     for example, content in cursor:
-        yield example, bytes(content)
+        yield example, _as_bytes(content)
 
 
 def all_rows(
@@ -57,4 +56,9 @@ def all_rows(
     """Yield ids and bytes of all rows, some at once."""
     cursor = connection.execute(f"SELECT id, {column} FROM {table} ORDER BY id")
     while rows := cursor.fetchmany(ROWS_AT_ONCE):
-        yield [(example, bytes(content)) for example, content in rows]
+        yield [(example, _as_bytes(content)) for example, content in rows]
+
+
+def _as_bytes(content: object) -> bytes:
+    """Return what stands where bytes were written; damage may have changed the type."""
+    return content if isinstance(content, bytes) else str(content).encode()

@@ -4,7 +4,8 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,37 @@ from numpy.typing import NDArray
 
 from datastore.contents import Contents, Ids
 from datastore.core.rows import Change, Head, Version
-from datastore.errors import StoreMismatchError
+from datastore.errors import (
+    StoreDamagedError,
+    StoreMismatchError,
+    named,
+    to_delete,
+)
 from datastore.examples import InputLayout, Selection
 from datastore.index.base import Vectors
 from datastore.sqlite import blobs
+from datastore.sqlite.acknowledged import AcknowledgedFile
+from datastore.sqlite.checksums import as_signed, damaged_rows, digest, row_checksum
 from datastore.sqlite.connection import (
     PAGE_BYTES,
     connect,
+    damaged,
     transaction,
     understood,
 )
 from datastore.sqlite.log import Log
-from datastore.sqlite.schema import insert_examples, insert_version, vectors_table
-from datastore.sqlite.selecting import where
-from datastore.sqlite.stream_json import decode_stream, encode_stream
+from datastore.sqlite.schema import (
+    EXAMPLE,
+    insert_examples,
+    insert_version,
+    vectors_table,
+)
+from datastore.sqlite.store_row import StoreRow
+
+_EXAMPLES = (
+    f"SELECT {EXAMPLE}, checksum FROM examples "
+    "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
+)
 
 
 class SqliteRows:
@@ -49,50 +67,68 @@ class SqliteRows:
         # Reads go on while a transaction is being written.
         self._writer = connect(path, writable=True) if writable else None
         self._log = None if self._writer is None else Log(self._writer, path)
+        self._held = None if self._writer is None else StoreRow.read(self._writer, path)
+        self._acknowledged = AcknowledgedFile(path.parent) if writable else None
         self._reader = connect(path, writable=False)
         self._writing, self._reading = threading.RLock(), threading.RLock()
+        self._known_versions = dict[int, Version]()
         self._data_version = -1
         self.has_changed()
 
     def head(self) -> Head:
         """See `Rows`."""
-        active, previous, num_removed, stream = self._fetch(
-            "SELECT active, previous, num_removed, stream FROM store"
-        )[0]
-        version = next(one for one in self.versions() if one.number == active)
-        return Head(version, previous, num_removed, decode_stream(stream))
+        row = self._row()
+        version = self._version(row.active)
+        return Head(version, row.previous, row.num_removed, row.stream_state)
 
     def has_changed(self) -> bool:
         """See `Rows`; a writer knows what it changed."""
         if self._writer is not None:
             return False
+        with self._reading:
+            if self._reader.is_outdated(self._path):
+                self._reader.close()
+                self._reader = connect(self._path, writable=False)
+                self._data_version = -1
         before = self._data_version
         self._data_version = self._fetch("PRAGMA data_version")[0][0]
         return before != self._data_version
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """See `Rows`."""
-        with self._reading, transaction(self._reader, self._path, writing=False):
-            yield
+        """See `Rows`; one block may be inside another."""
+        with self._reading:
+            if self._reader.in_transaction:
+                yield
+                return
+            with transaction(self._reader, self._path, writing=False):
+                yield
 
     def contents(self, after: int = 0) -> Contents:
-        """See `Rows`."""
-        rows = self._fetch(
-            "SELECT id, label, arrival FROM examples WHERE id > ? ORDER BY id", after
-        )
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        return Contents(
-            np.array(columns[0], dtype=np.int64),
-            np.array(columns[1], dtype=np.int64),
-            np.array(columns[2], dtype=np.float64),
-        )
+        """See `Rows`.
+
+        Raises
+        ------
+        StoreDamagedError
+            If all are asked for and a label, an id or a time of arrival is not what was
+            written, or an example is missing.
+        """
+        with self.reading():
+            rows = self._fetch(
+                "SELECT id, label, arrival FROM examples WHERE id > ? ORDER BY id",
+                after,
+            )
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                contents = as_contents(rows)
+                row = StoreRow.read(self._reader, self._path)
+                expected = row.num_examples, row.digest
+                if after > 0 or (len(contents), digest(contents)) == expected:
+                    return contents
+            raise self._damage()
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
         """See `Rows`."""
-        dim = self._fetch(
-            "SELECT embedding_dim FROM versions WHERE number = ?", version
-        )[0][0]
+        dim = self._version(version).embedding_dim
         return self._read(
             vectors_table(version), "vector", ids, np.empty((0, dim), np.float32)
         )
@@ -105,17 +141,15 @@ class SqliteRows:
 
     def external_ids(self, ids: Ids) -> list[str | None]:
         """See `Rows`."""
-        rows = self._fetch(
-            "SELECT id, external_id FROM examples "
-            "WHERE id IN (SELECT value FROM json_each(?))",
-            json.dumps(ids.tolist()),
-        )
-        names = dict(rows)
+        rows = self._fetch(_EXAMPLES, _listed(ids))
+        if len(list(_sound(rows))) < len(rows):
+            raise self._damage()
+        names = {row[0]: row[1] for row in rows}
         return [names.get(one) for one in ids.tolist()]
 
     def select(self, selection: Selection) -> Ids:
         """See `Rows`."""
-        condition, values = where(selection)
+        condition, values = _where(selection)
         rows = self._fetch(
             f"SELECT id FROM examples WHERE {condition} ORDER BY id",
             *values,
@@ -123,21 +157,21 @@ class SqliteRows:
         return np.array([row[0] for row in rows], dtype=np.int64)
 
     def apply(self, change: Change) -> None:
-        """See `Rows`."""
-        with self.writing() as connection:
+        """See `Rows`; what is removed may be damaged."""
+        with self.writing() as (connection, row):
             if len(change.removed):
-                self._delete(connection, change.removed)
+                self._remove(connection, row, change.removed)
             if len(change.added):
-                self._insert(connection, change)
-            connection.execute(
-                "UPDATE store SET num_removed = num_removed + ?, stream = ?, "
-                "erasing = max(erasing, ?)",
-                (
-                    len(change.removed),
-                    encode_stream(change.stream),
-                    change.must_erase,
-                ),
-            )
+                self._insert(connection, change, row.active)
+                row.digest = as_signed(row.digest + digest(change.added))
+                row.num_examples += len(change.added)
+            row.num_removed += len(change.removed)
+            row.stream_state = change.stream
+            row.erasing = max(row.erasing, int(change.must_erase))
+
+    def labels_as_found(self, ids: Ids) -> list[object]:
+        """Return the labels of those of ``ids`` that are there, damaged or not."""
+        return [row[2] for row in self._fetch(_EXAMPLES, _listed(ids))]
 
     def compact(self) -> None:
         """See `Rows`."""
@@ -154,21 +188,21 @@ class SqliteRows:
         """
         with self._writing:
             self.compact()
-            with self.writing() as connection:
-                connection.execute("UPDATE store SET erasing = 0")
+            with self.writing() as (_, row):
+                row.erasing = 0
 
     def is_erasing(self) -> bool:
         """See `Rows`."""
-        return bool(self._fetch("SELECT erasing FROM store")[0][0])
+        return bool(self._row().erasing)
 
     def index_token(self) -> str:
         """See `datastore.core.cache.Tokens`."""
-        return str(self._fetch("SELECT index_token FROM store")[0][0])
+        return self._row().index_token
 
     def set_index_token(self, token: str) -> None:
         """See `datastore.core.cache.Tokens`."""
-        with self.writing() as connection:
-            connection.execute("UPDATE store SET index_token = ?", (token,))
+        with self.writing() as (_, row):
+            row.index_token = token
 
     def num_bytes(self) -> int:
         """See `Rows`."""
@@ -177,13 +211,18 @@ class SqliteRows:
     def versions(self) -> list[Version]:
         """See `Rows`."""
         rows = self._fetch(
-            "SELECT number, fingerprint, embedding_dim FROM versions ORDER BY number"
+            "SELECT number, fingerprint, embedding_dim, checksum FROM versions "
+            "ORDER BY number"
         )
-        return [Version(*row) for row in rows]
+        for _, *values, expected in rows:
+            if row_checksum(*values) != expected:
+                found = f"the model is not what was written: {values[0]}"
+                raise damaged(self._path, found)
+        return [Version(*row[:3]) for row in rows]
 
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
         """See `Rows`."""
-        with self.writing() as connection:
+        with self.writing() as (connection, _):
             number = insert_version(connection, fingerprint, embedding_dim)
         return Version(number, fingerprint, embedding_dim)
 
@@ -199,13 +238,9 @@ class SqliteRows:
 
     def add_vectors(self, version: int, ids: Ids, vectors: Vectors) -> None:
         """See `Rows`."""
-        with self.writing() as connection:
-            rows = connection.execute(
-                "SELECT id, label FROM examples "
-                "WHERE id IN (SELECT value FROM json_each(?))",
-                (json.dumps(ids.tolist()),),
-            ).fetchall()
-            label_of = dict(rows)
+        with self.writing() as (connection, _):
+            rows = connection.execute(_EXAMPLES, (_listed(ids),))
+            label_of = {row[0]: row[2] for row in rows}
             present = np.array([one in label_of for one in ids.tolist()], dtype=bool)
             labels = np.array(
                 [label_of[one] for one in ids[present].tolist()], np.int64
@@ -216,17 +251,26 @@ class SqliteRows:
 
     def activate(self, version: int) -> None:
         """See `Rows`."""
-        with self.writing() as connection:
-            connection.execute(
-                "UPDATE store SET previous = active, active = ?", (version,)
-            )
+        with self.writing() as (connection, row):
+            row.previous, row.active = row.active, version
             others = connection.execute(
-                "SELECT number FROM versions, store "
-                "WHERE number NOT IN (active, previous)"
+                "SELECT number FROM versions WHERE number NOT IN (?, ?)",
+                (row.active, row.previous),
             ).fetchall()
             for (number,) in others:
                 connection.execute(f"DROP TABLE {vectors_table(number)}")
                 connection.execute("DELETE FROM versions WHERE number = ?", (number,))
+
+    def configure(self, settings: str) -> None:
+        """Replace the settings, given as JSON."""
+        with self.writing() as (_, row):
+            row.settings = settings
+
+    def settle(self) -> None:
+        """Finish what a writer that was killed has left in the log, for good."""
+        with self._writing:
+            self._written().try_to_empty()
+            self._witness().write(self._row())
 
     def close(self) -> None:
         """See `Rows`."""
@@ -235,18 +279,27 @@ class SqliteRows:
         if self._writer is not None:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
-                with contextlib.suppress(sqlite3.Error):
-                    self._writer.execute("PRAGMA busy_timeout = 0")
-                    self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._written().try_to_empty()
                 self._writer.close()
+                self._witness().close()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run a block as one transaction that writes."""
+    def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
+        """Run a block as one transaction that writes, and may change the store's row.
+
+        When it is on disk it is acknowledged.
+        """
         with self._writing:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):
-                yield connection
+                row = replace(self._row())
+                # Unknown, should the block be cut short at its end.
+                self._held = None
+                yield connection, row
+                row.num_changes += 1
+                row.write(connection)
+            self._held = row
+            self._witness().write(row)
             self._written().shorten()
 
     def _connection(self) -> sqlite3.Connection:
@@ -257,21 +310,35 @@ class SqliteRows:
         assert self._log is not None, "only a Store writes, and it has a log"
         return self._log
 
-    def _delete(self, connection: sqlite3.Connection, ids: Ids) -> None:
+    def _witness(self) -> AcknowledgedFile:
+        assert self._acknowledged is not None, "only a Store writes, and it has one"
+        return self._acknowledged
+
+    def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
         self._written().note(len(ids), len(ids) * PAGE_BYTES)
+        gone = connection.execute(_EXAMPLES, (_listed(ids),)).fetchall()
         tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
             connection.executemany(
                 f"DELETE FROM {table} WHERE id = ?",
                 ((one,) for one in ids.tolist()),
             )
+        sound = list(_sound(gone))
+        row.num_examples -= len(gone)
+        if len(sound) == len(gone):
+            row.digest = as_signed(row.digest - digest(as_contents(sound)))
+        else:
+            # What was damaged counted as what it had been. Others still do.
+            rest = connection.execute(f"SELECT {EXAMPLE}, checksum FROM examples")
+            row.digest = digest(as_contents(_sound(rest)))
 
-    def _insert(self, connection: sqlite3.Connection, change: Change) -> None:
+    def _insert(
+        self, connection: sqlite3.Connection, change: Change, active: int
+    ) -> None:
         added = change.added
         insert_examples(connection, added, change.external_ids)
         assert change.embeddings is not None, "an example comes with its embedding"
-        active = connection.execute("SELECT active FROM store").fetchone()[0]
         if change.version != active:
             raise StoreMismatchError(
                 "the store was embedded by another model meanwhile; embed these "
@@ -285,6 +352,32 @@ class SqliteRows:
         if change.inputs is not None:
             blobs.insert(connection, "inputs", added.ids, added.labels, change.inputs)
 
+    def _row(self) -> StoreRow:
+        """Return the store's row; a writer knows it, for nobody else changes it."""
+        if self._held is not None:
+            return self._held
+        with self._reading, understood(self._path):
+            return StoreRow.read(self._reader, self._path)
+
+    def _version(self, number: int) -> Version:
+        if number not in self._known_versions:
+            self._known_versions = {one.number: one for one in self.versions()}
+        if number not in self._known_versions:
+            raise damaged(self._path, f"there is no model {number}")
+        return self._known_versions[number]
+
+    def _damage(self) -> StoreDamagedError:
+        """Return the error of examples that are not what was written."""
+        with self._reading, understood(self._path):
+            wrong = list(damaged_rows(self._reader, "examples", EXAMPLE))
+        if not wrong:
+            return damaged(self._path, "examples are missing, or older than they were")
+        return StoreDamagedError(
+            f"{self._path}: external id, label or time of arrival of {len(wrong)} "
+            f"examples is not what was written: {named(wrong)}; "
+            f"{to_delete(self._path.parent, wrong)}"
+        )
+
     def _fetch(self, statement: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
         with self._reading, understood(self._path):
             return self._reader.execute(statement, values).fetchall()
@@ -294,3 +387,56 @@ class SqliteRows:
     ) -> NDArray:  # type: ignore[type-arg]
         with self._reading, understood(self._path):
             return blobs.read(self._reader, table, column, ids, empty)
+
+
+def as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:
+    """Return rows of id, label and time of arrival, ascending, as arrays."""
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return Contents(
+        np.array(columns[0], dtype=np.int64),
+        np.array(columns[1], dtype=np.int64),
+        np.array(columns[2], dtype=np.float64),
+    )
+
+
+def _listed(ids: Ids) -> str:
+    """Return ids as one text, because the number of values to bind is bounded."""
+    return json.dumps(ids.tolist())
+
+
+def _sound(
+    rows: Iterable[tuple[int, str | None, int, float, int]],
+) -> Iterator[tuple[int, int, float]]:
+    """Yield id, label and arrival of the rows of ``examples`` that are as written."""
+    for one, name, label, arrival, expected in rows:
+        if row_checksum(one, name, label, arrival) == expected:
+            yield one, label, arrival
+
+
+def _where(selection: Selection) -> tuple[str, list[object]]:
+    """Return the condition on the table of examples, and what to bind to it."""
+    conditions, values = ["1"], list[object]()
+    # NumPy's integers are no JSON.
+    lists: dict[str, list[int] | list[str] | None] = {
+        "id": _integers(selection.ids),
+        "external_id": None
+        if selection.external_ids is None
+        else list(selection.external_ids),
+        "label": _integers(selection.labels),
+    }
+    for column, allowed in lists.items():
+        if allowed is not None:
+            # One text, because the number of values that can be bound is bounded.
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            values.append(json.dumps(allowed))
+    if selection.arrived_from is not None:
+        conditions.append("arrival >= ?")
+        values.append(selection.arrived_from)
+    if selection.arrived_before is not None:
+        conditions.append("arrival < ?")
+        values.append(selection.arrived_before)
+    return " AND ".join(conditions), values
+
+
+def _integers(numbers: Iterable[int] | None) -> list[int] | None:
+    return None if numbers is None else [int(one) for one in numbers]

@@ -3,6 +3,9 @@
 import json
 import re
 import shlex
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -10,14 +13,17 @@ import numpy as np
 import pytest
 import typer
 
-from datastore.folder import open_store
+from datastore.examples import Selection
+from datastore.folder import DATABASE, open_store
 from datastore.index.quantized import ScalarSettings
+from datastore.sqlite.acknowledged import ACKNOWLEDGED
 from knnper.cli.app import app
 from knnper.cli.store.advising import as_section
 from knnper.cli.store.counting import Counter, resumable
 from knnper.cli.store.options import as_time
 from knnper.data.digits import DigitsSettings, load_digits
 from tests.cli.store_commands import NUM_EXAMPLES, described, done, store
+from tests.datastore.damaged_store import left_by_a_kill
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
 
@@ -243,3 +249,72 @@ def test_the_commands_on_the_page_can_be_typed() -> None:
     assert shown == set(commands.commands)
     named = re.findall(r"`knnper store ([a-z]+)`", text)
     assert set(named) <= set(commands.commands)
+
+
+def _cut(folder: Path) -> None:
+    content = (folder / DATABASE).read_bytes()
+    (folder / DATABASE).write_bytes(content[: len(content) // 2])
+
+
+def _overwrite(folder: Path) -> None:
+    content = (folder / DATABASE).read_bytes()
+    (folder / DATABASE).write_bytes(b"\7" * 16384 + content[16384:])
+
+
+def _lose_the_log(folder: Path) -> None:
+    left_by_a_kill(folder, lambda store: store.delete(Selection(ids=(1,))))
+    left_by_a_kill(folder, lambda store: store.save())
+    (folder / f"{DATABASE}-wal").unlink()
+
+
+def _lose_the_witness(folder: Path) -> None:
+    (folder / ACKNOWLEDGED).unlink()
+
+
+def _change_a_label(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as connection, connection:
+        connection.execute("UPDATE examples SET label = 2000000000 WHERE id = 5")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [_cut, _overwrite, _lose_the_log, _lose_the_witness, _change_a_label],
+    ids=lambda one: one.__name__,
+)
+def test_every_command_says_that_a_store_is_damaged(
+    folder: Path, run: Path, images: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(folder)
+    for command in (
+        ("info", folder),
+        ("add", folder, images, "--run", run),
+        ("verify", folder),
+        ("delete", folder, "--label", 3, "--yes"),
+        ("export", folder, tmp_path / "out.npz"),
+        ("configure", folder, "--set", "capacity=8000"),
+        ("compact", folder),
+        ("reembed", folder, "--roll-back"),
+        ("reembed", folder, "--run", run),
+        ("advise", folder),
+    ):
+        result = store(*command)
+        assert result.exit_code == 1, command
+        assert isinstance(result.exception, SystemExit), result.exception
+        said = result.output
+        assert "backup" in said or "Copy the whole folder" in said, command
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
+    _change_a_label(folder)
+    result = store("verify", folder)
+    assert result.exit_code == 1
+    assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
+    told = json.loads(store("verify", folder, "--json").stdout)["saving"]
+    saved = json.loads(done("salvage", folder, tmp_path / "new", "--json").stdout)
+    assert saved == told
+    assert (saved["num_saved"], saved["lost"]) == (NUM_EXAMPLES - 1, [5])
+    assert described(tmp_path / "new")["num_examples"] == NUM_EXAMPLES - 1
+    assert store("salvage", folder, tmp_path / "new").exit_code == 1
+    shown = done("salvage", folder, tmp_path / "newer").stdout
+    assert "damaged: 5" in shown

@@ -1,15 +1,19 @@
 """Full disks, failed erasures, readers in the way: what is kept and what is said."""
 
+import contextlib
 import multiprocessing
 import resource
 import shutil
 import signal
+import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from datastore.care.verification import verify
 from datastore.core.live_view import LiveView
 from datastore.errors import (
     NotErasedError,
@@ -23,6 +27,7 @@ from datastore.folder import (
     INDEX,
     open_store,
 )
+from datastore.sqlite.connection import transaction
 from datastore.sqlite.rows import SqliteRows
 from tests.datastore.small_store import examples, ids, new_store
 
@@ -132,12 +137,43 @@ def test_a_reader_that_lingers_does_not_hold_up_the_writer(
 
 
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
-    import sqlite3
-
     new_store(tmp_path / "s", 5).close()
     with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
         connection.execute("UPDATE examples SET label = 3 WHERE id = 2")
     connection.close()
     shutil.rmtree(tmp_path / "s" / INDEX)
-    with pytest.raises(StoreDamagedError, match=r"example 2 .* --id 2"):
+    with pytest.raises(StoreDamagedError, match=r"of 1 examples .*: 2; .* --id 2"):
         open_store(tmp_path / "s")
+
+
+def test_a_damaged_example_that_leaves_is_forgotten(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 5, policy="fifo", capacity=5) as store:
+        with contextlib.closing(sqlite3.connect(tmp_path / "s" / DATABASE)) as other:
+            other.execute("UPDATE examples SET label = 'x', arrival = 7 WHERE id = 2")
+            other.commit()
+        store.add(examples(2))
+        assert ids(store) == [3, 4, 5, 6, 7]
+    assert verify(tmp_path / "s").findings == ()
+
+
+@contextlib.contextmanager
+def _cut_short(
+    connection: sqlite3.Connection, path: Path, *, writing: bool
+) -> Iterator[None]:
+    with transaction(connection, path, writing=writing):
+        yield
+    if writing:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_after_a_commit_leaves_a_sound_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_store(tmp_path / "s", 5) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr("datastore.sqlite.rows.transaction", _cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                store.add(examples(2))
+        store.add(examples(1))
+        assert ids(store) == list(range(1, 9))
+    assert verify(tmp_path / "s").findings == ()

@@ -112,7 +112,12 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreError, match="of format 99, expected 1"):
+    with pytest.raises(StoreDamagedError, match="of format 99, expected 2"):
+        open_store(tmp_path / "s")
+    with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(StoreError, match=r"of format 1, expected 2; .* export"):
         open_store(tmp_path / "s")
 
 

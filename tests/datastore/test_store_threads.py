@@ -24,6 +24,7 @@ from datastore.memory import empty_memory_store
 from datastore.settings import StoreSettings
 from datastore.sqlite.rows import SqliteRows
 from datastore.store_reader import StoreReader
+from tests.datastore.small_store import examples, new_store
 
 DIM = 16
 SPEC = StoreSpec(10, InputLayout((DIM,), "float32"))
@@ -340,3 +341,13 @@ def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
                 found = reader.search(batch(first, 20).embeddings, 1)
                 assert found.ids[:, 0].tolist() == list(range(first, first + 20))
             assert not reader.index.is_outgrown
+
+
+def test_what_is_read_in_one_block_is_of_one_moment(tmp_path: Path) -> None:
+    # Also what the store says of itself, which the contents are compared with.
+    with new_store(tmp_path / "s", 3) as store, ThreadPoolExecutor(1) as adding:
+        with store._rows.reading():
+            assert len(store._rows.contents()) == 3
+            adding.submit(store.add, examples(1)).result()
+            assert len(store._rows.contents()) == 3
+        assert len(store._rows.contents()) == 4

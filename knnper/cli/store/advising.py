@@ -48,8 +48,8 @@ def advise(
     """Measure every kind of index on the store's own examples, and recommend one."""
     # Everything below loads torch, which `knnper --help` need not wait for.
     from datastore.care.advice import advise as advise_on
-    from datastore.care.reading import open_rows
     from datastore.care.trials import AdviceSettings
+    from datastore.folder import open_rows
 
     settings = AdviceSettings(num_neighbors, kernel.value, kernel_scale, seed)
     with open_rows(folder) as (identity, rows), counter("kinds") as progress:

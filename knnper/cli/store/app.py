@@ -11,7 +11,7 @@ from knnper.cli.store.deleting import delete
 from knnper.cli.store.describing import info
 from knnper.cli.store.exporting import export
 from knnper.cli.store.reembedding import reembed
-from knnper.cli.store.verifying import verify
+from knnper.cli.store.verifying import salvage, verify
 
 store = typer.Typer(
     name="store",
@@ -24,6 +24,7 @@ for _command in (
     add,
     info,
     verify,
+    salvage,
     delete,
     export,
     configure,

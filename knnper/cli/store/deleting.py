@@ -88,10 +88,15 @@ def delete(  # noqa: PLR0913 (one parameter an option)
 
 def _found(folder: Path, selection: "Selection") -> tuple["StoredIds", dict[str, Any]]:
     """Return what is described, and say what is not there."""
-    from datastore.care.reading import open_rows
+    from datastore.examples import Selection
+    from datastore.folder import open_rows
 
     with open_rows(folder) as (_, rows):
-        found, num_stored = rows.select(selection), len(rows.contents())
+        if selection.ids is None and selection.external_ids is None:
+            # What is damaged says nothing of what must go.
+            rows.contents()
+        # By their ids, damaged ones can be deleted.
+        found, num_stored = rows.select(selection), len(rows.select(Selection()))
         missing = _missing(rows, selection)
     for option, names in missing.items():
         if names:
@@ -179,7 +184,7 @@ def _noted(folder: Path, ids: "StoredIds", names: list[str]) -> Iterator[bytes]:
 
 
 def _require_no_traces(folder: Path, proof: "Proof") -> None:
-    from datastore.care.file_checks import is_own
+    from datastore.care.verification import is_own
     from datastore.errors import StoreError
 
     files = sorted({trace.file for trace in proof.traces})

@@ -1,4 +1,7 @@
-"""``knnper store verify``: whether a store is sound, and whether bytes are gone."""
+"""``knnper store verify``: whether a store is sound, and whether bytes are gone.
+
+And ``knnper store salvage``, for one that is not.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -15,7 +18,12 @@ from knnper.cli.store.proving import as_document, proof_lines
 from knnper.config.errors import DataError
 
 if TYPE_CHECKING:
+    from datastore.care.salvage import Salvage
     from datastore.care.verification import Verdict
+
+NewFolder = Annotated[
+    Path, typer.Argument(metavar="NEW_FOLDER", help="Of the new store; must be empty.")
+]
 
 AbsentFiles = Annotated[
     list[Path] | None,
@@ -31,10 +39,7 @@ AbsentFiles = Annotated[
 def verify(
     folder: StoreFolder, absent: AbsentFiles = None, as_json: AsJson = False
 ) -> None:
-    """Check all that has a checksum, and the files; exit with 1 if anything is wrong.
-
-    Not covered: what the policy remembers of examples that came before.
-    """
+    """Check all that was written, and the files; exit with 1 if anything is wrong."""
     if absent:
         _verify_absence(folder, absent, as_json)
         return
@@ -50,6 +55,36 @@ def verify(
         raise typer.Exit(RUN_FAILED)
 
 
+def salvage(folder: StoreFolder, target: NewFolder, as_json: AsJson = False) -> None:
+    """Save what is intact of a damaged store as a new one, and say what is lost."""
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from datastore.care.salvage import salvage as salvage_store
+
+    saved = salvage_store(folder, target)
+    if as_json:
+        print_json(asdict(saved))
+        return
+    typer.echo(f"{target} holds what is intact of {folder}:")
+    for line in salvage_lines(saved):
+        typer.echo(f"  {line}")
+
+
+def salvage_lines(found: "Salvage") -> Iterator[str]:
+    """Yield in sentences what is saved, and what is lost."""
+    yield f"{counted(found.num_saved, 'example')}, intact in every byte"
+    if found.lost:
+        ids = ", ".join(map(str, found.lost))
+        yield f"not {counted(len(found.lost), 'example')} that are damaged: {ids}"
+    if found.num_missing:
+        missing = counted(found.num_missing, "example")
+        yield f"not {missing} of which nothing is left"
+    if found.num_changes_missing:
+        yield (
+            f"not the last {counted(found.num_changes_missing, 'change')}, of which "
+            "nothing is left; examples that they evicted are there again"
+        )
+
+
 def _show(folder: Path, verdict: "Verdict") -> None:
     if not verdict.findings:
         typer.echo(
@@ -60,6 +95,10 @@ def _show(folder: Path, verdict: "Verdict") -> None:
     typer.echo(f"{folder}: {counted(len(verdict.findings), 'finding')}")
     for finding in verdict.findings:
         typer.echo(f"  - {finding.what}\n    to mend it: {finding.mend}")
+    if verdict.saving is not None:
+        typer.echo(f"knnper store salvage {folder} NEW_FOLDER would save:")
+        for line in salvage_lines(verdict.saving):
+            typer.echo(f"  {line}")
 
 
 def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:

@@ -1,0 +1,270 @@
+"""Damage anywhere is said, never passed over; what a crash leaves is no damage."""
+
+import json
+import multiprocessing
+import resource
+import shutil
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from datastore.care.verification import verify
+from datastore.errors import StoreDamagedError, StoreError
+from datastore.folder import DATABASE, INDEX, LOCK, open_store
+from datastore.sqlite.acknowledged import ACKNOWLEDGED, Acknowledged
+from datastore.sqlite.connection import PAGE_BYTES
+from datastore.sqlite.log import frames
+from datastore.store import Store
+from tests.datastore.care.store_cases import small_store, some
+from tests.datastore.damaged_store import (
+    FRAME,
+    a_history,
+    flipped,
+    left_by_a_kill,
+    log_in,
+    state,
+    write_flipped,
+)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with a log, and what is left of an older one behind it."""
+    folder = left_by_a_kill(tmp_path_factory.mktemp("killed") / "store", a_history)
+    num_frames = len(list(frames(log_in(folder))))
+    assert log_in(folder).stat().st_size > 32 + num_frames * FRAME
+    return folder
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store that was closed as it should be."""
+    folder = tmp_path_factory.mktemp("closed") / "store"
+    small_store(folder, count=300).close()
+    return folder
+
+
+@pytest.fixture
+def store(killed: Path, tmp_path: Path) -> Path:
+    """Return a store that may be damaged."""
+    shutil.copytree(killed, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def check_flips(
+    folder: Path, name: str, num_flips: int, num_bytes: int | None = None
+) -> dict[str, int]:
+    """Return how often a flipped bit did no harm, and how often it was refused."""
+    expected = state(folder)
+    counts = {"same": 0, "refused": 0}
+    for one in flipped(folder, name, num_flips, num_bytes):
+        outcome, is_found = one.outcome(expected), one.is_found()
+        assert outcome in counts, one.changed
+        assert is_found or outcome == "same", one.changed
+        counts[outcome] += 1
+    return counts
+
+
+FLIPS = [
+    ("killed", f"{DATABASE}-wal", 600, None),
+    ("closed", DATABASE, 400, PAGE_BYTES),
+    ("closed", DATABASE, 400, None),
+    ("closed", ACKNOWLEDGED, 100, None),
+]
+
+
+@pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "name", "num_flips", "num_bytes"), FLIPS)
+def test_no_flipped_bit_is_silent(
+    request: pytest.FixtureRequest,
+    kind: str,
+    name: str,
+    num_flips: int,
+    num_bytes: int | None,
+    share: int,
+) -> None:
+    folder = request.getfixturevalue(kind)
+    assert check_flips(folder, name, num_flips // share, num_bytes)["refused"]
+
+
+@pytest.fixture
+def unfinished(store: Path, tmp_path: Path) -> tuple[Path, bytes, int]:
+    """Return a store, its log with another transaction, and where that begins.
+
+    The store is as if that transaction had not been acknowledged.
+    """
+    later = shutil.copytree(store, tmp_path / "later")
+    # Whoever writes next begins a new log: both states must be of the same one.
+    shutil.rmtree(store)
+
+    def work(writer: Store) -> None:
+        writer.add(some(2, 50, "before"))
+        shutil.copytree(later, store)
+        writer.add(some(600, 51, "last"))
+
+    left_by_a_kill(later, work)
+    before, content = log_in(store).read_bytes(), log_in(later).read_bytes()
+    assert content.startswith(before)
+    assert len(content) > len(before)
+    return store, content, len(before)
+
+
+def test_a_transaction_that_was_cut_short_is_no_damage(
+    unfinished: tuple[Path, bytes, int],
+) -> None:
+    folder, content, begin = unfinished
+    expected = state(folder)
+    for end in range(begin, len(content), FRAME // 2 + 5):
+        log_in(folder).write_bytes(content[:end])
+        assert state(folder) == expected
+        assert verify(folder).findings == ()
+
+
+def test_a_transaction_with_a_hole_is_no_damage(
+    unfinished: tuple[Path, bytes, int],
+) -> None:
+    folder, content, begin = unfinished
+    expected = state(folder)
+    # A power cut may keep its end, and lose its beginning.
+    holey = content[: begin + 100] + bytes(FRAME) + content[begin + 100 + FRAME :]
+    log_in(folder).write_bytes(holey)
+    assert state(folder) == expected
+    with open_store(folder, writable=True) as store:
+        store.add(some(1, 60, "next"))
+    assert verify(folder).findings == ()
+
+
+def _read_on(folder: Path, pipe: Connection) -> None:
+    with open_store(folder) as reader, reader._rows.reading():
+        pipe.send(len(reader._rows.contents()))
+        pipe.recv()
+
+
+def test_what_crashes_leave_does_not_pile_up(
+    unfinished: tuple[Path, bytes, int],
+) -> None:
+    folder, content, begin = unfinished
+    torn = content[:begin] + bytes(FRAME) + content[begin + FRAME :]
+    log_in(folder).write_bytes(torn)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    # So that the log cannot be emptied.
+    reader = context.Process(target=_read_on, args=(folder, theirs))
+    reader.start()
+    count = ours.recv()
+    left_by_a_kill(folder, lambda store: store.add(some(1, 60, "next")))
+    ours.send("end")
+    reader.join()
+    assert log_in(folder).read_bytes().startswith(content[:begin])
+    assert all(frame.is_sound for frame in frames(log_in(folder)))
+    with open_store(folder) as store:
+        assert len(store) == count + 1
+
+
+def test_the_last_acknowledged_transaction_cannot_be_cut(
+    unfinished: tuple[Path, bytes, int], tmp_path: Path
+) -> None:
+    folder, content, begin = unfinished
+    shutil.copy(tmp_path / "later" / ACKNOWLEDGED, folder)
+    for end in (begin, begin + 100, len(content) - 1):
+        log_in(folder).write_bytes(content[:end])
+        with pytest.raises(StoreDamagedError, match="acknowledged"):
+            open_store(folder)
+    log_in(folder).write_bytes(content)
+    open_store(folder).close()
+
+
+def test_damage_in_the_log_is_seen_though_the_witness_is_old(
+    killed: Path, store: Path, tmp_path: Path
+) -> None:
+    # As after a power cut, before which the system had not written it.
+    content = log_in(store).read_bytes()
+    old = json.loads((store / ACKNOWLEDGED).read_text())
+    del old["checksum"]
+    old["num_changes"] = 1
+    (store / ACKNOWLEDGED).write_bytes(Acknowledged(**old).encoded())
+    assert state(store) == state(killed)
+    for place in (8, 40, 32 + FRAME + 5000):
+        write_flipped(log_in(store), content, 8 * place)
+        with pytest.raises(StoreDamagedError, match="log is damaged"):
+            open_store(store)
+        assert verify(store).findings
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def scribble(path: Path) -> None:
+    path.write_bytes(b"[" * 5000)
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS = [remove, empty, halve, scribble, make_a_folder]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("name", [DATABASE, f"{DATABASE}-wal", ACKNOWLEDGED])
+def test_a_file_that_is_no_more_what_it_was_is_refused(
+    store: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    harm(store / name)
+    files = {path: path.read_bytes() for path in store.iterdir() if path.is_file()}
+    for writable in (False, True):
+        with pytest.raises(StoreError) as caught:
+            open_store(store, writable=writable)  # type: ignore[call-overload]
+        # A store without its database is none.
+        is_damaged = isinstance(caught.value, StoreDamagedError)
+        assert is_damaged or not (store / DATABASE).is_file()
+    if (store / DATABASE).is_file():
+        assert verify(store).findings
+    for path, content in files.items():
+        if path.suffix not in (".lock", ".sqlite3-shm"):
+            assert path.read_bytes() == content, path
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("pattern", ["manifest.json", "*.index"])
+def test_a_saved_index_is_not_needed(
+    closed: Path, tmp_path: Path, pattern: str, harm: Callable[[Path], None]
+) -> None:
+    folder = Path(shutil.copytree(closed, tmp_path / "store"))
+    (file,) = (folder / INDEX).glob(pattern)
+    harm(file)
+    assert state(folder) == state(closed)
+    # None that is saved is no fault.
+    assert bool(verify(folder).findings) == (harm is not remove)
+    with open_store(folder, writable=True) as store:
+        store.compact()
+    if harm is not make_a_folder:
+        assert verify(folder).findings == ()
+
+
+def test_too_many_open_files_are_no_damage(store: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = []
+    with (store / LOCK).open("rb") as file:
+        for more in range(10):
+            limit = (file.fileno() + 1 + more, limits[1])
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            try:
+                open_store(store).close()
+            except StoreError as error:
+                refused.append(type(error))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert set(refused) == {StoreError}
