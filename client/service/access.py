@@ -1,20 +1,50 @@
-"""Who is answered, and what every answer tells a browser: around the application."""
+"""Who is answered, and what for: tokens, their scopes, and the guard at the door."""
 
+import hashlib
+import hmac
+import logging
+import os
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from fastapi import Depends, Request, Security, params
+from fastapi.security import HTTPBearer, SecurityScopes
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as Connection
 
-from client.service.metrics import Metrics
-from client.service.problems import error_document, error_headers
-from client.service.token import is_authorized
+from client.residence.places import Places
+from client.service.errors import RequestError, answer
+from knnper.config.errors import RunError
+from knnper.config.names import is_name
+from knnper.durable_files import write_atomically
+from knnper.transport.sockets import introduce
+
+Scope = Literal[
+    "predict", "probabilities", "neighbors", "read", "add", "delete", "metrics"
+]
+SCOPES: Mapping[Scope, str] = {
+    "predict": "the class of an input, and nothing more",
+    "probabilities": "predict, and the probability of each class",
+    "neighbors": "probabilities, and all that explains them: neighbours, distances, λ",
+    "read": "stored examples: their pictures, and how many there are of each class",
+    "add": "store examples",
+    "delete": "delete examples",
+    "metrics": "figures for Prometheus",
+}
+_INCLUDED: Mapping[str, tuple[Scope, ...]] = {
+    "probabilities": ("predict",),
+    "neighbors": ("predict", "probabilities"),
+}
 
 PUBLIC_PATHS = frozenset(("/", "/page.css", "/page.js", "/health", "/ready"))
 LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1"))
-
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -29,130 +59,358 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
+OWNER = "owner"
+_MIN_LENGTH = 16
+_OTHERS = 0o077  # may read, write or execute: group and others
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as it is kept: enough to know it again, not enough to use it.
+
+    Attributes
+    ----------
+    name
+        By which its owner tells it from others, unique.
+    scopes
+        What it may; a scope that includes others does not name them.
+    sha256
+        Of the token, in hexadecimal. It has 256 random bits, so that no slow hash is
+        needed.
+    made
+        Seconds since 1970 (UTC).
+    """
+
+    name: str
+    scopes: tuple[Scope, ...]
+    sha256: str
+    made: float
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a token's name, and all that it may."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether it has a scope."""
+        return scope in self.scopes
+
+
+EVERYBODY = Caller("this machine", frozenset(SCOPES))
+_TOKENS = TypeAdapter(tuple[Token, ...])
+
+
+def read_tokens(state: Path) -> tuple[Token, ...]:
+    """Return the named tokens of a client's state folder, oldest first.
+
+    Raises
+    ------
+    RunError
+        If their file is damaged.
+    """
+    path = _tokens_file(state)
+    try:
+        return _TOKENS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError) as error:
+        raise RunError(
+            f"the tokens in {path} cannot be read: {error}; until it is mended or "
+            "removed no named token is known"
+        ) from error
+
+
+def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
+    """Make a token, which a service that runs knows from then on, and return it.
+
+    It can never be shown again.
+
+    Parameters
+    ----------
+    state
+        The client's state folder.
+    name
+        Of the token: letters, digits, ``.``, ``_`` and ``-``.
+    scopes
+        What it may.
+
+    Raises
+    ------
+    RunError
+        If the name is taken or is none.
+    """
+    if not is_name(name) or name == OWNER:
+        raise RunError(
+            f"found the name {name!r}, expected letters, digits, '.', '_' and '-', "
+            f"a letter or digit first, and not {OWNER!r}"
+        )
+    secret = secrets.token_urlsafe(32)
+    with Places(state).committing():
+        known = read_tokens(state)
+        if any(one.name == name for one in known):
+            raise RunError(
+                f"there is a token {name!r} already; choose another name, or run: "
+                f"knnper token revoke {name}"
+            )
+        kept = tuple(scope for scope in SCOPES if scope in set(scopes))
+        new = Token(name, kept, _digest(secret), time.time())
+        _write_tokens(state, (*known, new))
+    return secret
+
+
+def revoke_token(state: Path, name: str) -> None:
+    """Forget a token; a service that runs refuses it from then on.
+
+    Raises
+    ------
+    RunError
+        If there is none of this name.
+    """
+    with Places(state).committing():
+        known = read_tokens(state)
+        left = tuple(one for one in known if one.name != name)
+        if len(left) == len(known):
+            names = ", ".join(one.name for one in known) or "none"
+            raise RunError(f"there is no token {name!r}, expected one of: {names}")
+        _write_tokens(state, left)
+
+
+def _tokens_file(state: Path) -> Path:
+    return state / "tokens.json"
+
+
+def _write_tokens(state: Path, tokens: tuple[Token, ...]) -> None:
+    write_atomically(_tokens_file(state), _TOKENS.dump_json(tokens, indent=2))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_or_create_owner_token(path: Path) -> str:
+    """Return the token in a file; a new one, readable by its owner only, if none is.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read or written, others may read it, or what is in it is
+        too short to be a secret.
+    """
+    try:
+        if not path.exists():
+            _create(path)
+        mode, token = path.stat().st_mode, path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"the token file {path} cannot be used: {error}; mend it, or remove it to "
+            "get a new token"
+        ) from error
+    if mode & _OTHERS:
+        raise RunError(
+            f"the token file {path} can be used by other accounts, found mode "
+            f"{mode & 0o777:04o}, expected 0600; run: chmod 600 {path}"
+        )
+    if len(token) < _MIN_LENGTH:
+        raise RunError(
+            f"the token in {path} has {len(token)} characters, expected at least "
+            f"{_MIN_LENGTH}; remove the file to get a new token"
+        )
+    return token
+
+
+def _create(path: Path) -> None:
+    """Write a new token, whole or not at all, unless there is one."""
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if not path.exists():
+            draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class Tokens:
+    """The tokens that a service knows, while others are made and revoked.
+
+    Parameters
+    ----------
+    state
+        The client's state folder, whose named tokens are read again when they change;
+        None for the owner's alone.
+    owner
+        The token that may do everything.
+
+    Raises
+    ------
+    RunError
+        If the file of the named tokens is damaged.
+    """
+
+    def __init__(self, state: Path | None, owner: str) -> None:
+        self._state = state
+        self._owner = Token(OWNER, tuple(SCOPES), _digest(owner), 0.0)
+        self._named = () if state is None else read_tokens(state)
+        self._seen: object = None
+
+    def caller(self, header: str) -> Caller | None:
+        """Return whose token an ``Authorization`` header bears; None if nobody's.
+
+        It takes as long for a token that is nearly right as for any other.
+        """
+        self._follow()
+        scheme, _, secret = header.partition(" ")
+        digest, found = _digest(secret.strip()), None
+        for token in (self._owner, *self._named):
+            if hmac.compare_digest(token.sha256.encode(), digest.encode()):
+                found = token
+        if found is None or scheme.lower() != "bearer":
+            return None
+        included = [one for scope in found.scopes for one in _INCLUDED.get(scope, ())]
+        return Caller(found.name, frozenset((*found.scopes, *included)))
+
+    def _follow(self) -> None:
+        if self._state is None:
+            return
+        try:
+            status = _tokens_file(self._state).stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except OSError:
+            seen = None
+        if seen == self._seen:
+            return
+        try:
+            self._named = read_tokens(self._state)
+        except RunError as error:
+            self._named = ()
+            _LOG.error("%s", error)
+        self._seen = seen
 
 
 class Guard:
-    """Answers only whoever knows the token.
+    """Answers only those who are known, and tells browsers to load nothing else.
 
-    Without a token only this machine's programs, and pages that this service itself
-    gave, are answered: another web page, which a browser would let send requests here,
-    is found out by the headers ``Host`` and ``Origin``.
+    Where no token is needed, only this machine's programs, and pages that this service
+    itself gave, are answered: another web page, which a browser would let send requests
+    here, is found out by the headers ``Host`` and ``Origin``.
 
     Parameters
     ----------
     app
-        What is guarded.
-    token
-        None where none is needed.
+        What is guarded; finds the `Caller` in ``request.state.caller``.
+    tokens
+        Those that are known; None where none is needed.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
+        self._app, self._tokens = app, tokens
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before its body is read."""
-        if scope["type"] != "http" or (status := self._refusal(scope)) is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        message = (
-            "expected the header `Authorization: Bearer TOKEN` with the token in the "
-            "service's token file"
-            if status == 401
-            else "found a request for, or from a page of, another machine; without a "
-            "token only this machine is answered"
-        )
-        refusal = JSONResponse(
-            error_document(status, message).model_dump(), status, error_headers(status)
-        )
-        await refusal(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> int | None:
-        """Return the status with which a request is refused, if it is."""
-        headers = Headers(scope=scope)
-        if self._token is None:
-            return None if _is_local(headers) else 403
-        if scope["path"] in PUBLIC_PATHS:
-            return None
-        given = headers.get("authorization", "").encode("latin-1")
-        return None if is_authorized(given, self._token) else 401
-
-
-def _is_local(headers: Headers) -> bool:
-    host = headers.get("host", "")
-    origin = headers.get("origin")
-    return _host_of(f"//{host}") in LOCAL_HOSTS and (
-        origin is None or _place_of(origin) == host
-    )
-
-
-def _place_of(origin: str) -> str:
-    """Return ``HOST:PORT`` of a header ``Origin``; empty if it names no place."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
-
-
-def _host_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
-
-
-class SecureHeaders:
-    """Tells browsers, with each answer, to load nothing from elsewhere, and the like.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, with the headers."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
-
-
-class Metered:
-    """Counts every request, and how long it takes.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    metrics
-        Where it is counted.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and count it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 500
-
-        async def send_and_look(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        app = self._app
         try:
-            await self._app(scope, receive, send_and_look)
-        finally:
-            # As it is written in the route: the paths that are asked for have no end.
-            path = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - began
-            self._metrics.answered(scope["method"], path, status, seconds)
+            caller = self._caller(scope)
+        except RequestError as error:
+            app = answer(error.status, str(error), error.headers)
+        else:
+            scope.setdefault("state", {})["caller"] = caller
+        await app(scope, receive, send_with_headers)
+
+    def _caller(self, scope: Connection) -> Caller | None:
+        """Return who asks; None is a stranger who asks for what is public."""
+        headers = Headers(scope=scope)
+        if self._tokens is None:
+            if not _is_local(headers):
+                raise RequestError(
+                    403,
+                    "found a request for, or from a page of, another machine; without "
+                    "a token only this machine is answered",
+                )
+            caller: Caller | None = EVERYBODY
+        else:
+            caller = self._tokens.caller(headers.get("authorization", ""))
+        if caller is None:
+            if scope["path"] in PUBLIC_PATHS:
+                return None
+            raise _unauthorized(is_given="authorization" in headers)
+        if not introduce(scope, caller.name):
+            raise RequestError(
+                503, f"too many connections of {caller.name!r} are busy; use fewer"
+            )
+        return caller
+
+
+def _unauthorized(*, is_given: bool) -> RequestError:
+    found = "one that is not known: mistyped, or revoked" if is_given else "none"
+    return RequestError(
+        401,
+        f"found {found}, expected the header `Authorization: Bearer TOKEN`; whoever "
+        "runs the service makes tokens: knnper token add NAME",
+    )
+
+
+def _is_local(headers: Headers) -> bool:
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    try:
+        return urlsplit(f"//{host}").hostname in LOCAL_HOSTS and (
+            origin is None or urlsplit(origin).netloc == host
+        )
+    except ValueError:
+        return False
+
+
+_BEARER = HTTPBearer(
+    scheme_name="token",
+    description="Made with `knnper token add`; what it may is in its scopes.",
+    auto_error=False,
+)
+
+
+async def _require(
+    request: Request,
+    needed: SecurityScopes,
+    _: Annotated[object, Depends(_BEARER)],
+) -> Caller:
+    caller: Caller = request.state.caller
+    for scope in needed.scopes:
+        if scope not in caller.scopes:
+            raise _forbidden(caller, scope)
+    return caller
+
+
+def _forbidden(caller: Caller, scope: str) -> RequestError:
+    has = ", ".join(one for one in SCOPES if caller.may(one)) or "none"
+    return RequestError(
+        403,
+        f"the token {caller.name!r} has the scopes {has}; this needs {scope!r}. "
+        f"Whoever runs the service makes such a token: knnper token add NAME --scope "
+        f"{scope}",
+        {
+            "WWW-Authenticate": 'Bearer realm="knnper", error="insufficient_scope", '
+            f'scope="{scope}"'
+        },
+    )
+
+
+def needs(*scopes: Scope) -> params.Security:
+    """Return the annotation of an endpoint's `Caller`, who must have these scopes."""
+    required: params.Security = Security(_require, scopes=list(scopes))
+    return required

@@ -6,8 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from client.service.access import SECURITY_HEADERS
-from client.service.token import is_authorized, read_or_create_token
+from client.service.access import (
+    SECURITY_HEADERS,
+    Tokens,
+    read_or_create_owner_token,
+)
 from knnper.config.errors import RunError
 from tests.client.service.small_service import TOKEN, asking, small_served, some_inputs
 
@@ -40,20 +43,19 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        (b"Bearer s3cret", True),
-        (b"bearer  s3cret ", True),
-        (b"Bearer s3cre", False),
-        (b"Bearer s3crets", False),
-        (b"Basic s3cret", False),
-        (b"s3cret", False),
-        (b"Bearer", False),
-        (b"", False),
-        (None, False),
-        ("Bearer sécret".encode(), False),
+        ("Bearer s3cret", True),
+        ("bearer  s3cret ", True),
+        ("Bearer s3cre", False),
+        ("Bearer s3crets", False),
+        ("Basic s3cret", False),
+        ("s3cret", False),
+        ("Bearer", False),
+        ("", False),
+        ("Bearer sécret", False),
     ],
 )
-def test_a_header_must_bear_the_token(header: bytes | None, expected: bool) -> None:
-    assert is_authorized(header, "s3cret") is expected
+def test_a_header_must_bear_the_token(header: str, expected: bool) -> None:
+    assert (Tokens(None, "s3cret").caller(header) is not None) is expected
 
 
 def test_without_a_token_other_machines_and_their_pages_are_refused(
@@ -109,10 +111,10 @@ def test_the_page_names_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 def test_a_token_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    token = read_or_create_token(path)
+    token = read_or_create_owner_token(path)
     assert len(token) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_or_create_token(path) == token
+    assert read_or_create_owner_token(path) == token
     assert [one.name for one in tmp_path.iterdir()] == ["token"]
 
 
@@ -121,9 +123,9 @@ def test_a_token_file_that_is_no_secret_is_refused(tmp_path: Path) -> None:
     path.write_text("short")
     path.chmod(0o600)
     with pytest.raises(RunError, match="5 characters, expected at least 16"):
-        read_or_create_token(path)
+        read_or_create_owner_token(path)
     path.chmod(0o640)
     with pytest.raises(RunError, match="found mode 0640, expected 0600"):
-        read_or_create_token(path)
+        read_or_create_owner_token(path)
     with pytest.raises(RunError, match="cannot be used"):
-        read_or_create_token(tmp_path / "no folder" / "token")
+        read_or_create_owner_token(tmp_path / "no folder" / "token")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from client.service.pictures import encode_png
+from client.service.answers import encode_png
 from tests.client.service.small_service import (
     CLASSES,
     FEATURES,
