@@ -1,13 +1,17 @@
 """Whoever has the token is served, whatever others do with their connections."""
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -83,29 +87,70 @@ def serving(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
         assert process.wait(20) == 0
 
 
-def half_open(client: httpx.Client, said: bytes) -> socket.socket:
+def half_open(
+    client: httpx.Client, said: bytes, tls: ssl.SSLContext | None
+) -> socket.socket:
     place = (client.base_url.host, client.base_url.port or 0)
     connection = socket.create_connection(place, timeout=10)
+    if tls is not None:
+        connection = tls.wrap_socket(connection, server_hostname=place[0])
     connection.sendall(said)
     return connection
-
-
-def ask(client: httpx.Client, count: int) -> list[int]:
-    """Return what is answered, on a new connection each."""
-    close = {"Connection": "close"}
-    return [
-        client.post("/predict", json=BODY, headers=close).status_code
-        for _ in range(count)
-    ]
 
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_half_open_connections_do_not_keep_token_holders_out(
     tmp_path: Path, tls: bool
 ) -> None:
-    halves = [b"", b"\x16\x03\x01\x02"] if tls else list(HALVES.values())
-    with serving(tmp_path, tls=tls) as client, contextlib.ExitStack() as held:
+    halves, stop = list(HALVES.values()), threading.Event()
+
+    def go_on(client: httpx.Client, held: contextlib.ExitStack) -> None:
+        """Open more and more, of which not even TLS begins."""
+        while not stop.wait(0.005):
+            held.enter_context(half_open(client, b"", None))
+
+    with (
+        serving(tmp_path, tls=tls) as client,
+        ThreadPoolExecutor(1) as attacker,
+        contextlib.ExitStack() as held,
+    ):
+        context = ssl.create_default_context(cafile=tmp_path / "ca") if tls else None
+        kept = held.enter_context(contextlib.closing(kept_connection(client, context)))
+        before = ask_on(kept, client)
         for number in range(NUM_HALF_OPEN):
             half = halves[number % len(halves)]
-            held.enter_context(half_open(client, half))
-        assert ask(client, NUM_ASKED) == [200] * NUM_ASKED
+            held.enter_context(half_open(client, half, context))
+        held.callback(stop.set)
+        attacker.submit(go_on, client, held)
+        close = {"Connection": "close"}
+        answers = [
+            client.post("/predict", json=BODY, headers=close).status_code
+            for _ in range(NUM_ASKED)
+        ]
+        after = ask_on(kept, client)
+    assert (before, answers, after) == (200, [200] * NUM_ASKED, 200)
+
+
+def kept_connection(
+    client: httpx.Client, tls: ssl.SSLContext | None
+) -> http.client.HTTPConnection:
+    """Return a connection that is never opened again."""
+    host, port = client.base_url.host, client.base_url.port
+    if tls is None:
+        kept = http.client.HTTPConnection(host, port, timeout=10)
+    else:
+        kept = http.client.HTTPSConnection(host, port, timeout=10, context=tls)
+    kept.connect()
+    kept.auto_open = 0
+    return kept
+
+
+def ask_on(kept: http.client.HTTPConnection, client: httpx.Client) -> int:
+    headers = {
+        "Authorization": client.headers["Authorization"],
+        "Content-Type": "application/json",
+    }
+    kept.request("POST", "/predict", json.dumps(BODY), headers)
+    answer = kept.getresponse()
+    answer.read()
+    return answer.status
