@@ -76,11 +76,13 @@ class Served:
 
     def __init__(self, limits: SocketLimits, tls: Path | None = None) -> None:
         self.app, self.ended = Application(limits), list[tuple[str, str]]()
-        files = (
-            {} if tls is None else {"ssl_certfile": tls / "c", "ssl_keyfile": tls / "k"}
-        )
         config = uvicorn.Config(
-            self.app, log_config=None, lifespan="off", ws="none", **files
+            self.app,
+            log_config=None,
+            lifespan="off",
+            ws="none",
+            ssl_certfile=None if tls is None else tls / "c",
+            ssl_keyfile=None if tls is None else tls / "k",
         )
         self.server = Server(config, limits, lambda *told: self.ended.append(told))
         self.listening = listen(HOST, 0, "")
@@ -184,7 +186,7 @@ def test_one_who_is_known_does_not_keep_out_another() -> None:
         # All are busy now: of no one's there are more than of those who would come.
         refused = held.enter_context(served.connected(said=known("cyd")))
         assert answered(refused).startswith(b"HTTP/1.1 503")
-        served.server.config.app.go_on.set()  # type: ignore[union-attr]
+        served.app.go_on.set()
         for connection in (crowd[0], bob, cyd):
             assert answered(connection).startswith(b"HTTP/1.1 200")
 
@@ -221,8 +223,7 @@ def test_a_header_has_an_end(name: bytes) -> None:
     piece = name * (100_000 // len(name))
     with serving(PATIENT) as served, served.connected(said=GET[:-2]) as connection:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            for _ in range(100):
-                connection.sendall(piece)
+            connection.sendall(100 * piece)
         assert not served.server.server_state.tasks
 
 

@@ -98,7 +98,7 @@ def half_open(
     return connection
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_half_open_connections_do_not_keep_token_holders_out(
     tmp_path: Path, tls: bool
 ) -> None:
