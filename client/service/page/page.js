@@ -83,12 +83,10 @@ function askForToken() {
 function showScopes() {
   const names = Object.keys(SCOPES);
   const allowed = names.filter(may), missing = names.filter((name) => !may(name));
-  let text = `With the token ${info.token} you can ` +
-    `${allowed.map((name) => SCOPES[name]).join(", ") || "not predict"}.`;
-  if (missing.length) {
-    text += " To " + missing.map((name) => `${SCOPES[name]} (${name})`).join(", ") +
-      " you need a token with that scope.";
-  }
+  const text = `The token ${info.token} allows you to ` +
+    `${allowed.map((name) => SCOPES[name]).join(", ") || "do nothing on this page"}. ` +
+    `For more, ask for one with the scope it needs: to ` +
+    `${missing.map((name) => `${SCOPES[name]} (${name})`).join(", ")}.`;
   byId("allowed").hidden = !missing.length && !sessionStorage.getItem(TOKEN_KEY);
   byId("allowed").firstElementChild.textContent = missing.length ? text : "";
   for (const part of document.querySelectorAll(".parts")) part.hidden = !may("neighbors");

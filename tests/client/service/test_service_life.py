@@ -13,12 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import Request
+from starlette.types import Message
 from torch import Tensor
 
 from client.residence.mixture import Prediction
 from client.service.access import Tokens
 from client.service.app import make_service
-from client.service.budget import Limits
+from client.service.budget import Bodies, Budget, Limits
 from client.service.current import Workers
 from client.service.errors import RequestError
 from client.service.server import Binding, is_loopback, make_server, serve
@@ -153,6 +155,57 @@ def test_what_takes_too_long_is_not_waited_for_and_blocks_no_other_thread() -> N
         workers.close()
 
     asyncio.run(ask())
+
+
+def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = small_served(tmp_path / "store")
+    whole, asked = served.predict, list[int]()
+
+    def slow(images: Tensor) -> Prediction:
+        asked.append(len(images))
+        time.sleep(0.1 * len(images))
+        return whole(images)
+
+    monkeypatch.setattr(served, "predict", slow)
+    with asking(served, limits=Limits(seconds=0.95)) as client:
+        # How fast it is was found out when the model was opened.
+        until(lambda: len(asked) >= 3)
+        body = {"inputs": some_inputs(10).tolist()}
+        until(lambda: client.post("/predict", json=body).status_code == 413)
+        asked.clear()
+        answer = client.post("/predict", json=body)
+    assert (answer.status_code, asked) == (413, [])
+    assert "at most" in answer.json()["message"]
+
+
+def test_an_image_is_not_decoded_once_there_is_no_time_left() -> None:
+    with pytest.raises(RequestError, match="decoded") as refused:
+        Budget(Limits(seconds=-1)).take_pixels(1, 1, 1)
+    assert refused.value.status == 503
+
+
+def test_bodies_have_so_much_memory_together() -> None:
+    def request(size: int) -> Request:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": bytes(size)}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def send() -> None:
+        bodies = Bodies(Limits(max_request_bytes=100, max_held_bytes=120))
+        async with bodies.read(request(80)):
+            with pytest.raises(RequestError) as refused:
+                async with bodies.read(request(80)):
+                    pass
+            assert refused.value.status == 503
+            async with bodies.read(request(40)) as small:
+                assert len(small.content) == 40
+        async with bodies.read(request(80)) as later:
+            assert len(later.content) == 80
+
+    asyncio.run(send())
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
