@@ -103,8 +103,9 @@ async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[b
     began, size, more = time.monotonic(), 0, True
     while more:
         due = began + limits.body_grace_s + size / limits.body_bytes_per_s
-        # Not `asyncio.timeout_at`: what has arrived by then is taken.
-        event = await asyncio.wait_for(receive(), max(due - time.monotonic(), 0.001))
+        # What has arrived by now is taken, however late it is.
+        async with asyncio.timeout(max(due - time.monotonic(), 0)):
+            event = await receive()
         if event["type"] == "http.disconnect":
             raise ConnectionError("the peer went away")
         piece: bytes = event.get("body", b"")
