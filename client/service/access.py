@@ -1,9 +1,8 @@
-"""Who is answered, and what for: tokens, their scopes, and the guard at the door."""
+"""Who is answered, and what for: tokens, their scopes, and who checks them."""
 
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,11 @@ from client.service.errors import RequestError, answer
 from knnper.config.errors import RunError
 from knnper.config.names import is_name
 from knnper.durable_files import write_atomically
+from knnper.transport.credentials.files import (
+    SECRET,
+    permission_problem,
+    write_new,
+)
 from knnper.transport.sockets import introduce
 
 Scope = Literal[
@@ -61,7 +65,6 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 OWNER = "owner"
 _MIN_LENGTH = 16
-_OTHERS = 0o077  # may read, write or execute: group and others
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,17 +73,8 @@ _LOG = logging.getLogger(__name__)
 class Token:
     """A token as it is kept: enough to know it again, not enough to use it.
 
-    Attributes
-    ----------
-    name
-        By which its owner tells it from others, unique.
-    scopes
-        What it may; a scope that includes others does not name them.
-    sha256
-        Of the token, in hexadecimal. It has 256 random bits, so that no slow hash is
-        needed.
-    made
-        Seconds since 1970 (UTC).
+    It has 256 random bits, so that no slow hash is needed. ``made`` is in seconds since
+    1970 (UTC); a scope that includes others does not name them.
     """
 
     name: str
@@ -197,45 +191,27 @@ def read_or_create_owner_token(path: Path) -> str:
 
     Raises
     ------
-    RunError
+    KnnPerError
         If the file cannot be read or written, others may read it, or what is in it is
         too short to be a secret.
     """
     try:
         if not path.exists():
-            _create(path)
-        mode, token = path.stat().st_mode, path.read_text("ascii").strip()
+            write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), SECRET)
+        problem, token = permission_problem(path), path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(
             f"the token file {path} cannot be used: {error}; mend it, or remove it to "
             "get a new token"
         ) from error
-    if mode & _OTHERS:
-        raise RunError(
-            f"the token file {path} can be used by other accounts, found mode "
-            f"{mode & 0o777:04o}, expected 0600; run: chmod 600 {path}"
-        )
+    if problem is not None:
+        raise RunError(problem)
     if len(token) < _MIN_LENGTH:
         raise RunError(
             f"the token in {path} has {len(token)} characters, expected at least "
             f"{_MIN_LENGTH}; remove the file to get a new token"
         )
     return token
-
-
-def _create(path: Path) -> None:
-    """Write a new token, whole or not at all, unless there is one."""
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if not path.exists():
-            draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 class Tokens:
@@ -298,16 +274,10 @@ class Tokens:
 class Guard:
     """Answers only those who are known, and tells browsers to load nothing else.
 
-    Where no token is needed, only this machine's programs, and pages that this service
-    itself gave, are answered: another web page, which a browser would let send requests
-    here, is found out by the headers ``Host`` and ``Origin``.
-
-    Parameters
-    ----------
-    app
-        What is guarded; finds the `Caller` in ``request.state.caller``.
-    tokens
-        Those that are known; None where none is needed.
+    An endpoint finds the `Caller` in ``request.state.caller``. Without tokens (None)
+    this machine's programs, and pages that this service itself gave, are answered:
+    another web page, which a browser would let send requests here, is found out by the
+    headers ``Host`` and ``Origin``.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 import knnper
 from client.residence.mixture import Prediction
 from client.residence.served_model import ServedModel
+from client.residence.serving import Accuracy
 from client.service.access import SCOPES, Caller
 from client.service.inputs import Reader
 
@@ -129,18 +130,6 @@ class StoreInfo(Document):
     num_by_class: dict[str, int] = Field(description="Examples of each class.")
 
 
-class AccuracyInfo(Document):
-    """Shares of examples that were predicted rightly."""
-
-    model_config = ConfigDict(extra="forbid", from_attributes=True)
-
-    global_model: float | None = Field(description="Of the global model alone.")
-    knn: float | None = Field(description="Of the neighbours alone.")
-    mixed: float | None = Field(description="Of what is served.")
-    num_examples: int | None = Field(description="On how many that was measured.")
-    measured_on: str | None = Field(description="On which examples.")
-
-
 class Info(Document):
     """What is served; what the token's scopes do not give is left out."""
 
@@ -175,7 +164,7 @@ class Info(Document):
         description="Whether the global model is adapted to how often each class is "
         "stored.",
     )
-    accuracy: AccuracyInfo | None = Field(
+    accuracy: Accuracy | None = Field(
         default=None, description="As measured when λ was chosen."
     )
     store: StoreInfo | None = Field(
@@ -186,17 +175,7 @@ class Info(Document):
 def predictions(
     prediction: Prediction, class_names: Sequence[str], caller: Caller
 ) -> Predictions:
-    """Return the document of predictions for n inputs, as far as the caller may see.
-
-    Parameters
-    ----------
-    prediction
-        For n inputs.
-    class_names
-        One for each class.
-    caller
-        Who asks.
-    """
+    """Return the document of predictions for n inputs, as far as the caller may see."""
     labels: list[int] = prediction.labels.tolist()
     columns: dict[str, Sequence[object]] = {
         "label": labels,
@@ -250,7 +229,7 @@ def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) 
         )
         found.kernel, found.kernel_scale = serving.kernel, serving.kernel_scale
         found.class_prior = serving.class_prior is not None
-        found.accuracy = AccuracyInfo.model_validate(serving.accuracy)
+        found.accuracy = serving.accuracy
     if caller.may("read"):
         store, contents = served.store, served.store.contents()
         counts = np.bincount(contents.labels, minlength=len(reader.class_names))

@@ -62,13 +62,7 @@ class Body:
 
 
 class Bodies:
-    """Reads requests' bodies, no more of them than is allowed.
-
-    Parameters
-    ----------
-    limits
-        How large they may be, alone and together.
-    """
+    """Reads requests' bodies, no more of them than is allowed."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._held = limits, 0
@@ -77,11 +71,8 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[Body]:
         """Give what a request sends, to be held until its answer is known.
 
-        Raises
-        ------
-        RequestError
-            413 if it is too large, as soon as that is known; 408 if it comes too
-            slowly; 503 if too many others are held; 400 if the sender goes away.
+        It is refused, as soon as that is known, where it is too large (413), comes too
+        slowly (408), or too many others are held (503).
         """
         self._require_size(int(request.headers.get("content-length", 0)))
         chunks, size = list[bytes](), 0
@@ -131,13 +122,7 @@ def _content_type(request: Request) -> tuple[str, str]:
 
 
 class Budget:
-    """What is left of what one request may cost once it is there.
-
-    Parameters
-    ----------
-    limits
-        What it has.
-    """
+    """What is left of what one request may cost once it is there."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._pixels = limits, limits.max_pixels
@@ -149,13 +134,7 @@ class Budget:
         return self._end - time.monotonic()
 
     def take_pixels(self, width: int, height: int, passes: int) -> None:
-        """Refuse an image before it is decoded.
-
-        Raises
-        ------
-        RequestError
-            413 if there are not as many pixels, 503 if there is no time left.
-        """
+        """Refuse an image, before it is decoded, for which too little is left."""
         self._pixels -= width * height * passes
         if self._pixels < 0:
             often = f", decoded {passes} times" if passes > 1 else ""

@@ -25,14 +25,9 @@ _LOG = logging.getLogger(__name__)
 class Current:
     """Opens what is served as soon as it is there, and follows what is installed.
 
-    Nothing that goes wrong ends that: what was served is served on, and it looks again.
-
-    Parameters
-    ----------
-    open_served
-        Opens it; a `KnnPerError` means that there is nothing to serve yet.
-    poll_s
-        Between two looks.
+    ``open_served`` opens it; a `KnnPerError` means that there is nothing to serve yet.
+    Nothing that goes wrong ends this: what was served is served on, and every
+    ``poll_s`` seconds it looks again.
     """
 
     def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
@@ -56,13 +51,7 @@ class Current:
         return self._problem
 
     def served(self) -> ServedModel:
-        """Return what is served.
-
-        Raises
-        ------
-        RequestError
-            503, with the reason, if nothing is.
-        """
+        """Return what is served; if nothing is, refuse (503) with the reason."""
         if self._served is None:
             raise RequestError(503, f"nothing can be served yet: {self._problem}")
         return self._served
@@ -77,13 +66,7 @@ class Current:
             served.close()
 
     def require_time_for(self, count: int, seconds: float) -> None:
-        """Refuse inputs for which the model surely needs longer: it cannot be stopped.
-
-        Raises
-        ------
-        RequestError
-            413, with the number of inputs that it has the time for.
-        """
+        """Refuse (413) inputs for which the model, once begun, surely needs longer."""
         needed = count * self._seconds_per_input
         if needed > seconds:
             most = max(1, int(seconds / self._seconds_per_input))
@@ -141,17 +124,7 @@ def _seconds_per_input(served: ServedModel) -> float:
 class Workers:
     """A few threads, with a queue that has an end; used from one event loop.
 
-    Parameters
-    ----------
-    name
-        Of the threads, and in messages.
-    num_threads
-        How many there are.
-    max_waiting
-        How much work may wait for one of them.
-    timeout_s
-        In which work has to begin, and in which it has to end where nobody minds if it
-        is done for nothing.
+    ``max_waiting`` pieces of work may wait for one of them, for ``timeout_s`` seconds.
     """
 
     def __init__(
@@ -164,22 +137,10 @@ class Workers:
         self._num_pending = 0
 
     async def run(self, work: Callable[[], T], *, changes: bool = False) -> T:
-        """Return what ``work`` returns, done by one of the threads.
+        """Return what ``work`` returns; refuse (503) what would take too long.
 
-        A thread cannot be stopped: it goes on with what is not waited for any more, and
-        only then takes up other work.
-
-        Parameters
-        ----------
-        work
-            What is to be done.
-        changes
-            Whether it changes something, so that what has begun is waited for.
-
-        Raises
-        ------
-        RequestError
-            503, if too much waits already or this took too long.
+        A thread cannot be stopped. What has begun and ``changes`` something is waited
+        for; else the thread alone goes on with it, and takes up other work afterwards.
         """
         if self._num_pending >= self._most:
             raise self._too_busy(f"{self._num_pending} requests wait already")

@@ -54,17 +54,7 @@ class ErrorDocument(BaseModel):
 
 
 class RequestError(KnnPerError):
-    """A request cannot be answered.
-
-    Parameters
-    ----------
-    status
-        A status code of `STATUSES`.
-    message
-        What was found, what was expected, how to mend it.
-    headers
-        Of the answer, beside others.
-    """
+    """A request cannot be answered: a status of `STATUSES`, and what is wrong."""
 
     def __init__(
         self, status: int, message: str, headers: Mapping[str, str] | None = None

@@ -134,20 +134,9 @@ class DeletionRequest(_Strict):
 class Reader:
     """Reads what is sent for one model; made by `reader_of`.
 
-    Parameters
-    ----------
-    spec
-        Shape and type of one input.
-    class_names
-        One for each label.
-    limits
-        What a request may cost.
-
-    Attributes
-    ----------
-    prediction, addition, deletion
-        The JSON bodies that are taken, exactly, by which they are checked and
-        described.
+    ``prediction``, ``addition`` and ``deletion`` are the JSON bodies that are taken,
+    exactly, by which they are checked and described. What is refused is 400 (not what
+    it claims to be), 413 (too much), 415 (of another type) or 422 (not as described).
     """
 
     def __init__(
@@ -190,13 +179,7 @@ class Reader:
         return (JSON, NPY, *(PICTURES if self.takes_pictures else ()), FORM)
 
     def inputs(self, body: Body, budget: Budget) -> Tensor:
-        """Return the n inputs of a body, of the input's type and shape (n, ...).
-
-        Raises
-        ------
-        RequestError
-            400, 413, 415 or 422, if they are not as the model takes them.
-        """
+        """Return the n inputs of a body, of the input's type and shape (n, ...)."""
         if body.media_type == JSON:
             given = self._parsed(self.prediction, body).inputs
             return self._joined([self._one(one, budget) for one in given])
@@ -208,14 +191,14 @@ class Reader:
     def examples(
         self, body: Body, budget: Budget
     ) -> tuple[Tensor, Tensor, tuple[str | None, ...]]:
-        """Return n inputs, their labels (int64) and names; see `inputs`."""
+        """Return n inputs, their labels (int64) and names."""
         sent = self._parsed(self.addition, body).examples
         inputs = self._joined([self._one(one.input, budget) for one in sent])
         labels = [self._label(one.label) for one in sent]
         return inputs, torch.tensor(labels), tuple(one.name for one in sent)
 
     def selection(self, body: Body) -> Selection:
-        """Return what is to be deleted; see `inputs`. It is never everything."""
+        """Return what is to be deleted, which is never everything."""
         asked = self._parsed(self.deletion, body)
         given = asked.model_fields_set
         if not given:
@@ -375,12 +358,6 @@ def decode_picture(
     """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
 
     Colours are converted and the size is changed as `knnper.data.image_file` does.
-
-    Raises
-    ------
-    RequestError
-        413 if it has too many pixels, before any is decoded; 422 if it is no such file,
-        is damaged, or has pixels of more than 8 bits.
     """
     height, width, channels = spec.image_shape
     try:
@@ -422,27 +399,9 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
 
 
 def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return the inputs in a file of `numpy.save`, in which nothing is run.
+    """Return the inputs (n, ...) in a file of `numpy.save`, in which nothing is run.
 
-    Parameters
-    ----------
-    content
-        The file.
-    shape
-        Of one input.
-    dtype
-        That is expected; float64 is taken for float32, too.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of this type, shape (n, ...).
-
-    Raises
-    ------
-    RequestError
-        400 if it is no such file or is cut short, 422 if it is another array than
-        expected.
+    ``shape`` is that of one; float64 is taken for float32, too.
     """
     file = io.BytesIO(content)
     try:
@@ -484,11 +443,6 @@ def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
     """Return type and content of the parts of ``multipart/form-data`` (RFC 7578).
 
     The libraries for forms write files to disk: what is sent must not leave memory.
-
-    Raises
-    ------
-    RequestError
-        400 if the body is no form; 422 if it has too many parts, or other fields.
     """
     if not body.boundary.isascii() or not 1 <= len(body.boundary) <= 70:
         raise _malformed("a boundary of 1 to 70 characters in the content type")

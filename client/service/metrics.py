@@ -16,13 +16,7 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 3
 
 
 class Metrics:
-    """Counters of one service.
-
-    Parameters
-    ----------
-    current
-        Asked for what is served, whenever the metrics are read.
-    """
+    """Counters of one service, and figures of what it serves now."""
 
     def __init__(self, current: Current) -> None:
         self._registry = CollectorRegistry()
@@ -54,17 +48,7 @@ class Metrics:
         self._registry.register(_ServedCollector(current))
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Count a request.
-
-        Parameters
-        ----------
-        method, path
-            Of the request; the path with names for its variable parts.
-        status
-            Of the answer.
-        seconds
-            That it took.
-        """
+        """Count a request; its path has names for its variable parts."""
         known = method if method in _METHODS else "other"
         self._requests.labels(known, path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
@@ -118,15 +102,7 @@ def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
 
 
 class Metered:
-    """Counts every request, and how long it takes.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    metrics
-        Where it is counted.
-    """
+    """Counts every request of an application, and how long it takes."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics

@@ -10,17 +10,17 @@ behind a proxy all of them have the same.
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from knnper.config.errors import RunError
 
@@ -35,8 +35,6 @@ _TOO_LARGE = (
 )
 
 _LOG = logging.getLogger(__name__)
-
-OnEnded = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         limits: SocketLimits,
-        on_ended: OnEnded = lambda _address, _why: None,
+        on_ended: Callable[[str, str], None] = lambda _address, _why: None,
         logger: logging.Logger = _LOG,
     ) -> None:
         config.http, config.timeout_keep_alive = Connection, limits.idle_s  # type: ignore[assignment]
@@ -168,41 +166,108 @@ class Server(uvicorn.Server):
         super().__init__(config)
         if not config.loaded:
             config.load()
-        self.entrance = Entrance(self, limits, on_ended, logger)
-        self._accepting: list[asyncio.Task[None]] = []
+        self.limits, self.logger, self._on_ended = limits, logger, on_ended
+        self.strangers = _Room(limits.strangers, limits.strangers_per_address)
+        self.known = _Room(limits.known, limits.known)
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._visiting: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Let connections in, instead of having the event loop do so."""
         await super().startup([])
-        accepting = map(self.entrance.accept_from, sockets or ())
-        self._accepting = [asyncio.create_task(one) for one in accepting]
+        for one in sockets or ():
+            _begin(self._accept_from(one), self._accepting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in any more, answer what was asked, end."""
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await _stop(self._accepting)
         await super().shutdown(sockets)
-        await self.entrance.close()
+        await _stop(self._visiting)
+
+    def introduce(self, visit: "Visit", name: str) -> bool:
+        """Move a connection to those of ``name``; return whether there is room."""
+        if visit.room is None:  # it has ended
+            return True
+        is_new = visit.room is not self.known or visit.party != name
+        if is_new and (excess := self.known.in_excess(name)) is not None:
+            if excess.party == name and not excess.is_idle:
+                return False
+            self._end(excess, "others need its place")
+        visit.room.remove(visit)
+        self.known.add(visit, name)
+        return True
+
+    async def _accept_from(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                self._on_ended("nobody", f"no connection can be accepted: {error}")
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._admit(accepted, address[0])
+
+    def _admit(self, accepted: socket.socket, address: str) -> None:
+        party = _origin(address)
+        if (excess := self.strangers.in_excess(party)) is not None:
+            self._end(excess, "it did not show whose it is before others came")
+        visit = Visit(address)
+        self.strangers.add(visit, party)
+        visit.task = _begin(self._stay(visit, accepted), self._visiting)
+
+    def _end(self, visit: "Visit", why: str) -> None:
+        if visit.room is not None:
+            visit.room.remove(visit)
+        if visit.task is not None:
+            visit.task.cancel()
+        self._on_ended(visit.address, why)
+
+    async def _stay(self, visit: "Visit", accepted: socket.socket) -> None:
+        """Serve one connection until it is lost, or this is cancelled."""
+        tls, transport = self.config.ssl, None
+        loop = asyncio.get_running_loop()
+        try:
+            # Why a handshake failed is not worth a line: strangers can make many.
+            with contextlib.suppress(OSError):
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: Connection(self, visit),
+                    accepted,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self.limits.header_s,
+                    ssl_shutdown_timeout=None if tls is None else _GOODBYE_S,
+                )
+                await visit.lost.wait()
+        finally:
+            if transport is not None:
+                transport.abort()
+            if visit.room is not None:
+                visit.room.remove(visit)
+
+
+def _begin(
+    work: Coroutine[None, None, None], among: set[asyncio.Task[None]]
+) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    among.add(task)
+    task.add_done_callback(among.discard)
+    return task
+
+
+async def _stop(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Visit:
-    """One connection, from its acceptance on.
+    """One connection, from its acceptance on: whose it is, and in which room."""
 
-    Parameters
-    ----------
-    entrance
-        Counts it.
-    address
-        Of the peer.
-    """
-
-    def __init__(self, entrance: "Entrance", address: str) -> None:
-        self._entrance = entrance
-        self.address, self.began = address, time.monotonic()
+    def __init__(self, address: str) -> None:
+        self.address, self.began, self.lost = address, time.monotonic(), asyncio.Event()
         self.room: _Room | None = None
         self.party = ""
-        self.lost = asyncio.Event()
         self.protocol: Connection | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -211,29 +276,13 @@ class Visit:
         """Whether nothing of it is being answered."""
         return self.protocol is None or self.protocol.is_idle
 
-    def introduce(self, name: str) -> bool:
-        """Count it as that of ``name`` from now on; return whether there is room."""
-        return self._entrance.introduce(self, name)
-
-    def end(self) -> None:
-        """Cut it off."""
-        if self.task is not None:
-            self.task.cancel()
-
 
 class _Room:
-    """Connections by whose they are; of each party, the one heard of longest ago first.
-
-    Parameters
-    ----------
-    size, per_party
-        The most there may be, in all and of one party.
-    """
+    """Connections by whose they are; of each party the longest silent first."""
 
     def __init__(self, size: int, per_party: int) -> None:
-        self._size, self._per_party = size, per_party
+        self._size, self._per_party, self._count = size, per_party, 0
         self._parties: dict[str, dict[Visit, None]] = {}
-        self._count = 0
 
     def add(self, visit: Visit, party: str) -> None:
         self._parties.setdefault(party, {})[visit] = None
@@ -263,142 +312,18 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
     return next((one for one in visits if one.is_idle), next(iter(visits)))
 
 
-class Entrance:
-    """Accepts connections, and ends those that are too many.
-
-    Parameters
-    ----------
-    server
-        Serves them.
-    limits
-        What is too many.
-    on_ended
-        Is told the address of whoever is turned away, and why.
-    logger
-        Is told of what is no HTTP.
-    """
-
-    def __init__(
-        self,
-        server: uvicorn.Server,
-        limits: SocketLimits,
-        on_ended: OnEnded,
-        logger: logging.Logger,
-    ) -> None:
-        self._server, self._limits = server, limits
-        self._on_ended, self._logger = on_ended, logger
-        self._strangers = _Room(limits.strangers, limits.strangers_per_address)
-        self._known = _Room(limits.known, limits.known)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def accept_from(self, listening: socket.socket) -> None:
-        """Let connections in until cancelled."""
-        listening.setblocking(False)
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(listening)
-            except OSError as error:
-                self._on_ended("nobody", f"no connection can be accepted: {error}")
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            self._admit(accepted, address[0])
-
-    def introduce(self, visit: Visit, name: str) -> bool:
-        """Move a connection to those of ``name``; return whether there is room."""
-        if visit.room is None:  # it has ended
-            return True
-        is_new = visit.room is not self._known or visit.party != name
-        if is_new and (excess := self._known.in_excess(name)) is not None:
-            if excess.party == name and not excess.is_idle:
-                return False
-            self._end(excess, "others need its place")
-        visit.room.remove(visit)
-        self._known.add(visit, name)
-        return True
-
-    async def close(self) -> None:
-        """End what is left of handshakes."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _admit(self, accepted: socket.socket, address: str) -> None:
-        party = _origin(address)
-        if (excess := self._strangers.in_excess(party)) is not None:
-            self._end(excess, "it did not show whose it is before others came")
-        visit = Visit(self, address)
-        self._strangers.add(visit, party)
-        visit.task = task = asyncio.create_task(self._stay(visit, accepted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _end(self, visit: Visit, why: str) -> None:
-        if visit.room is not None:
-            visit.room.remove(visit)
-        visit.end()
-        self._on_ended(visit.address, why)
-
-    async def _stay(self, visit: Visit, accepted: socket.socket) -> None:
-        """Serve one connection until it is lost."""
-        tls = self._server.config.ssl
-        seconds = None if tls is None else self._limits.header_s
-        transport: asyncio.BaseTransport | None = None
-        try:
-            # Why a handshake failed is not worth a line: strangers can make many.
-            with contextlib.suppress(OSError):
-                (
-                    transport,
-                    _,
-                ) = await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: self._connection(visit),
-                    accepted,
-                    ssl=tls,
-                    ssl_handshake_timeout=seconds,
-                    ssl_shutdown_timeout=None if tls is None else _GOODBYE_S,
-                )
-                await visit.lost.wait()
-        finally:
-            if transport is not None:
-                transport.abort()  # type: ignore[attr-defined]
-            if visit.room is not None:
-                visit.room.remove(visit)
-
-    def _connection(self, visit: Visit) -> "Connection":
-        state = self._server.server_state
-        visit.protocol = Connection(
-            self._server.config, state, self._limits, visit, self._logger
-        )
-        return visit.protocol
-
-
 class Connection(HttpToolsProtocol):
     """Ends when a header, or the reading of an answer, takes too long.
 
     Between requests uvicorn ends it after its own time; bodies have `read_pieces`.
-
-    Parameters
-    ----------
-    config, server_state
-        Of uvicorn's server.
-    limits
-        What it may take up.
-    visit
-        Its place among all connections.
-    logger
-        Is told of what is no HTTP.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        limits: SocketLimits,
-        visit: Visit,
-        logger: logging.Logger,
-    ) -> None:
-        super().__init__(config, server_state, {}, asyncio.get_running_loop())
-        self.logger, self._limits, self._visit = logger, limits, visit
+    def __init__(self, server: Server, visit: Visit) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server.config, server.server_state, {}, loop)
+        self.logger, self._limits = server.logger, server.limits
+        self._introduce = functools.partial(server.introduce, visit)
+        self._visit, visit.protocol = visit, self
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._header_size = 0
         self._is_in_header = self._is_in_body = False
@@ -437,7 +362,7 @@ class Connection(HttpToolsProtocol):
         """Take in a header."""
         self._is_in_header, self._header_size = True, 0
         super().on_message_begin()
-        self.scope["extensions"] = {_INTRODUCE: self._visit.introduce}  # type: ignore[dict-item]
+        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""

@@ -311,11 +311,11 @@ def test_nothing_is_left_of_connections() -> None:
         for said in (b"", GET, known("ann")):
             with served.connected(said=said):
                 pass
-        entrance, end = served.server.entrance, time.monotonic() + 5
-        while entrance._tasks and time.monotonic() < end:
+        server, end = served.server, time.monotonic() + 5
+        while server._visiting and time.monotonic() < end:
             time.sleep(0.01)
-        assert not entrance._tasks
-        assert (entrance._strangers._parties, entrance._known._parties) == ({}, {})
+        assert not server._visiting
+        assert (server.strangers._parties, server.known._parties) == ({}, {})
 
 
 def test_a_server_that_stops_does_not_wait_for_half_open_connections() -> None:
