@@ -1,5 +1,6 @@
 """Who is answered, and what for: tokens, their scopes, and who checks them."""
 
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -8,11 +9,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Request, Security, params
-from fastapi.security import HTTPBearer, SecurityScopes
+from fastapi import Request, Security, params
+from fastapi.security import HTTPBearer
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -220,8 +221,7 @@ class Tokens:
     Parameters
     ----------
     state
-        The client's state folder, whose named tokens are read again when they change;
-        None for the owner's alone.
+        The client's state folder, whose named tokens are read again when they change.
     owner
         The token that may do everything.
 
@@ -231,11 +231,11 @@ class Tokens:
         If the file of the named tokens is damaged.
     """
 
-    def __init__(self, state: Path | None, owner: str) -> None:
+    def __init__(self, state: Path, owner: str) -> None:
         self._state = state
         self._owner = Token(OWNER, tuple(SCOPES), _digest(owner), 0.0)
-        self._named = () if state is None else read_tokens(state)
         self._seen: object = None
+        self._callers = self._read()
 
     def caller(self, header: str) -> Caller | None:
         """Return whose token an ``Authorization`` header bears; None if nobody's.
@@ -245,30 +245,33 @@ class Tokens:
         self._follow()
         scheme, _, secret = header.partition(" ")
         digest, found = _digest(secret.strip()), None
-        for token in (self._owner, *self._named):
-            if hmac.compare_digest(token.sha256.encode(), digest.encode()):
-                found = token
-        if found is None or scheme.lower() != "bearer":
-            return None
-        included = [one for scope in found.scopes for one in _INCLUDED.get(scope, ())]
-        return Caller(found.name, frozenset((*found.scopes, *included)))
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+    def _read(self) -> tuple[tuple[str, Caller], ...]:
+        named = (self._owner, *read_tokens(self._state))
+        return tuple((one.sha256, _caller(one)) for one in named)
 
     def _follow(self) -> None:
-        if self._state is None:
-            return
-        try:
+        seen = None
+        with contextlib.suppress(OSError):
             status = _tokens_file(self._state).stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-        except OSError:
-            seen = None
         if seen == self._seen:
             return
-        try:
-            self._named = read_tokens(self._state)
-        except RunError as error:
-            self._named = ()
-            _LOG.error("%s", error)
         self._seen = seen
+        try:
+            self._callers = self._read()
+        except RunError as error:
+            self._callers = ((self._owner.sha256, _caller(self._owner)),)
+            _LOG.error("%s", error)
+
+
+def _caller(token: Token) -> Caller:
+    included = [one for scope in token.scopes for one in _INCLUDED.get(scope, ())]
+    return Caller(token.name, frozenset((*token.scopes, *included)))
 
 
 class Guard:
@@ -347,23 +350,20 @@ def _is_local(headers: Headers) -> bool:
         return False
 
 
-_BEARER = HTTPBearer(
-    scheme_name="token",
-    description="Made with `knnper token add`; what it may is in its scopes.",
-    auto_error=False,
-)
+class _Needs(HTTPBearer):
+    """An endpoint's `Caller`, who must have some scopes."""
 
+    def __init__(self, *scopes: Scope) -> None:
+        told = "Made with `knnper token add`; what it may is in its scopes."
+        super().__init__(scheme_name="token", description=told, auto_error=False)
+        self._scopes = scopes
 
-async def _require(
-    request: Request,
-    needed: SecurityScopes,
-    _: Annotated[object, Depends(_BEARER)],
-) -> Caller:
-    caller: Caller = request.state.caller
-    for scope in needed.scopes:
-        if scope not in caller.scopes:
-            raise _forbidden(caller, scope)
-    return caller
+    async def __call__(self, request: Request) -> Caller:  # type: ignore[override]
+        caller: Caller = request.state.caller
+        for scope in self._scopes:
+            if not caller.may(scope):
+                raise _forbidden(caller, scope)
+        return caller
 
 
 def _forbidden(caller: Caller, scope: str) -> RequestError:
@@ -382,5 +382,5 @@ def _forbidden(caller: Caller, scope: str) -> RequestError:
 
 def needs(*scopes: Scope) -> params.Security:
     """Return the annotation of an endpoint's `Caller`, who must have these scopes."""
-    required: params.Security = Security(_require, scopes=list(scopes))
-    return required
+    needed: params.Security = Security(_Needs(*scopes), scopes=list(scopes))
+    return needed

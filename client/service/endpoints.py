@@ -51,23 +51,7 @@ _AnyCaller = Annotated[Caller, needs()]
 
 @dataclass(frozen=True)
 class Service:
-    """One service's parts.
-
-    Attributes
-    ----------
-    client_name
-        Of the client whose model and memory are served.
-    current
-        Has what is served now.
-    limits
-        What requests may cost.
-    bodies
-        Reads what is sent.
-    readers, writers
-        Threads that predict and look, and the one thread that changes the store.
-    metrics
-        What is counted.
-    """
+    """One service's parts: what is served, what it may cost, who works on it."""
 
     client_name: str
     current: Current

@@ -216,6 +216,7 @@ class Server(uvicorn.Server):
         visit = Visit(address)
         self.strangers.add(visit, party)
         visit.task = _begin(self._stay(visit, accepted), self._visiting)
+        visit.task.add_done_callback(functools.partial(_close_unused, visit, accepted))
 
     def _end(self, visit: "Visit", why: str) -> None:
         if visit.room is not None:
@@ -226,7 +227,7 @@ class Server(uvicorn.Server):
 
     async def _stay(self, visit: "Visit", accepted: socket.socket) -> None:
         """Serve one connection until it is lost, or this is cancelled."""
-        tls, transport = self.config.ssl, None
+        tls, transport, visit.has_begun = self.config.ssl, None, True
         loop = asyncio.get_running_loop()
         try:
             # Why a handshake failed is not worth a line: strangers can make many.
@@ -244,6 +245,14 @@ class Server(uvicorn.Server):
                 transport.abort()
             if visit.room is not None:
                 visit.room.remove(visit)
+
+
+def _close_unused(
+    visit: "Visit", accepted: socket.socket, _: asyncio.Task[None]
+) -> None:
+    """Close what a task that was cancelled in time has never seen."""
+    if not visit.has_begun:
+        accepted.close()
 
 
 def _begin(
@@ -267,7 +276,7 @@ class Visit:
     def __init__(self, address: str) -> None:
         self.address, self.began, self.lost = address, time.monotonic(), asyncio.Event()
         self.room: _Room | None = None
-        self.party = ""
+        self.party, self.has_begun = "", False
         self.protocol: Connection | None = None
         self.task: asyncio.Task[None] | None = None
 

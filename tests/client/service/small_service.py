@@ -183,7 +183,7 @@ def asking(
     *,
     token: str | None = TOKEN,
     limits: Limits | None = None,
-    state: Path | None = None,
+    state: Path = Path("no such folder"),
 ) -> Iterator[httpx.Client]:
     """Give a client of a service that is ready, and bears the owner's token.
 

@@ -69,7 +69,9 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
     ],
 )
 def test_a_header_must_bear_the_token(header: str, expected: bool) -> None:
-    assert (Tokens(None, "s3cret").caller(header) is not None) is expected
+    assert (
+        Tokens(Path("no such folder"), "s3cret").caller(header) is not None
+    ) is expected
 
 
 NEEDED: tuple[tuple[Scope, str, str], ...] = (

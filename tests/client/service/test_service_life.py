@@ -55,7 +55,7 @@ def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
     app = make_service(
         "site-a",
         open_served,
-        tokens=Tokens(None, TOKEN),
+        tokens=Tokens(tmp_path, TOKEN),
         limits=Limits(poll_s=0.02),
     )
     headers = {"Authorization": f"Bearer {TOKEN}"}
