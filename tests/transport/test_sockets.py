@@ -153,13 +153,11 @@ def test_the_oldest_stranger_of_an_address_makes_room() -> None:
 
 def test_whoever_has_the_most_makes_room_for_other_addresses() -> None:
     with serving(PATIENT) as served, contextlib.ExitStack() as held:
+        first = held.enter_context(served.connected("127.0.0.2"))
         crowd = [held.enter_context(served.connected()) for _ in range(3)]
-        others = [
-            held.enter_context(served.connected(f"127.0.0.{number}"))
-            for number in (2, 3)
-        ]
+        last = held.enter_context(served.connected("127.0.0.3"))
         assert seconds_until_closed(crowd[0]) < 5
-        assert all(map(is_open, (*crowd[1:], *others)))
+        assert all(map(is_open, (first, *crowd[1:], last)))
 
 
 def test_strangers_do_not_take_the_place_of_those_who_are_known() -> None:

@@ -3,35 +3,17 @@
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from client.residence.residence import Residence
-from knnper.data.examples import Examples
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.credentials.certificates import (
-    issue_server_certificate,
-    new_authority,
-)
-from tests.client.service.small_service import (
-    CLASSES,
-    IMAGE,
-    some_inputs,
-    some_labels,
-    tiny_model,
-)
+from tests.client.service.serve_process import serve_process
+from tests.client.service.small_service import some_inputs
 
 NUM_HALF_OPEN, NUM_ASKED = 300, 20
 BODY = {"inputs": some_inputs(1).tolist()}
@@ -42,49 +24,6 @@ HALVES = {
     b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{",
     "a request for the page": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
-FILE = """
-name: site-a
-server: localhost:8443
-insecure: true
-data: {{name: image_folder, path: data}}
-service: {{port: 0{tls}}}
-"""
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
-    """Give a client, which has the token, of ``knnper serve`` in a process."""
-    own = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
-    none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
-    data = SiteData(own, none, none, SiteTask(IMAGE, CLASSES, ()))
-    Residence(folder / "state", "site-a").install(tiny_model(), data, took_part=False)
-    config, authority = folder / "client.yaml", new_authority("tests")
-    config.write_text(FILE.format(tls=", tls: {certificate: c, key: k}" if tls else ""))
-    issue_server_certificate(authority, ["127.0.0.1"]).write(folder / "c", folder / "k")
-    authority.write(folder / "ca", folder / "ca-key")
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("knnper"), "serve", "--config", config],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        assert process.stderr is not None
-        try:
-            lines = iter(process.stderr.readline, "")
-            address = next(line for line in lines if "serves at" in line).split()[-1]
-            assert any("serving the model" in line for line in lines)
-            token = (folder / "state" / "token").read_text().strip()
-            with httpx.Client(
-                base_url=address,
-                headers={"Authorization": f"Bearer {token}"},
-                verify=ssl.create_default_context(cafile=folder / "ca"),
-                timeout=10,
-            ) as client:
-                yield client
-        finally:
-            process.send_signal(signal.SIGTERM)
-        process.stderr.read()
-        assert process.wait(20) == 0
 
 
 def half_open(
@@ -110,7 +49,7 @@ def test_half_open_connections_do_not_keep_token_holders_out(
             held.enter_context(half_open(client, b"", None))
 
     with (
-        serving(tmp_path, tls=tls) as client,
+        serve_process(tmp_path, tls=tls) as client,
         ThreadPoolExecutor(1) as attacker,
         contextlib.ExitStack() as held,
     ):
