@@ -335,10 +335,16 @@ def _unfit(error: ValidationError) -> RequestError:
     meant = [one for one in problems if one["type"] not in _OTHER_ALTERNATIVE]
     said = [
         f"{'.'.join(map(str, filter(_is_place, one['loc']))) or 'body'}: {one['msg']}, "
-        f"found {type(one['input']).__name__} {str(one['input'])[:40]!r}"
+        f"found {_shown(one['input'])}"
         for one in (meant or problems)[:3]
     ]
     return RequestError(422, "; ".join(said)[:_LONGEST_MESSAGE])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 def _is_place(part: int | str) -> bool:
@@ -365,15 +371,10 @@ def decode_picture(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = _decoded(content, _MODES[channels], budget)
+    except Image.DecompressionBombError as error:
+        raise RequestError(413, f"found an image that is too large: {error}") from error
     # Pillow raises what its decoders do, with damaged files.
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        OverflowError,
-        EOFError,
-        Image.DecompressionBombError,
-    ) as error:
+    except (OSError, SyntaxError, ValueError, OverflowError, EOFError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         found = "another kind of file" if unknown else f"a damaged one: {error}"
         raise RequestError(

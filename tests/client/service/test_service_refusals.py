@@ -1,6 +1,8 @@
 """What is sent and is no input, and what is said of it."""
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +96,15 @@ def test_an_image_that_is_huge_when_decoded_is_refused(client: httpx.Client) -> 
     headers = {"content-type": "image/png"}
     answer = client.post("/predict", content=file.getvalue(), headers=headers)
     refused(answer, 413, "9000x9000")
+
+
+def test_a_header_that_claims_any_size_is_refused(client: httpx.Client) -> None:
+    content = bytearray(png(some_inputs(1)[0]))
+    content[16:24] = struct.pack(">II", 100_000, 100_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    headers = {"content-type": "image/png"}
+    answer = client.post("/predict", content=bytes(content), headers=headers)
+    refused(answer, 413, "too large")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "BMP"])
