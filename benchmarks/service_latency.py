@@ -231,7 +231,7 @@ def _serve(state: Path, told: Connection) -> None:
     torch.set_num_threads(1)
     residence = Residence(state, CLIENT)
     app = make_service(
-        CLIENT, lambda: open_served(residence, writable=True), token=None
+        CLIENT, lambda: open_served(residence, writable=True), tokens=None
     )
     serve(app, Binding("127.0.0.1", 0), told.send)
 

@@ -1,7 +1,7 @@
 """One client, as its YAML file describes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +52,10 @@ class ServiceSettings(Settings):
         Where the service listens; port 0 is any free one.
     max_request_mb
         Largest body of a request, in 10^6 bytes; a larger one is refused.
+    max_megapixels
+        Of all images of a request before they are resized, in 10^6 pixels.
+    max_seconds
+        In which a request's work has to begin, and a prediction to end.
     tls
         Null is plain HTTP, which is meant for this machine only.
     """
@@ -59,6 +63,8 @@ class ServiceSettings(Settings):
     host: str = "127.0.0.1"
     port: Port = 8080
     max_request_mb: PositiveInt = 16
+    max_megapixels: PositiveInt = 50
+    max_seconds: PositiveInt = 30
     tls: ServiceCertificate | None = None
 
 
@@ -238,9 +244,7 @@ def _resolved(file: Path, parsed: _Document, data: Choice[Settings]) -> ClientSe
         pair = ServiceCertificate(
             base / service.tls.certificate, base / service.tls.key
         )
-        service = ServiceSettings(
-            service.host, service.port, service.max_request_mb, pair
-        )
+        service = replace(service, tls=pair)
     return ClientSettings(
         file=file,
         name=parsed.name,

@@ -1,20 +1,55 @@
-"""Who is answered, and what every answer tells a browser: around the application."""
+"""Who is answered, and what for: tokens, their scopes, and who checks them."""
 
+import contextlib
+import hashlib
+import hmac
+import logging
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
+from fastapi import Request, Security, params
+from fastapi.security import HTTPBearer
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as Connection
 
-from client.service.metrics import Metrics
-from client.service.problems import error_document, error_headers
-from client.service.token import is_authorized
+from client.residence.places import Places
+from client.service.errors import RequestError, answer
+from knnper.config.errors import RunError
+from knnper.config.names import is_name
+from knnper.durable_files import write_atomically
+from knnper.transport.credentials.files import (
+    SECRET,
+    permission_problem,
+    write_new,
+)
+from knnper.transport.sockets import introduce
+
+Scope = Literal[
+    "predict", "probabilities", "neighbors", "read", "add", "delete", "metrics"
+]
+SCOPES: Mapping[Scope, str] = {
+    "predict": "the class of an input, and nothing more",
+    "probabilities": "predict, and the probability of each class",
+    "neighbors": "probabilities, and all that explains them: neighbours, distances, λ",
+    "read": "stored examples: their pictures, and how many there are of each class",
+    "add": "store examples",
+    "delete": "delete examples",
+    "metrics": "figures for Prometheus",
+}
+_INCLUDED: Mapping[str, tuple[Scope, ...]] = {
+    "probabilities": ("predict",),
+    "neighbors": ("predict", "probabilities"),
+}
 
 PUBLIC_PATHS = frozenset(("/", "/page.css", "/page.js", "/health", "/ready"))
 LOCAL_HOSTS = frozenset(("localhost", "127.0.0.1", "::1"))
-
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -29,130 +64,323 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
+OWNER = "owner"
+_MIN_LENGTH = 16
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as it is kept: enough to know it again, not enough to use it.
+
+    It has 256 random bits, so that no slow hash is needed. ``made`` is in seconds since
+    1970 (UTC); a scope that includes others does not name them.
+    """
+
+    name: str
+    scopes: tuple[Scope, ...]
+    sha256: str
+    made: float
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a token's name, and all that it may."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether it has a scope."""
+        return scope in self.scopes
+
+
+EVERYBODY = Caller("this machine", frozenset(SCOPES))
+_TOKENS = TypeAdapter(tuple[Token, ...])
+
+
+def read_tokens(state: Path) -> tuple[Token, ...]:
+    """Return the named tokens of a client's state folder, oldest first.
+
+    Raises
+    ------
+    RunError
+        If their file is damaged.
+    """
+    path = _tokens_file(state)
+    try:
+        return _TOKENS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError) as error:
+        raise RunError(
+            f"the tokens in {path} cannot be read: {error}; until it is mended or "
+            "removed no named token is known"
+        ) from error
+
+
+def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
+    """Make a token, which a service that runs knows from then on, and return it.
+
+    It can never be shown again.
+
+    Parameters
+    ----------
+    state
+        The client's state folder.
+    name
+        Of the token: letters, digits, ``.``, ``_`` and ``-``.
+    scopes
+        What it may.
+
+    Raises
+    ------
+    RunError
+        If the name is taken or is none.
+    """
+    if not is_name(name) or name == OWNER:
+        raise RunError(
+            f"found the name {name!r}, expected letters, digits, '.', '_' and '-', "
+            f"a letter or digit first, and not {OWNER!r}"
+        )
+    secret = secrets.token_urlsafe(32)
+    with Places(state).committing():
+        known = read_tokens(state)
+        if any(one.name == name for one in known):
+            raise RunError(
+                f"there is a token {name!r} already; choose another name, or run: "
+                f"knnper token revoke {name}"
+            )
+        kept = tuple(scope for scope in SCOPES if scope in set(scopes))
+        new = Token(name, kept, _digest(secret), time.time())
+        _write_tokens(state, (*known, new))
+    return secret
+
+
+def revoke_token(state: Path, name: str) -> None:
+    """Forget a token; a service that runs refuses it from then on.
+
+    Raises
+    ------
+    RunError
+        If there is none of this name.
+    """
+    with Places(state).committing():
+        known = read_tokens(state)
+        left = tuple(one for one in known if one.name != name)
+        if len(left) == len(known):
+            names = ", ".join(one.name for one in known) or "none"
+            raise RunError(f"there is no token {name!r}, expected one of: {names}")
+        _write_tokens(state, left)
+
+
+def _tokens_file(state: Path) -> Path:
+    return state / "tokens.json"
+
+
+def _write_tokens(state: Path, tokens: tuple[Token, ...]) -> None:
+    write_atomically(_tokens_file(state), _TOKENS.dump_json(tokens, indent=2))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_or_create_owner_token(path: Path) -> str:
+    """Return the token in a file; a new one, readable by its owner only, if none is.
+
+    Raises
+    ------
+    KnnPerError
+        If the file cannot be read or written, others may read it, or what is in it is
+        too short to be a secret.
+    """
+    try:
+        if not path.exists():
+            write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), SECRET)
+        problem, token = permission_problem(path), path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"the token file {path} cannot be used: {error}; mend it, or remove it to "
+            "get a new token"
+        ) from error
+    if problem is not None:
+        raise RunError(problem)
+    if len(token) < _MIN_LENGTH:
+        raise RunError(
+            f"the token in {path} has {len(token)} characters, expected at least "
+            f"{_MIN_LENGTH}; remove the file to get a new token"
+        )
+    return token
+
+
+class Tokens:
+    """The tokens that a service knows, while others are made and revoked.
+
+    Parameters
+    ----------
+    state
+        The client's state folder, whose named tokens are read again when they change.
+    owner
+        The token that may do everything.
+
+    Raises
+    ------
+    RunError
+        If the file of the named tokens is damaged.
+    """
+
+    def __init__(self, state: Path, owner: str) -> None:
+        self._state = state
+        self._owner = Token(OWNER, tuple(SCOPES), _digest(owner), 0.0)
+        self._seen: object = None
+        self._callers = self._read()
+
+    def caller(self, header: str) -> Caller | None:
+        """Return whose token an ``Authorization`` header bears; None if nobody's.
+
+        It takes as long for a token that is nearly right as for any other.
+        """
+        self._follow()
+        scheme, _, secret = header.partition(" ")
+        digest, found = _digest(secret.strip()), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+    def _read(self) -> tuple[tuple[str, Caller], ...]:
+        named = (self._owner, *read_tokens(self._state))
+        return tuple((one.sha256, _caller(one)) for one in named)
+
+    def _follow(self) -> None:
+        seen = None
+        with contextlib.suppress(OSError):
+            status = _tokens_file(self._state).stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._callers = self._read()
+        except RunError as error:
+            self._callers = ((self._owner.sha256, _caller(self._owner)),)
+            _LOG.error("%s", error)
+
+
+def _caller(token: Token) -> Caller:
+    included = [one for scope in token.scopes for one in _INCLUDED.get(scope, ())]
+    return Caller(token.name, frozenset((*token.scopes, *included)))
 
 
 class Guard:
-    """Answers only whoever knows the token.
+    """Answers only those who are known, and tells browsers to load nothing else.
 
-    Without a token only this machine's programs, and pages that this service itself
-    gave, are answered: another web page, which a browser would let send requests here,
-    is found out by the headers ``Host`` and ``Origin``.
-
-    Parameters
-    ----------
-    app
-        What is guarded.
-    token
-        None where none is needed.
+    An endpoint finds the `Caller` in ``request.state.caller``. Without tokens (None)
+    this machine's programs, and pages that this service itself gave, are answered:
+    another web page, which a browser would let send requests here, is found out by the
+    headers ``Host`` and ``Origin``.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
+        self._app, self._tokens = app, tokens
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before its body is read."""
-        if scope["type"] != "http" or (status := self._refusal(scope)) is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        message = (
-            "expected the header `Authorization: Bearer TOKEN` with the token in the "
-            "service's token file"
-            if status == 401
-            else "found a request for, or from a page of, another machine; without a "
-            "token only this machine is answered"
-        )
-        refusal = JSONResponse(
-            error_document(status, message).model_dump(), status, error_headers(status)
-        )
-        await refusal(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> int | None:
-        """Return the status with which a request is refused, if it is."""
-        headers = Headers(scope=scope)
-        if self._token is None:
-            return None if _is_local(headers) else 403
-        if scope["path"] in PUBLIC_PATHS:
-            return None
-        given = headers.get("authorization", "").encode("latin-1")
-        return None if is_authorized(given, self._token) else 401
-
-
-def _is_local(headers: Headers) -> bool:
-    host = headers.get("host", "")
-    origin = headers.get("origin")
-    return _host_of(f"//{host}") in LOCAL_HOSTS and (
-        origin is None or _place_of(origin) == host
-    )
-
-
-def _place_of(origin: str) -> str:
-    """Return ``HOST:PORT`` of a header ``Origin``; empty if it names no place."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
-
-
-def _host_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
-
-
-class SecureHeaders:
-    """Tells browsers, with each answer, to load nothing from elsewhere, and the like.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, with the headers."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
-
-
-class Metered:
-    """Counts every request, and how long it takes.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    metrics
-        Where it is counted.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and count it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 500
-
-        async def send_and_look(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        app = self._app
         try:
-            await self._app(scope, receive, send_and_look)
-        finally:
-            # As it is written in the route: the paths that are asked for have no end.
-            path = getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - began
-            self._metrics.answered(scope["method"], path, status, seconds)
+            caller = self._caller(scope)
+        except RequestError as error:
+            app = answer(error.status, str(error), error.headers)
+        else:
+            scope.setdefault("state", {})["caller"] = caller
+        await app(scope, receive, send_with_headers)
+
+    def _caller(self, scope: Connection) -> Caller | None:
+        """Return who asks; None is a stranger who asks for what is public."""
+        headers = Headers(scope=scope)
+        if self._tokens is None:
+            if not _is_local(headers):
+                raise RequestError(
+                    403,
+                    "found a request for, or from a page of, another machine; without "
+                    "a token only this machine is answered",
+                )
+            caller: Caller | None = EVERYBODY
+        else:
+            caller = self._tokens.caller(headers.get("authorization", ""))
+        if caller is None:
+            if scope["path"] in PUBLIC_PATHS:
+                return None
+            raise _unauthorized(is_given="authorization" in headers)
+        if not introduce(scope, caller.name):
+            raise RequestError(
+                503, f"too many connections of {caller.name!r} are busy; use fewer"
+            )
+        return caller
+
+
+def _unauthorized(*, is_given: bool) -> RequestError:
+    found = "one that is not known: mistyped, or revoked" if is_given else "none"
+    return RequestError(
+        401,
+        f"found {found}, expected the header `Authorization: Bearer TOKEN`; whoever "
+        "runs the service makes tokens: knnper token add NAME",
+    )
+
+
+def _is_local(headers: Headers) -> bool:
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    try:
+        return urlsplit(f"//{host}").hostname in LOCAL_HOSTS and (
+            origin is None or urlsplit(origin).netloc == host
+        )
+    except ValueError:
+        return False
+
+
+class _Needs(HTTPBearer):
+    """An endpoint's `Caller`, who must have some scopes."""
+
+    def __init__(self, *scopes: Scope) -> None:
+        told = "Made with `knnper token add`; what it may is in its scopes."
+        super().__init__(scheme_name="token", description=told, auto_error=False)
+        self._scopes = scopes
+
+    async def __call__(self, request: Request) -> Caller:  # type: ignore[override]
+        caller: Caller = request.state.caller
+        for scope in self._scopes:
+            if not caller.may(scope):
+                raise _forbidden(caller, scope)
+        return caller
+
+
+def _forbidden(caller: Caller, scope: str) -> RequestError:
+    has = ", ".join(one for one in SCOPES if caller.may(one)) or "none"
+    return RequestError(
+        403,
+        f"the token {caller.name!r} has the scopes {has}; this needs {scope!r}. "
+        f"Whoever runs the service makes such a token: knnper token add NAME --scope "
+        f"{scope}",
+        {
+            "WWW-Authenticate": 'Bearer realm="knnper", error="insufficient_scope", '
+            f'scope="{scope}"'
+        },
+    )
+
+
+def needs(*scopes: Scope) -> params.Security:
+    """Return the annotation of an endpoint's `Caller`, who must have these scopes."""
+    needed: params.Security = Security(_Needs(*scopes), scopes=list(scopes))
+    return needed

@@ -1,44 +1,59 @@
-"""The application: paths, errors, and what is around them."""
+"""The application: its paths, what is around them, and its description."""
 
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
 
 import knnper
-from client.service.access import Guard, Metered, SecureHeaders
-from client.service.desk import Desk, open_desk
-from client.service.endpoints.examples import example_routes
-from client.service.endpoints.page import page_routes
-from client.service.endpoints.predicting import prediction_routes
-from client.service.endpoints.status import status_routes
-from client.service.holder import Holder
-from client.service.limits import Limits
-from client.service.openapi import document
-from client.service.problems import (
-    as_request_error,
-    error_document,
-    error_headers,
+from client.residence.served_model import ServedModel
+from client.service.access import Guard, Tokens
+from client.service.budget import Bodies, Limits
+from client.service.current import Current, Workers
+from client.service.endpoints import PICTURE_PATH, Service, routes
+from client.service.errors import (
+    RequestError,
+    answer,
+    answer_invalid,
+    answer_known,
+    answer_unknown,
 )
-from client.service.served import Served
+from client.service.inputs import (
+    FORM,
+    FORM_FIELD,
+    JSON,
+    NPY,
+    PICTURES,
+    AdditionRequest,
+    DeletionRequest,
+    PredictionRequest,
+)
+from client.service.metrics import Metered, Metrics
 from knnper.config.errors import KnnPerError
 
+Schema = dict[str, Any]
+
 _FOUND = (Match.PARTIAL, Match.FULL)
+_BINARY: Schema = {"type": "string", "format": "binary"}
+_SCHEMAS = "#/components/schemas/{model}"
 
 
 def make_service(
     client_name: str,
-    open_served: Callable[[], Served],
+    open_served: Callable[[], ServedModel],
     *,
-    token: str | None,
+    tokens: Tokens | None,
     limits: Limits | None = None,
 ) -> ASGIApp:
     """Return the service of one client, which opens what is served when it starts.
@@ -49,24 +64,36 @@ def make_service(
         Told to whoever asks.
     open_served
         Opens model and store; tried again and again while it raises a `KnnPerError`.
-    token
-        That requests must bear; None needs none, and answers this machine only.
+    tokens
+        Of which requests must bear one; None needs none, and answers this machine only.
     limits
-        What a request may cost.
+        What requests may cost.
     """
     limits = limits or Limits()
-    desk = open_desk(client_name, Holder(open_served, limits.poll_s), limits)
-    app = _application(desk)
-    openapi = functools.partial(document, app, desk, needs_token=token is not None)
+    current = Current(open_served, limits.poll_s)
+    waiting, seconds = limits.max_waiting, limits.seconds
+    service = Service(
+        client_name,
+        current,
+        limits,
+        Bodies(limits),
+        readers=Workers("predict", limits.num_readers, waiting, seconds),
+        writers=Workers("store", 1, waiting, seconds),
+        metrics=Metrics(current),
+    )
+    app = _application(service)
+    describe = functools.partial(
+        _description, app, service, needs_token=tokens is not None
+    )
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> JSONResponse:
-        return JSONResponse(openapi())
+        return JSONResponse(describe())
 
-    return SecureHeaders(Metered(Guard(app, token), desk.metrics))
+    return Metered(Guard(app, tokens), service.metrics)
 
 
-def _application(desk: Desk) -> FastAPI:
+def _application(service: Service) -> FastAPI:
     app = FastAPI(
         title="knnper",
         version=knnper.__version__,
@@ -78,70 +105,113 @@ def _application(desk: Desk) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        lifespan=functools.partial(_lifespan, desk),
+        lifespan=functools.partial(_lifespan, service),
     )
-    routers = (
-        prediction_routes(desk),
-        example_routes(desk),
-        status_routes(desk),
-        page_routes(),
-    )
-    for router in routers:
+    all_routes: list[BaseRoute] = []
+    for router in routes(service):
         app.include_router(router)
-    routes = [route for router in routers for route in router.routes]
-    app.add_exception_handler(KnnPerError, _answer_known)
-    app.add_exception_handler(HTTPException, functools.partial(_answer_http, routes))
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_exception_handler(Exception, _answer_unknown)
+        all_routes += router.routes
+    app.add_exception_handler(KnnPerError, answer_known)
+    app.add_exception_handler(
+        HTTPException, functools.partial(_answer_http, all_routes)
+    )
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(Exception, answer_unknown)
     return app
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(desk: Desk, app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001
-    desk.holder.start()
+async def _lifespan(service: Service, app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001
+    service.current.start()
     try:
         yield
     finally:
-        desk.readers.close()
-        desk.writers.close()
-        desk.holder.close()
-
-
-def _answer(status: int, message: str) -> JSONResponse:
-    content = error_document(status, message).model_dump()
-    return JSONResponse(content, status, error_headers(status))
-
-
-async def _answer_known(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-    assert isinstance(error, KnnPerError), "as it is registered"
-    known = as_request_error(error)
-    return _answer(known.status, str(known))
+        service.readers.close()
+        service.writers.close()
+        service.current.close()
 
 
 async def _answer_http(
-    routes: Sequence[BaseRoute], request: Request, error: Exception
+    all_routes: Sequence[BaseRoute], request: Request, error: Exception
 ) -> JSONResponse:
     assert isinstance(error, HTTPException), "as it is registered"
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    answer = _answer(error.status_code, message)
+    headers = {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Starlette names only those of the first route with this path.
-        answer.headers["allow"] = ", ".join(sorted(_methods(routes, request)))
-    return answer
+        headers = {"allow": ", ".join(sorted(_methods(all_routes, request)))}
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return answer(error.status_code, message, headers)
 
 
-def _methods(routes: Sequence[BaseRoute], request: Request) -> Iterator[str]:
-    for route in routes:
+def _methods(all_routes: Sequence[BaseRoute], request: Request) -> Iterator[str]:
+    for route in all_routes:
         if isinstance(route, APIRoute) and route.matches(request.scope)[0] in _FOUND:
             yield from route.methods or ()
 
 
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-    assert isinstance(error, RequestValidationError), "as it is registered"
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return _answer(422, f"{place}: {first['msg']}")
+def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
+    """Return the OpenAPI document, which says what the model of now takes.
+
+    Endpoints read their bodies themselves: FastAPI would parse them before anybody has
+    looked at who sends them and how large they are, and while no other request is
+    answered.
+    """
+    found = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+    )
+    paths, schemas = found["paths"], found["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    bodies: tuple[type[Any], ...] = (
+        PredictionRequest,
+        AdditionRequest,
+        DeletionRequest,
+    )
+    media_types: tuple[str, ...] = (JSON, NPY, *PICTURES, FORM)
+    with contextlib.suppress(RequestError):  # before there is a model
+        reader = service.reader(service.current.served())
+        bodies = (reader.prediction, reader.addition, reader.deletion)
+        media_types = reader.media_types
+    _, definitions = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template=_SCHEMAS
+    )
+    schemas |= definitions["$defs"]
+    sent = [{"$ref": _SCHEMAS.format(model=body.__name__)} for body in bodies]
+    paths["/predict"]["post"]["requestBody"] = _any_body(
+        sent[0], media_types, service.limits.max_inputs
+    )
+    paths["/examples"]["post"]["requestBody"] = _body({JSON: sent[1]})
+    paths["/examples"]["delete"]["requestBody"] = _body({JSON: sent[2]})
+    if PICTURES[0] not in media_types:
+        del paths[PICTURE_PATH]
+        del paths["/examples"]["post"]["responses"]["200"]["links"]
+    if not needs_token:
+        del found["components"]["securitySchemes"]
+        for operations in paths.values():
+            for operation in operations.values():
+                operation.pop("security", None)
+    return found
 
 
-async def _answer_unknown(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-    return _answer(500, "something went wrong that should not; the log says what")
+def _any_body(sent: Schema, media_types: Sequence[str], most: int) -> Schema:
+    """Return all ways to send inputs: as JSON, a file, or files in a form."""
+    files = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": most}
+    form: Schema = {
+        "type": "object",
+        "properties": {FORM_FIELD: files},
+        "required": [FORM_FIELD],
+        "additionalProperties": False,
+    }
+    special = {JSON: sent, FORM: form}
+    body = _body({name: special.get(name, _BINARY) for name in media_types})
+    types = ", ".join(name for name in media_types if name not in special)
+    body["content"][FORM]["encoding"] = {FORM_FIELD: {"contentType": types}}
+    return body
+
+
+def _body(by_type: Schema) -> Schema:
+    content = {name: {"schema": schema} for name, schema in by_type.items()}
+    return {"required": True, "content": content}

@@ -1,57 +1,169 @@
-"""From what is sent to the raw inputs that a model takes."""
+"""From what is sent to what a model takes."""
 
-from collections.abc import Sequence
-from typing import Any
+import base64
+import binascii
+import functools
+import io
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from email.parser import BytesHeaderParser
+from email.policy import HTTP
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pydantic_core import from_json
+from PIL import Image, UnidentifiedImageError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
 from torch import Tensor
 
-from client.service.arrays import from_lists, from_npy
-from client.service.body import Body, unsupported
-from client.service.characters import decode_text, is_text
-from client.service.limits import Limits
-from client.service.multipart import Part, split_parts
-from client.service.pictures import decode_base64, decode_picture, is_picture
-from client.service.problems import RequestError
+from client.service.budget import Body, Budget, Limits
+from client.service.errors import RequestError
+from datastore.examples import Selection
 from knnper.data.examples import InputSpec
+from knnper.data.image_file import wide_pixels
+from knnper.data.text.alphabet import NUM_TOKENS, encode, plain
 
 JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
 PICTURES = ("image/png", "image/jpeg")
 FORM_FIELD = "image"
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+MAX_LISTED = 10_000
+LATEST = 253_402_300_800.0  # the end of the year 9999
+
+_FORMATS = ("PNG", "JPEG")
+_MODES = {1: "L", 3: "RGB"}
+# A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
+# nothing, so that thousands of them fit into a small file.
+_SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
+_NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
+_NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
+_MAX_PART_HEADER = 4096
+_PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
+_IN_ORDER: Any = Field(union_mode="left_to_right")
+# What pydantic says of an alternative that was not meant, and the names it gives them.
+_OTHER_ALTERNATIVE = frozenset(("model_type", "list_type"))
+_ALTERNATIVES = frozenset(("Picture", "Text", "constrained-int"))
+_LONGEST_MESSAGE = 1000
+
+M = TypeVar("M", bound=BaseModel)
 
 
-def read_json(content: bytes) -> Any:
-    """Return what JSON text says.
+def unsupported(found: str, *expected: str) -> RequestError:
+    """Return the answer to a body of a type that is not taken."""
+    names = ", ".join(expected)
+    return RequestError(415, f"found content type {found!r}, expected one of {names}")
 
-    Raises
-    ------
-    RequestError
-        400 if it is not JSON, is nested too deeply, or has NaN or infinity in it.
+
+def _whole(value: Any) -> Any:
+    """Return 2.0 as 2: in JSON they are the same number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Name = Annotated[
+    str, Field(min_length=1, max_length=1024, pattern="^[^\\x00]+$")
+]  # as names of files are
+Id = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_whole)]
+Time = Annotated[float, Field(ge=0, le=LATEST, description="Seconds since 1970 (UTC).")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Picture(_Strict):
+    """An image whose size is changed as needed."""
+
+    image: Annotated[
+        str,
+        Field(
+            description="A PNG or JPEG file in base64.",
+            json_schema_extra={"format": "picture-base64"},
+        ),
+    ]
+
+
+class Example(_Strict):
+    """An input and its label."""
+
+    input: Any
+    label: Any
+    name: Name | None = Field(
+        default=None, description="Your name for it, unique in the store."
+    )
+
+
+class PredictionRequest(_Strict):
+    """Inputs to predict."""
+
+    inputs: list[Any]
+
+
+class AdditionRequest(_Strict):
+    """Examples to store."""
+
+    examples: list[Example]
+
+
+class DeletionRequest(_Strict):
+    """Examples that all of these describe; at least one is given."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    ids: list[Id] = Field(default=[], max_length=MAX_LISTED, fail_fast=True)
+    names: list[Name] = Field(default=[], max_length=MAX_LISTED, fail_fast=True)
+    labels: list[Any] = Field(default=[], max_length=MAX_LISTED, fail_fast=True)
+    arrived_from: Time = 0.0
+    arrived_before: Time = LATEST
+
+
+class Reader:
+    """Reads what is sent for one model; made by `reader_of`.
+
+    ``prediction``, ``addition`` and ``deletion`` are the JSON bodies that are taken,
+    exactly, by which they are checked and described. What is refused is 400 (not what
+    it claims to be), 413 (too much), 415 (of another type) or 422 (not as described).
     """
-    try:
-        return from_json(content, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(400, f"expected JSON: {error}") from error
 
-
-class InputReader:
-    """Reads the inputs of one model.
-
-    Parameters
-    ----------
-    spec
-        Shape and type of one input.
-    limits
-        How many inputs, and how large images are taken.
-    """
-
-    def __init__(self, spec: InputSpec, limits: Limits) -> None:
-        self.spec, self._limits = spec, limits
-        self.takes_pictures = is_picture(spec.image_shape, spec.dtype)
-        self.takes_text = is_text(spec)
+    def __init__(
+        self, spec: InputSpec, class_names: tuple[str, ...], limits: Limits
+    ) -> None:
+        self.spec, self.class_names, self._limits = spec, class_names, limits
+        self.takes_pictures = is_picture(spec)
+        self.takes_text = spec.dtype == "token" and spec.num_classes == NUM_TOKENS
+        given, label, most = self._input_type(), self._label_type(), limits.max_inputs
+        example = create_model(
+            "Example", __base__=Example, input=(given, ...), label=(label, ...)
+        )
+        self.prediction = create_model(
+            "PredictionRequest",
+            __base__=PredictionRequest,
+            inputs=(_listed(given, 1, most), ...),
+        )
+        self.addition = create_model(
+            "AdditionRequest",
+            __base__=AdditionRequest,
+            examples=(_listed(example, 1, most), ...),
+        )
+        self.deletion = create_model(
+            "DeletionRequest",
+            __base__=DeletionRequest,
+            labels=(_listed(label, 0, MAX_LISTED), []),
+        )
 
     @property
     def sent_shape(self) -> tuple[int, ...]:
@@ -66,48 +178,130 @@ class InputReader:
         """What a body of inputs alone may be."""
         return (JSON, NPY, *(PICTURES if self.takes_pictures else ()), FORM)
 
-    def read(self, body: Body) -> Tensor:
-        """Return the n inputs of a body, of the input's type and shape (n, ...).
-
-        Raises
-        ------
-        RequestError
-            400, 415 or 422, if they are not as the model takes them.
-        """
+    def inputs(self, body: Body, budget: Budget) -> Tensor:
+        """Return the n inputs of a body, of the input's type and shape (n, ...)."""
         if body.media_type == JSON:
-            return self._from_json(body.content)
+            given = self._parsed(self.prediction, body).inputs
+            return self._joined([self._one(one, budget) for one in given])
         if body.media_type == FORM:
-            limit = self._limits.max_inputs
-            parts = split_parts(body.content, body.boundary, limit)
-            return self.joined([self._from_part(part) for part in parts])
-        return self.joined([self._from_file(body.content, body.media_type)])
+            parts = _split_form(body, self._limits.max_inputs)
+            return self._joined([self._file(*part, budget) for part in parts])
+        return self._joined([self._file(body.media_type, body.content, budget)])
 
-    def one(self, given: Any, where: str) -> NDArray[Any]:
-        """Return one input that was sent in JSON; see `read`."""
-        if isinstance(given, dict) and self.takes_pictures:
-            if given.keys() != {"image"} or not isinstance(given["image"], str):
+    def examples(
+        self, body: Body, budget: Budget
+    ) -> tuple[Tensor, Tensor, tuple[str | None, ...]]:
+        """Return n inputs, their labels (int64) and names."""
+        sent = self._parsed(self.addition, body).examples
+        inputs = self._joined([self._one(one.input, budget) for one in sent])
+        labels = [self._label(one.label) for one in sent]
+        return inputs, torch.tensor(labels), tuple(one.name for one in sent)
+
+    def selection(self, body: Body) -> Selection:
+        """Return what is to be deleted, which is never everything."""
+        asked = self._parsed(self.deletion, body)
+        given = asked.model_fields_set
+        if not given:
+            raise RequestError(
+                422,
+                "expected ids, names, labels, arrived_from or arrived_before, found "
+                "none",
+            )
+        labels = tuple(self._label(label) for label in asked.labels)
+        return Selection(
+            ids=tuple(asked.ids) if "ids" in given else None,
+            external_ids=tuple(asked.names) if "names" in given else None,
+            labels=labels if "labels" in given else None,
+            arrived_from=asked.arrived_from if "arrived_from" in given else None,
+            arrived_before=asked.arrived_before if "arrived_before" in given else None,
+        )
+
+    def _label(self, label: int | str) -> int:
+        return label if isinstance(label, int) else self.class_names.index(label)
+
+    def _input_type(self) -> Any:
+        if self.spec.dtype == "float32":
+            number: Any = Annotated[float, Field(ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
+        else:
+            most = 255 if self.spec.dtype == "uint8" else self.spec.num_classes - 1
+            whole = {"type": "integer", "minimum": 0, "maximum": most}
+            # Not `int`, which 1.0 is to JSON. That it is whole is looked at by NumPy.
+            number = Annotated[float, Field(ge=0, le=most), WithJsonSchema(whole)]
+        for length in reversed(self.sent_shape):
+            number = _listed(number, length, length)
+        if self.takes_pictures:
+            return Annotated[number | Picture, _IN_ORDER]
+        if self.takes_text:
+            longer = {"minLength": self.sent_shape[0]}
+            text = Annotated[str, Field(json_schema_extra=longer)]
+            model = create_model("Text", __base__=_Strict, text=(text, ...))
+            return Annotated[number | model, _IN_ORDER]
+        return number
+
+    def _label_type(self) -> Any:
+        number = Annotated[
+            int,
+            Field(ge=0, le=len(self.class_names) - 1, description="Of a class."),
+            BeforeValidator(_whole),
+        ]
+        # mypy reads what is in the brackets as types.
+        names: Any = Literal
+        return Annotated[names[self.class_names] | number, _IN_ORDER]
+
+    def _parsed(self, expected: type[M], body: Body) -> M:
+        if body.media_type != JSON:
+            raise unsupported(body.media_type, JSON)
+        # At least as many as there are: a text may hold such characters, too.
+        values = sum(map(body.content.count, (b",", b"[", b"{")))
+        if values > self._limits.max_json_values:
+            raise RequestError(
+                413,
+                f"found {values} values in JSON, expected at most "
+                f"{self._limits.max_json_values}; send fewer inputs at once, or as "
+                "files",
+            )
+        try:
+            return expected.model_validate_json(body.content)
+        except ValidationError as error:
+            raise _unfit(error) from error
+
+    def _one(self, given: Any, budget: Budget) -> NDArray[Any]:
+        """Return one input that was sent in JSON, shape (1, ...)."""
+        if isinstance(given, Picture):
+            try:
+                content = base64.b64decode(given.image, validate=True)
+            except (binascii.Error, ValueError) as error:
+                message = f"expected an image in base64: {error}"
+                raise RequestError(422, message) from error
+            return decode_picture(content, self.spec, budget)
+        if isinstance(given, BaseModel):
+            length = self.sent_shape[0]
+            ids = encode(plain(given.text))[-length:]  # type: ignore[attr-defined]
+            if len(ids) < length:
                 raise RequestError(
-                    422, f'{where}: expected {{"image": "<base64>"}} or nested lists'
+                    422,
+                    f"expected a text of at least {length} characters, of which the "
+                    f"last {length} are read, found {len(ids)}",
                 )
-            content = decode_base64(given["image"])
-            return decode_picture(content, self.spec.image_shape, self._limits)[None]
-        if isinstance(given, dict) and self.takes_text:
-            if given.keys() != {"text"} or not isinstance(given["text"], str):
-                message = f'{where}: expected {{"text": "..."}} or a list'
-                raise RequestError(422, message)
-            ids = decode_text(given["text"], self.sent_shape[0], where)
             return ids.reshape(1, *self.spec.image_shape)
-        array = from_lists(given, self.sent_shape, self.spec.stored_dtype, where)
-        return array.reshape(1, *self.spec.image_shape)
+        for _ in self.sent_shape[1:]:
+            given = list(itertools.chain.from_iterable(given))
+        array = np.array(given, np.float64)
+        if self.spec.stored_dtype == "uint8" and (fractions := array % 1).any():
+            odd = array[fractions != 0][0]
+            raise RequestError(422, f"expected whole numbers, found {odd:g}")
+        return array.astype(self.spec.stored_dtype).reshape(1, *self.spec.image_shape)
 
-    def joined(self, parts: Sequence[NDArray[Any]]) -> Tensor:
-        """Return inputs, of shape (n, ...) each, as one tensor.
+    def _file(self, media_type: str, content: bytes, budget: Budget) -> NDArray[Any]:
+        """Return the inputs in a file, shape (n, ...)."""
+        if media_type == NPY:
+            array = from_npy(content, self.sent_shape, self.spec.stored_dtype)
+            return array.reshape(-1, *self.spec.image_shape)
+        if self.takes_pictures and media_type in PICTURES:
+            return decode_picture(content, self.spec, budget)
+        raise unsupported(media_type, *self.media_types)
 
-        Raises
-        ------
-        RequestError
-            422 if there are none, or too many, or an id in a text is of no character.
-        """
+    def _joined(self, parts: Sequence[NDArray[Any]]) -> Tensor:
         count, limit = sum(map(len, parts)), self._limits.max_inputs
         if not 1 <= count <= limit:
             raise RequestError(
@@ -122,32 +316,159 @@ class InputReader:
             )
         return torch.from_numpy(inputs)
 
-    def _from_json(self, content: bytes) -> Tensor:
-        document = read_json(content)
-        if not isinstance(document, dict) or document.keys() != {"inputs"}:
-            raise RequestError(422, 'expected {"inputs": [...]}, and nothing else')
-        given = document["inputs"]
-        if not isinstance(given, list) or len(given) > self._limits.max_inputs:
+
+reader_of = functools.lru_cache(maxsize=4)(Reader)
+"""Return the `Reader` of a model, for which types are made once."""
+
+
+def _listed(one: Any, least: int, most: int) -> Any:
+    return Annotated[
+        list[one], Field(min_length=least, max_length=most, fail_fast=True)
+    ]
+
+
+def _unfit(error: ValidationError) -> RequestError:
+    """Return what is wrong first; of alternatives, with the one that was meant."""
+    problems = error.errors(include_url=False, include_context=False)
+    if problems[0]["type"] == "json_invalid":
+        return RequestError(400, f"expected JSON: {problems[0]['msg']}")
+    meant = [one for one in problems if one["type"] not in _OTHER_ALTERNATIVE]
+    said = [
+        f"{'.'.join(map(str, filter(_is_place, one['loc']))) or 'body'}: {one['msg']}, "
+        f"found {_shown(one['input'])}"
+        for one in (meant or problems)[:3]
+    ]
+    return RequestError(422, "; ".join(said)[:_LONGEST_MESSAGE])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {str(value)[:40]!r}"
+
+
+def _is_place(part: int | str) -> bool:
+    """Tell fields and numbers apart from pydantic's names of alternatives."""
+    return isinstance(part, int) or not ("[" in part or part in _ALTERNATIVES)
+
+
+def is_picture(spec: InputSpec) -> bool:
+    """Whether inputs of this kind can be sent and shown as images."""
+    shape = spec.image_shape
+    return spec.dtype == "uint8" and len(shape) == 3 and shape[2] in _MODES
+
+
+def decode_picture(
+    content: bytes, spec: InputSpec, budget: Budget
+) -> NDArray[np.uint8]:
+    """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
+
+    Colours are converted and the size is changed as `knnper.data.image_file` does.
+    """
+    height, width, channels = spec.image_shape
+    try:
+        # The limit is ours; Pillow's own would only warn.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = _decoded(content, _MODES[channels], budget)
+    except Image.DecompressionBombError as error:
+        raise RequestError(413, f"found an image that is too large: {error}") from error
+    # Pillow raises what its decoders do, with damaged files.
+    except (OSError, SyntaxError, ValueError, OverflowError, EOFError) as error:
+        unknown = isinstance(error, UnidentifiedImageError)
+        found = "another kind of file" if unknown else f"a damaged one: {error}"
+        raise RequestError(
+            422, f"expected an image as PNG or JPEG, found {found}"
+        ) from error
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8).reshape(1, height, width, channels)
+
+
+def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        scans = content.count(_SCAN) if image.format != "PNG" else 1
+        budget.take_pixels(image.width, image.height, 1 + scans // _SCANS_PER_PASS)
+        wide = wide_pixels(image.mode)
+        if wide is not None:
             raise RequestError(
                 422,
-                f"inputs: expected a list of 1 to {self._limits.max_inputs} inputs",
+                f"found {wide} pixels (mode {image.mode}), expected 8-bit; scale them "
+                "to 0-255",
             )
-        return self.joined(
-            [self.one(one, f"inputs[{place}]") for place, one in enumerate(given)]
+        return image.convert(mode)
+
+
+def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Return the inputs (n, ...) in a file of `numpy.save`, in which nothing is run.
+
+    ``shape`` is that of one; float64 is taken for float32, too.
+    """
+    file = io.BytesIO(content)
+    try:
+        found_shape, in_columns, found = _NPY_HEADERS[npy.read_magic(file)](file)
+    # A damaged header is parsed as Python's literals are.
+    except (
+        KeyError,
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise RequestError(
+            400, f"expected a file of numpy.save, found what cannot be read: {error}"
+        ) from error
+    expected = _NPY_TYPES[dtype]
+    if found not in [np.dtype(name) for name in expected]:
+        raise RequestError(
+            422, f"expected an array of {' or '.join(expected)}, found {found}"
         )
+    if found_shape != shape and found_shape[1:] != shape:
+        raise RequestError(
+            422,
+            f"expected an array of shape {shape} or (n, *{shape}), found {found_shape}",
+        )
+    data = content[file.tell() :]
+    # A shape may be negative, but none has that many bytes.
+    if math.prod(found_shape) * found.itemsize != len(data) or min(found_shape) < 0:
+        raise RequestError(400, "the array is cut short, or more follows it")
+    order: Literal["F", "C"] = "F" if in_columns else "C"
+    array = np.frombuffer(data, found).reshape(found_shape, order=order)
+    if dtype == "float32" and not (np.abs(array) <= LARGEST_FLOAT).all():
+        raise RequestError(422, "expected numbers that float32 can hold, no NaN")
+    return np.array(array, dtype, order="C").reshape(-1, *shape)
 
-    def _from_part(self, part: Part) -> NDArray[Any]:
-        if part.name != FORM_FIELD:
-            raise RequestError(
-                422, f"found a field {part.name!r}, expected {FORM_FIELD!r} only"
-            )
-        return self._from_file(part.content, part.media_type)
 
-    def _from_file(self, content: bytes, media_type: str) -> NDArray[Any]:
-        """Return the inputs in a file, shape (n, ...)."""
-        if media_type == NPY:
-            array = from_npy(content, self.sent_shape, self.spec.stored_dtype)
-            return array.reshape(-1, *self.spec.image_shape)
-        if self.takes_pictures and media_type in PICTURES:
-            return decode_picture(content, self.spec.image_shape, self._limits)[None]
-        raise unsupported(media_type, *self.media_types)
+def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
+    """Return type and content of the parts of ``multipart/form-data`` (RFC 7578).
+
+    The libraries for forms write files to disk: what is sent must not leave memory.
+    """
+    if not body.boundary.isascii() or not 1 <= len(body.boundary) <= 70:
+        raise _malformed("a boundary of 1 to 70 characters in the content type")
+    # The first delimiter has no line before it.
+    pieces = (b"\r\n" + body.content).split(b"\r\n--" + body.boundary.encode("ascii"))
+    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+        raise _malformed("parts, and --boundary-- at the end")
+    parts = pieces[1:-1]
+    if len(parts) > max_parts:
+        raise RequestError(
+            422, f"found {len(parts)} parts, expected at most {max_parts}"
+        )
+    return [_part(piece) for piece in parts]
+
+
+def _part(piece: bytes) -> tuple[str, bytes]:
+    head, separator, content = piece.partition(b"\r\n\r\n")
+    if not separator or len(head) > _MAX_PART_HEADER:
+        raise _malformed("a blank line after the headers of each part")
+    headers = _PART_HEADERS.parsebytes(head.lstrip(b"\r\n") + b"\r\n\r\n")
+    name = headers.get_param("name", "", "content-disposition")
+    if name != FORM_FIELD:
+        raise RequestError(422, f"found a field {name!r}, expected {FORM_FIELD!r} only")
+    return headers.get_content_type().lower(), content
+
+
+def _malformed(expected: str) -> RequestError:
+    return RequestError(400, f"the form is malformed: expected {expected}")

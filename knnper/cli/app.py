@@ -26,6 +26,7 @@ from knnper.cli.simulate import simulate
 from knnper.cli.store.app import store
 from knnper.cli.submit import submit, watch
 from knnper.cli.sweep import sweep
+from knnper.cli.token import token
 
 app = typer.Typer(
     name="knnper",
@@ -81,6 +82,7 @@ app.add_typer(federation)
 app.add_typer(data)
 app.add_typer(figure)
 app.add_typer(store)
+app.add_typer(token)
 
 
 def main() -> None:

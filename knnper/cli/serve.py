@@ -9,6 +9,7 @@ import typer
 from knnper.cli.output import say
 
 if TYPE_CHECKING:
+    from client.service.access import Tokens
     from client.service.server import Binding
     from client.settings import ClientSettings
 
@@ -27,8 +28,9 @@ Overrides = Annotated[
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with the token that requests must bear; by default `token` in the "
-        "client's state folder. Made, with a new token, if it is missing.",
+        help="File with the owner's token, which may do everything; by default `token` "
+        "in the client's state folder. Made, with a new token, if it is missing. "
+        "`knnper token` makes others.",
     ),
 ]
 NoToken = Annotated[
@@ -50,7 +52,7 @@ def serve(
     from client.residence.residence import Residence
     from client.residence.served_model import open_served
     from client.service.app import make_service
-    from client.service.limits import Limits
+    from client.service.budget import Limits
     from client.service.server import serve as serve_app
     from client.settings import read_client
 
@@ -59,14 +61,23 @@ def serve(
     residence = Residence(settings.state, settings.name)
     binding = _binding(settings)
     _warn(binding)
-    token = _token(settings, binding, token_file, no_token)
+    limits = Limits(
+        max_request_bytes=settings.service.max_request_mb * 1_000_000,
+        max_pixels=settings.service.max_megapixels * 1_000_000,
+        seconds=settings.service.max_seconds,
+    )
     app = make_service(
         settings.name,
         lambda: open_served(residence, writable=True),
-        token=token,
-        limits=Limits(max_request_bytes=settings.service.max_request_mb * 1_000_000),
+        tokens=_tokens(settings, binding, token_file, no_token),
+        limits=limits,
     )
-    serve_app(app, binding, lambda address: say(f"{settings.name} serves at {address}"))
+    serve_app(
+        app,
+        binding,
+        lambda address: say(f"{settings.name} serves at {address}"),
+        limits.sockets,
+    )
 
 
 def _binding(settings: "ClientSettings") -> "Binding":
@@ -89,14 +100,14 @@ def _warn(binding: "Binding") -> None:
         )
 
 
-def _token(
+def _tokens(
     settings: "ClientSettings",
     binding: "Binding",
     token_file: Path | None,
     no_token: bool,
-) -> str | None:
+) -> "Tokens | None":
+    from client.service.access import Tokens, read_or_create_owner_token
     from client.service.server import is_loopback
-    from client.service.token import read_or_create_token
     from knnper.config.errors import RunError
 
     if no_token:
@@ -108,6 +119,6 @@ def _token(
             )
         return None
     path = token_file or settings.state / "token"
-    token = read_or_create_token(path)
-    say(f"The token is in {path}")
-    return token
+    tokens = Tokens(settings.state, read_or_create_owner_token(path))
+    say(f"The owner's token is in {path}; for others: knnper token add")
+    return tokens

@@ -25,6 +25,7 @@ NAMES = [
     "index_accuracy_points",
     "real_round_s",
     "service_latency",
+    "service_membership",
     "leaf_reading",
 ]
 

@@ -1,6 +1,15 @@
 "use strict";
 
 const TOKEN_KEY = "knnper-token";
+// What a token may do, as a person would say it.
+const SCOPES = {
+  predict: "predict",
+  probabilities: "see probabilities",
+  neighbors: "see why",
+  read: "look at stored examples",
+  add: "add examples",
+  delete: "take examples back",
+};
 const byId = (id) => document.getElementById(id);
 let info = null;
 let current = null; // what was predicted last, as it is sent: {type, content, input}
@@ -39,12 +48,12 @@ function element(name, text, className) {
   return made;
 }
 
+const may = (scope) => info.scopes.includes(scope);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 function show(error) {
   byId("error").hidden = !error;
   byId("error").textContent = error ? error.message : "";
-  if (error && error.status === 401) askForToken();
 }
 
 // Runs what a person asked for, and shows what went wrong with it.
@@ -53,22 +62,43 @@ async function attempt(work) {
   try {
     await work();
   } catch (error) {
-    show(error);
+    if (error.status === 401) askForToken();
+    else show(error);
   }
 }
 
+// Nothing is wrong with a person who has no token yet.
 function askForToken() {
+  const problem = byId("token-problem");
+  problem.hidden = !sessionStorage.getItem(TOKEN_KEY);
+  problem.textContent = "The token that you gave is not known here: look for a slip, or " +
+    "ask for another, as this one may have been revoked.";
   sessionStorage.removeItem(TOKEN_KEY);
   byId("token-form").hidden = false;
-  byId("work").hidden = true;
-  byId("status").textContent = "A token is needed.";
+  for (const id of ["work", "allowed", "facts"]) byId(id).hidden = true;
+  byId("status").textContent = "";
   byId("token").focus();
+}
+
+function showScopes() {
+  const names = Object.keys(SCOPES);
+  const allowed = names.filter(may), missing = names.filter((name) => !may(name));
+  const text = `The token ${info.token} allows you to ` +
+    `${allowed.map((name) => SCOPES[name]).join(", ") || "do nothing on this page"}. ` +
+    `For more, ask for one with the scope it needs: to ` +
+    `${missing.map((name) => `${SCOPES[name]} (${name})`).join(", ")}.`;
+  byId("allowed").hidden = !missing.length && !sessionStorage.getItem(TOKEN_KEY);
+  byId("allowed").firstElementChild.textContent = missing.length ? text : "";
+  for (const part of document.querySelectorAll(".parts")) part.hidden = !may("neighbors");
+  byId("bars").hidden = !may("probabilities");
+  byId("work").hidden = !may("predict");
 }
 
 async function load() {
   info = await requestJson("GET", "info");
   byId("token-form").hidden = true;
-  byId("work").hidden = false;
+  byId("facts").hidden = false;
+  showScopes();
   byId("client").textContent = info.client;
   document.title = `${info.client} – knnper`;
   byId("status").textContent = "A global model and this client's own examples, mixed.";
@@ -85,18 +115,25 @@ async function load() {
 }
 
 function showFacts() {
-  const accuracy = info.accuracy;
+  const accuracy = info.accuracy ?? {};
   const on = accuracy.measured_on ? accuracy.measured_on.replaceAll("_", " ") : "";
   byId("measured").textContent = accuracy.num_examples
     ? `Accuracies on ${accuracy.num_examples} ${on} examples, when λ was chosen.`
     : "";
-  const room = info.store.capacity === null ? "" : ` of ${info.store.capacity}`;
-  const facts = [["stored examples", `${info.store.num_stored}${room}`],
-    ["λ, weight of the neighbours", info.knn_weight.toFixed(2)],
-    ["neighbours that vote", info.num_neighbors]];
+  const facts = [];
+  if (info.store) {
+    const room = info.store.capacity === null ? "" : ` of ${info.store.capacity}`;
+    facts.push(["stored examples", `${info.store.num_stored}${room}`]);
+  }
+  if (may("neighbors")) {
+    facts.push(["λ, weight of the neighbours", info.knn_weight.toFixed(2)],
+      ["neighbours that vote", info.num_neighbors]);
+  }
   for (const [name, key] of [["global model", "global_model"], ["neighbours", "knn"],
     ["mixed", "mixed"]]) {
-    if (accuracy[key] !== null) facts.push([`accuracy, ${name}`, percent(accuracy[key])]);
+    if (typeof accuracy[key] === "number") {
+      facts.push([`accuracy, ${name}`, percent(accuracy[key])]);
+    }
   }
   byId("facts").replaceChildren(...facts.map(([name, value]) => {
     const fact = element("div");
@@ -118,15 +155,17 @@ function bar(share, kind) {
 }
 
 function showBars(prediction) {
-  const rows = Object.entries(prediction.probabilities)
+  const rows = Object.entries(prediction.probabilities ?? {})
     .sort((one, other) => other[1] - one[1])
     .map(([name, share]) => {
       const row = element("tr", undefined, name === prediction.class_name ? "best" : "");
       const title = element("th", name);
       title.scope = "row";
-      row.append(title, bar(share, "mixed"),
-        bar(prediction.global_probabilities[name], "global"),
-        bar(prediction.knn_probabilities?.[name], "knn"));
+      row.append(title, bar(share, "mixed"));
+      if (prediction.global_probabilities) {
+        row.append(bar(prediction.global_probabilities[name], "global"),
+          bar(prediction.knn_probabilities?.[name], "knn"));
+      }
       return row;
     });
   byId("bars").tBodies[0].replaceChildren(...rows);
@@ -134,7 +173,7 @@ function showBars(prediction) {
 
 async function neighborItem(neighbor) {
   const item = element("li");
-  if (info.takes_pictures) {
+  if (info.takes_pictures && may("read")) {
     const picture = element("img");
     picture.alt = `stored example ${neighbor.id}, ${neighbor.class_name}`;
     item.append(picture);
@@ -156,16 +195,17 @@ async function neighborItem(neighbor) {
 async function showPrediction(answer, number) {
   const prediction = answer.predictions[0];
   byId("answer").textContent = prediction.class_name;
-  byId("confidence").textContent =
-    `${percent(prediction.probabilities[prediction.class_name])}, ` +
-    `λ = ${answer.knn_weight.toFixed(2)}`;
+  const share = prediction.probabilities?.[prediction.class_name];
+  const known = share === undefined ? [] : [percent(share)];
+  if (answer.knn_weight !== undefined) known.push(`λ = ${answer.knn_weight.toFixed(2)}`);
+  byId("confidence").textContent = known.join(", ");
   showBars(prediction);
   byId("result").hidden = false;
-  byId("teach").hidden = false;
+  byId("teach").hidden = !may("add");
   byId("label").value = String(prediction.label);
   const old = pictures;
   pictures = [];
-  const items = await Promise.all(prediction.neighbors.map(neighborItem));
+  const items = await Promise.all((prediction.neighbors ?? []).map(neighborItem));
   if (number !== asked) return;
   byId("neighbors").replaceChildren(...items);
   byId("why").hidden = items.length === 0;
@@ -220,13 +260,36 @@ async function teach() {
   const label = Number(byId("label").value);
   const content = JSON.stringify({ examples: [{ input: current.input, label }] });
   const answer = await requestJson("POST", "examples", "application/json", content);
+  const { id, kept } = answer.examples[0];
+  const what = `${info.class_names[label]}, example ${id}`;
+  if (kept && may("delete")) byId("remembered").append(rememberedItem(id, what));
   await load();
-  const kept = answer.examples[0].kept;
   await predict(current);
   byId("label").value = String(label);
   byId("taught").textContent = kept
-    ? `Remembered as ${info.class_names[label]}, example ${answer.examples[0].id}.`
+    ? `Remembered as ${what}.`
     : "The store's policy did not keep it.";
+}
+
+function rememberedItem(id, what) {
+  const item = element("li", `${what} `);
+  const button = element("button", "Take it back", "quiet");
+  button.type = "button";
+  button.setAttribute("aria-label", `Take back ${what}`);
+  button.addEventListener("click", () => attempt(() => takeBack(id, what, item)));
+  item.append(button);
+  return item;
+}
+
+async function takeBack(id, what, item) {
+  const content = JSON.stringify({ ids: [id] });
+  const answer = await requestJson("DELETE", "examples", "application/json", content);
+  item.remove();
+  await load();
+  if (current) await predict(current);
+  byId("taught").textContent = answer.deleted.length
+    ? `Taken back: ${what}. ${answer.message ?? ""}`
+    : `It was gone already: ${what}.`;
 }
 
 function onSubmit(id, work) {
@@ -244,6 +307,11 @@ onSubmit("token-form", async () => {
   sessionStorage.setItem(TOKEN_KEY, byId("token").value.trim());
   byId("token").value = "";
   await load();
+  if (current && may("predict")) await predict(current);
+});
+byId("other-token").addEventListener("click", () => {
+  sessionStorage.removeItem(TOKEN_KEY);
+  askForToken();
 });
 onSubmit("feature-input", predictFeatures);
 onSubmit("text-input", predictText);

@@ -10,17 +10,17 @@ from pathlib import Path
 import httpx
 import numpy as np
 import torch
-import uvicorn
 from starlette.types import ASGIApp
 from torch import Tensor
 
 from client.residence.mixture import Prediction, predict
 from client.residence.names import Names
+from client.residence.served_model import ServedModel
 from client.residence.serving import Accuracy, Gain, Serving, TunedOn
+from client.service.access import Tokens
 from client.service.app import make_service
-from client.service.limits import Limits
-from client.service.served import Served
-from client.service.server import Binding, server_config
+from client.service.budget import Limits
+from client.service.server import Binding, make_server
 from datastore.contents import Ids
 from datastore.examples import (
     Added,
@@ -38,6 +38,7 @@ from knnper.data.examples import InputSpec
 from knnper.data.text.alphabet import CHARACTER_NAMES, NUM_TOKENS
 from knnper.transport.model_folder.card import ModelCard
 from knnper.transport.model_folder.global_model import GlobalModel, model_of_card
+from knnper.transport.sockets import SocketLimits
 from strategies.assembly import build_task
 from strategies.core.memory import KnnSettings
 
@@ -114,25 +115,39 @@ def some_labels(count: int) -> Tensor:
     return torch.arange(count) % len(CLASSES)
 
 
-class SmallServed:
+class SmallServed(ServedModel):
     """The least that serves."""
 
     def __init__(self, model: GlobalModel, store: Store) -> None:
-        self.model, self.store = model, store
-        self.serving = replace(SERVING, model=model.fingerprint)
-        self.is_closed = False
+        self._model, self.store = model, store
+        self.settings, self.is_closed = SERVING, False
         self.predict(some_inputs(1, model.spec))
+
+    @property
+    def model(self) -> GlobalModel:
+        return self._model
+
+    @property
+    def serving(self) -> Serving:
+        return replace(self.settings, model=self.model.fingerprint)
 
     def predict(self, images: Tensor) -> Prediction:
         names = Names(self.store)
         return predict(self.model, self.store, self.serving, names, images)
 
-    def add(self, images: Tensor, labels: Tensor, names: Sequence[str | None]) -> Added:
-        new = NewExamples(self.model.embed(images), labels, images, tuple(names))
-        return self.store.add(new, self.model.fingerprint)
+    def add(
+        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
+    ) -> Added:
+        named = None if names is None else tuple(names)
+        new = NewExamples(self.model.embed(images), labels, images, named)
+        return self._writer().add(new, self.model.fingerprint)
 
     def delete(self, selection: Selection) -> Ids:
-        return self.store.delete(selection)
+        return self._writer().delete(selection)
+
+    def _writer(self) -> Store:
+        assert isinstance(self.store, Store)
+        return self.store
 
     def refresh(self) -> bool:
         return False
@@ -164,18 +179,23 @@ def small_served(
 
 @contextlib.contextmanager
 def asking(
-    served: Served | Callable[[], Served],
+    served: ServedModel | Callable[[], ServedModel],
     *,
     token: str | None = TOKEN,
     limits: Limits | None = None,
+    state: Path = Path("no such folder"),
 ) -> Iterator[httpx.Client]:
-    """Give a client of a service that is ready, and bears the token."""
+    """Give a client of a service that is ready, and bears the owner's token.
+
+    The named tokens are in the folder ``state``.
+    """
     limits = limits or Limits(poll_s=0.05)
     open_served = served if callable(served) else lambda: served
-    app = make_service("site-a", open_served, token=token, limits=limits)
+    tokens = None if token is None else Tokens(state, token)
+    app = make_service("site-a", open_served, tokens=tokens, limits=limits)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with (
-        running(app) as address,
+        running(app, limits.sockets) as address,
         httpx.Client(base_url=address, headers=headers, timeout=30) as client,
     ):
         wait_until_ready(client)
@@ -183,9 +203,9 @@ def asking(
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp) -> Iterator[str]:
+def running(app: ASGIApp, limits: SocketLimits | None = None) -> Iterator[str]:
     """Give the address at which a thread of this process answers."""
-    server = uvicorn.Server(server_config(app, Binding("127.0.0.1", 0)))
+    server = make_server(app, Binding("127.0.0.1", 0), limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

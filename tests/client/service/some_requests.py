@@ -8,9 +8,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from client.service.limits import Limits
+from client.service.budget import Limits
 
-LIMITS = Limits(max_inputs=4, max_request_bytes=20_000, max_pixels=1000, poll_s=0.05)
+LIMITS = Limits(
+    max_inputs=4,
+    max_request_bytes=20_000,
+    max_pixels=1000,
+    max_json_values=1000,
+    poll_s=0.05,
+)
 
 
 def png(pixels: torch.Tensor, kind: str = "PNG") -> bytes:

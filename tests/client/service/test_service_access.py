@@ -1,13 +1,22 @@
 """Who is answered, and with which headers."""
 
+import hashlib
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from client.service.access import SECURITY_HEADERS
-from client.service.token import is_authorized, read_or_create_token
+from client.service.access import (
+    SCOPES,
+    SECURITY_HEADERS,
+    Scope,
+    Tokens,
+    add_token,
+    read_or_create_owner_token,
+    revoke_token,
+)
 from knnper.config.errors import RunError
 from tests.client.service.small_service import TOKEN, asking, small_served, some_inputs
 
@@ -21,6 +30,14 @@ SECRET = (
     ("POST", "/examples"),
     ("DELETE", "/examples"),
 )
+
+
+INCLUDED = {
+    ("predict", "probabilities"),
+    ("predict", "neighbors"),
+    ("probabilities", "neighbors"),
+}
+Scoped = tuple[httpx.Client, dict[Scope, str]]
 
 
 def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
@@ -40,20 +57,147 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
-        (b"Bearer s3cret", True),
-        (b"bearer  s3cret ", True),
-        (b"Bearer s3cre", False),
-        (b"Bearer s3crets", False),
-        (b"Basic s3cret", False),
-        (b"s3cret", False),
-        (b"Bearer", False),
-        (b"", False),
-        (None, False),
-        ("Bearer sécret".encode(), False),
+        ("Bearer s3cret", True),
+        ("bearer  s3cret ", True),
+        ("Bearer s3cre", False),
+        ("Bearer s3crets", False),
+        ("Basic s3cret", False),
+        ("s3cret", False),
+        ("Bearer", False),
+        ("", False),
+        ("Bearer sécret", False),
     ],
 )
-def test_a_header_must_bear_the_token(header: bytes | None, expected: bool) -> None:
-    assert is_authorized(header, "s3cret") is expected
+def test_a_header_must_bear_the_token(header: str, expected: bool) -> None:
+    assert (
+        Tokens(Path("no such folder"), "s3cret").caller(header) is not None
+    ) is expected
+
+
+NEEDED: tuple[tuple[Scope, str, str], ...] = (
+    ("predict", "POST", "/predict"),
+    ("read", "GET", "/examples/1/image"),
+    ("add", "POST", "/examples"),
+    ("delete", "DELETE", "/examples"),
+    ("metrics", "GET", "/metrics"),
+)
+
+
+@pytest.fixture(scope="module")
+def scoped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scoped]:
+    """Give a service, and a token of each scope."""
+    folder = tmp_path_factory.mktemp("scoped")
+    tokens = {scope: add_token(folder, scope, [scope]) for scope in SCOPES}
+    with asking(small_served(folder / "store"), state=folder) as client:
+        yield client, tokens
+
+
+def bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(("needed", "method", "path"), NEEDED)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_token_may_what_its_scopes_say_and_no_more(
+    scoped: Scoped, scope: Scope, needed: Scope, method: str, path: str
+) -> None:
+    client, tokens = scoped
+    answer = client.request(
+        method, path, json={"inputs": []}, headers=bearing(tokens[scope])
+    )
+    if scope == needed or (needed, scope) in INCLUDED:
+        # A prediction or change of nothing is refused for itself.
+        assert answer.status_code in (200, 422)
+        return
+    assert answer.status_code == 403
+    assert answer.json()["error"] == "forbidden"
+    assert f"--scope {needed}" in answer.json()["message"]
+    assert f'scope="{needed}"' in answer.headers["www-authenticate"]
+
+
+LEVELS: tuple[tuple[Scope, set[str], set[str]], ...] = (
+    ("predict", {"label", "class_name"}, {"predictions", "model"}),
+    (
+        "probabilities",
+        {"label", "class_name", "probabilities"},
+        {"predictions", "model"},
+    ),
+    (
+        "neighbors",
+        {
+            *("label", "class_name", "probabilities", "global_probabilities"),
+            *("adapted_probabilities", "knn_probabilities", "neighbors"),
+        },
+        {"predictions", "model", "knn_weight", "num_stored"},
+    ),
+)
+
+
+@pytest.mark.parametrize(("scope", "of_one", "of_all"), LEVELS)
+def test_a_prediction_tells_what_the_scope_gives(
+    scoped: Scoped, scope: Scope, of_one: set[str], of_all: set[str]
+) -> None:
+    client, tokens = scoped
+    body, headers = {"inputs": some_inputs(1).tolist()}, bearing(tokens[scope])
+    answer = client.post("/predict", json=body, headers=headers).json()
+    assert set(answer) == of_all
+    assert set(answer["predictions"][0]) == of_one
+    info = client.get("/info", headers=headers).json()
+    assert (info["token"], "store" in info) == (scope, False)
+    assert ("knn_weight" in info) == ("accuracy" in info) == (scope == "neighbors")
+    own = set(info["scopes"])
+    assert own == {scope} | {one for one, other in INCLUDED if other == scope}
+
+
+def test_counts_of_the_store_are_for_those_who_may_read_it(scoped: Scoped) -> None:
+    client, tokens = scoped
+    info = client.get("/info", headers=bearing(tokens["read"])).json()
+    assert info["store"]["num_stored"] == 9
+    assert "knn_weight" not in info
+
+
+def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
+    body = {"inputs": some_inputs(1).tolist()}
+    with asking(small_served(tmp_path / "store"), state=tmp_path) as client:
+        token = add_token(tmp_path, "tablet", ["predict"])
+        headers = bearing(token)
+        assert client.post("/predict", json=body, headers=headers).status_code == 200
+        revoke_token(tmp_path, "tablet")
+        answer = client.post("/predict", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
+        assert client.post("/predict", json=body).status_code == 200, "the owner's"
+
+
+def test_a_token_is_not_kept_as_it_is(tmp_path: Path) -> None:
+    token = add_token(tmp_path, "tablet", ["predict"])
+    assert len(token) >= 32
+    kept = (tmp_path / "tokens.json").read_text()
+    assert token not in kept
+    assert hashlib.sha256(token.encode()).hexdigest() in kept
+
+
+def test_names_of_tokens_are_unique(tmp_path: Path) -> None:
+    add_token(tmp_path, "tablet", ["predict"])
+    for name in ("tablet", "owner", "a/b", ""):
+        with pytest.raises(RunError):
+            add_token(tmp_path, name, ["predict"])
+    with pytest.raises(RunError, match="tablet"):
+        revoke_token(tmp_path, "phone")
+
+
+def test_tokens_that_cannot_be_read_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens, token = Tokens(tmp_path, TOKEN), add_token(tmp_path, "tablet", ["predict"])
+    assert tokens.caller(f"Bearer {token}") is not None
+    (tmp_path / "tokens.json").write_text('[{"name": "tablet", "scopes": ["root"]}]')
+    assert tokens.caller(f"Bearer {token}") is None
+    owner = tokens.caller(f"Bearer {TOKEN}")
+    assert owner is not None
+    assert owner.scopes == set(SCOPES)
+    assert caplog.text.count("tokens.json") == 1
+    with pytest.raises(RunError, match=r"tokens\.json"):
+        Tokens(tmp_path, TOKEN)
 
 
 def test_without_a_token_other_machines_and_their_pages_are_refused(
@@ -109,10 +253,10 @@ def test_the_page_names_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 def test_a_token_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    token = read_or_create_token(path)
+    token = read_or_create_owner_token(path)
     assert len(token) >= 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_or_create_token(path) == token
+    assert read_or_create_owner_token(path) == token
     assert [one.name for one in tmp_path.iterdir()] == ["token"]
 
 
@@ -120,10 +264,10 @@ def test_a_token_file_that_is_no_secret_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("short")
     path.chmod(0o600)
-    with pytest.raises(RunError, match="5 characters, expected at least 16"):
-        read_or_create_token(path)
+    with pytest.raises(RunError, match="16"):
+        read_or_create_owner_token(path)
     path.chmod(0o640)
-    with pytest.raises(RunError, match="found mode 0640, expected 0600"):
-        read_or_create_token(path)
+    with pytest.raises(RunError, match="0640"):
+        read_or_create_owner_token(path)
     with pytest.raises(RunError, match="cannot be used"):
-        read_or_create_token(tmp_path / "no folder" / "token")
+        read_or_create_owner_token(tmp_path / "no folder" / "token")

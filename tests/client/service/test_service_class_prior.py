@@ -14,7 +14,7 @@ QUESTION = {"inputs": some_inputs(1, seed=5).tolist()}
 def test_an_answer_names_what_is_mixed(tmp_path: Path) -> None:
     served = small_served(tmp_path / "store", count=7)
     prior = ClassPrior(ClassPriorSettings((1.0,)))
-    served.serving = replace(served.serving, knn_weight=0.25, class_prior=prior)
+    served.settings = replace(served.settings, knn_weight=0.25, class_prior=prior)
     with asking(served) as client:
         (found,) = client.post("/predict", json=QUESTION).json()["predictions"]
         assert client.get("/info").json()["class_prior"]

@@ -13,17 +13,22 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import Request
+from starlette.types import Message
 from torch import Tensor
 
 from client.residence.mixture import Prediction
+from client.service.access import Tokens
 from client.service.app import make_service
-from client.service.limits import Limits
-from client.service.problems import RequestError
-from client.service.server import Binding, is_loopback, serve, server_config
-from client.service.workers import Workers
+from client.service.budget import Bodies, Budget, Limits
+from client.service.current import Workers
+from client.service.errors import RequestError
+from client.service.server import Binding, is_loopback, make_server, serve
 from knnper.config.errors import KnnPerError, RunError
+from knnper.transport.sockets import SocketLimits
 from tests.client.service.small_service import (
     TOKEN,
+    SmallServed,
     asking,
     running,
     small_served,
@@ -42,15 +47,15 @@ def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
     served = small_served(tmp_path / "store")
     is_installed = threading.Event()
 
-    def open_served() -> object:
+    def open_served() -> SmallServed:
         if not is_installed.is_set():
             raise KnnPerError("nothing is installed yet")
         return served
 
     app = make_service(
         "site-a",
-        open_served,  # type: ignore[arg-type]
-        token=TOKEN,
+        open_served,
+        tokens=Tokens(tmp_path, TOKEN),
         limits=Limits(poll_s=0.02),
     )
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -111,12 +116,12 @@ def test_what_waited_too_long_is_not_done() -> None:
     async def ask() -> None:
         workers = Workers("test", 1, 10, timeout_s=0.05)
         goes_on, done = threading.Event(), list[str]()
-        long = asyncio.create_task(workers.run(lambda: goes_on.wait(5)))
+        long = asyncio.create_task(workers.run(lambda: goes_on.wait(5), changes=True))
         await asyncio.sleep(0)
-        with pytest.raises(RequestError, match=r"waited 0\.05 s"):
+        with pytest.raises(RequestError, match="waited"):
             await workers.run(lambda: done.append("late"))
         goes_on.set()
-        # What had begun is waited for, longer than anything may wait.
+        # What has begun to change something is waited for.
         assert await long
         assert await workers.run(lambda: "next") == "next"
         workers.close()
@@ -125,8 +130,86 @@ def test_what_waited_too_long_is_not_done() -> None:
     asyncio.run(ask())
 
 
+def test_what_takes_too_long_is_not_waited_for_and_blocks_no_other_thread() -> None:
+    async def ask() -> None:
+        workers = Workers("test", 2, 0, timeout_s=0.2)
+        goes_on = threading.Event()
+
+        def fail() -> None:
+            goes_on.wait(5)
+            raise ValueError("nobody waits for it")
+
+        long = asyncio.create_task(workers.run(fail))
+        await asyncio.sleep(0)
+        assert await workers.run(lambda: "meanwhile") == "meanwhile"
+        with pytest.raises(RequestError, match="took more") as refused:
+            await long
+        assert refused.value.status == 503
+        # Its thread is still busy, and counted.
+        other = asyncio.create_task(workers.run(lambda: goes_on.wait(5)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="2 requests"):
+            await workers.run(lambda: None)
+        goes_on.set()
+        assert await other
+        workers.close()
+
+    asyncio.run(ask())
+
+
+def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = small_served(tmp_path / "store")
+    whole, asked = served.predict, list[int]()
+
+    def slow(images: Tensor) -> Prediction:
+        asked.append(len(images))
+        time.sleep(0.1 * len(images))
+        return whole(images)
+
+    monkeypatch.setattr(served, "predict", slow)
+    with asking(served, limits=Limits(seconds=0.95)) as client:
+        # How fast it is was found out when the model was opened.
+        until(lambda: len(asked) >= 3)
+        body = {"inputs": some_inputs(10).tolist()}
+        until(lambda: client.post("/predict", json=body).status_code == 413)
+        asked.clear()
+        answer = client.post("/predict", json=body)
+    assert (answer.status_code, asked) == (413, [])
+    assert "at most" in answer.json()["message"]
+
+
+def test_an_image_is_not_decoded_once_there_is_no_time_left() -> None:
+    with pytest.raises(RequestError, match="decoded") as refused:
+        Budget(Limits(seconds=-1)).take_pixels(1, 1, 1)
+    assert refused.value.status == 503
+
+
+def test_bodies_have_so_much_memory_together() -> None:
+    def request(size: int) -> Request:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": bytes(size)}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def send() -> None:
+        bodies = Bodies(Limits(max_request_bytes=100, max_held_bytes=120))
+        async with bodies.read(request(80)):
+            with pytest.raises(RequestError) as refused:
+                async with bodies.read(request(80)):
+                    pass
+            assert refused.value.status == 503
+            async with bodies.read(request(40)) as small:
+                assert len(small.content) == 40
+        async with bodies.read(request(80)) as later:
+            assert len(later.content) == 80
+
+    asyncio.run(send())
+
+
 def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
-    limits = Limits(body_timeout_s=0.1)
+    limits = Limits(sockets=SocketLimits(body_grace_s=0.1))
     with asking(small_served(tmp_path / "store"), limits=limits) as client:
         place = (client.base_url.host, client.base_url.port or 0)
         with socket.create_connection(place, timeout=10) as connection:
@@ -141,7 +224,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
-    app = make_service("site-a", lambda: small_served(tmp_path), token=None)
+    app = make_service("site-a", lambda: small_served(tmp_path), tokens=None)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(RunError, match=r"cannot listen at 127\.0\.0\.1"),
@@ -149,7 +232,7 @@ def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
         serve(app, Binding("127.0.0.1", taken.getsockname()[1]), lambda _: None)
     nothing = tmp_path / "missing.pem"
     with pytest.raises(RunError, match="TLS cannot be used"):
-        server_config(app, Binding("127.0.0.1", 0, nothing, nothing))
+        make_server(app, Binding("127.0.0.1", 0, nothing, nothing))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +265,7 @@ def slow(images):
     time.sleep(1)
     return whole(images)
 served.predict = slow
-app = make_service("site-a", lambda: served, token=None)
+app = make_service("site-a", lambda: served, tokens=None)
 serve(app, Binding("127.0.0.1", 0), lambda address: print(address, flush=True))
 assert served.is_closed
 print("stopped", flush=True)

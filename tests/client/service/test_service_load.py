@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from client.residence.mixture import Prediction
 from client.residence.residence import Residence
 from client.residence.served_model import ServedModel, open_served
 from datastore.contents import Ids
@@ -69,13 +70,21 @@ class Journal:
         self.states.append(self.states[-1] - set(ids))
 
 
-class Journaled:
+class Journaled(ServedModel):
     """Notes what changes the store; the service changes it in one thread."""
 
     def __init__(self, served: ServedModel, journal: Journal) -> None:
         self._served, self._journal = served, journal
-        self.store, self.predict = served.store, served.predict
-        self.refresh, self.close = served.refresh, served.close
+        self.store = served.store
+
+    def predict(self, images: Tensor) -> Prediction:
+        return self._served.predict(images)
+
+    def refresh(self) -> bool:
+        return self._served.refresh()
+
+    def close(self) -> None:
+        self._served.close()
 
     @property
     def model(self) -> GlobalModel:
@@ -85,8 +94,11 @@ class Journaled:
     def serving(self) -> Any:
         return self._served.serving
 
-    def add(self, images: Tensor, labels: Tensor, names: Sequence[str | None]) -> Added:
+    def add(
+        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
+    ) -> Added:
         added = self._served.add(images, labels, names)
+        assert names is not None
         self._journal.add(added.ids.tolist(), images, labels, names)
         return added
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+import torch
 
-from client.service.pictures import encode_png
+from client.service.access import add_token
+from client.service.answers import encode_png
+from tests.client.service import small_service
 from tests.client.service.small_service import (
     CLASSES,
     FEATURES,
@@ -89,9 +92,15 @@ def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
     with asking(served) as client:
         wrong = noted(page, address_of(client))
         page.goto(address_of(client))
+        page.get_by_role("heading", name="Welcome").wait_for()
+        assert (
+            not page.locator("#token-problem, #error, #work")
+            .locator("visible=true")
+            .count()
+        )
         page.get_by_label("Token").fill("not the token that it is")
         page.keyboard.press("Enter")
-        page.get_by_role("alert").get_by_text("Bearer TOKEN").wait_for()
+        page.get_by_text("is not known here").wait_for()
         page.get_by_label("Token").fill(TOKEN)
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="site-a").wait_for()
@@ -120,6 +129,78 @@ def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
     assert "eel" in first
     assert "example 10" in first
     assert "10" in stored
+
+
+def test_a_person_takes_an_example_back(tmp_path: Path, page: "Page") -> None:
+    served = small_served(tmp_path / "store")
+    with asking(served, token=None) as client:
+        wrong = noted(page, address_of(client))
+        page.goto(address_of(client))
+        page.get_by_label("Choose an image").set_input_files(an_image(tmp_path, served))
+        page.get_by_label("It really is").select_option(label="eel")
+        page.get_by_role("button", name="Remember it").click()
+        page.locator("#neighbors").get_by_text("example 10").wait_for()
+        page.get_by_role("button", name="Take back eel, example 10").click()
+        page.get_by_text("Taken back: eel, example 10").wait_for()
+        left = page.locator("#neighbors").inner_text()
+        remembered = page.locator("#remembered li").count()
+        assert 10 not in served.store.contents().ids
+    assert wrong == []
+    assert "example 10" not in left
+    assert remembered == 0
+
+
+def test_a_token_with_few_scopes_sees_and_is_asked_for_no_more(
+    tmp_path: Path, page: "Page"
+) -> None:
+    served = small_served(tmp_path / "store")
+    image = an_image(tmp_path, served)
+    token = add_token(tmp_path, "tablet", ["predict"])
+    with asking(served, state=tmp_path) as client:
+        wrong, refused = noted(page, address_of(client)), list[str]()
+        page.on(
+            "response",
+            lambda answer: refused.append(answer.url) if answer.status == 403 else None,
+        )
+        page.goto(address_of(client))
+        page.get_by_label("Token").fill(token)
+        page.keyboard.press("Enter")
+        page.get_by_text("take examples back (delete)").wait_for()
+        page.get_by_label("Choose an image").set_input_files(image)
+        page.locator("#answer").get_by_text(CLASSES[0]).or_(
+            page.locator("#answer").get_by_text(CLASSES[1])
+        ).or_(page.locator("#answer").get_by_text(CLASSES[2])).wait_for()
+        hidden = [
+            page.locator(f"#{one}").is_hidden() for one in ("bars", "teach", "why")
+        ]
+        page.get_by_role("button", name="Use another token").click()
+        page.get_by_label("Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        page.locator("#facts").get_by_text("stored examples").wait_for()
+        page.locator("#neighbors img").nth(2).wait_for()
+    assert (wrong, refused, hidden) == ([], [], [True, True, True])
+
+
+def test_what_others_wrote_is_shown_as_text(
+    tmp_path: Path, page: "Page", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markup = "<img src=x onerror=\"document.title='run'\">"
+    monkeypatch.setattr(small_service, "CLASSES", (markup, "<b>dog</b>", "eel"))
+    served = small_served(tmp_path / "store", count=0)
+    served.add(some_inputs(1), torch.tensor([0]), [f"name {markup}"])
+    with asking(served, token=None) as client:
+        wrong = noted(page, address_of(client))
+        page.goto(address_of(client))
+        page.get_by_label("Choose an image").set_input_files(an_image(tmp_path, served))
+        page.locator("#neighbors li").first.wait_for()
+        page.get_by_label("It really is").select_option(label=markup)
+        page.get_by_role("button", name="Remember it").click()
+        page.get_by_text(f"Remembered as {markup}").wait_for()
+        shown = page.locator("#neighbors").inner_text()
+        title, marks = page.title(), page.locator("#bars b, #work img[src=x]").count()
+    assert f"name {markup}" in shown
+    assert (wrong, marks) == ([], 0)
+    assert title.startswith("site-a")
 
 
 @pytest.mark.slow

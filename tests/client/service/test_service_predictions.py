@@ -129,5 +129,5 @@ def test_features_are_sent_as_rows(tmp_path: Path) -> None:
     assert (info["input_type"], info["takes_pictures"]) == ("float32", False)
     assert answer.status_code == 200, answer.text
     assert as_array.json() == answer.json()
-    refused(too_large, 422, "from -3.4")
+    refused(too_large, 422, "inputs.0.3")
     refused(picture, 415, "x-npy")

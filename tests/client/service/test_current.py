@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.service.holder import Holder
+from client.service.current import Current
 from client.service.metrics import Metrics
 from knnper.config.errors import KnnPerError
 from tests.client.service.small_service import SmallServed, small_served
@@ -56,23 +56,23 @@ def test_what_goes_wrong_is_seen_and_tried_again(
 ) -> None:
     served = small_served(tmp_path / "store")
     refreshing = Refreshing(served)
-    holder = Holder(lambda: served, poll_s=0.005)
-    metrics = Metrics(holder)
-    holder.start()
+    current = Current(lambda: served, poll_s=0.005)
+    metrics = Metrics(current)
+    current.start()
     try:
-        until(lambda: holder.problem == "")
+        until(lambda: current.problem == "")
         assert b"knnper_following 1.0" in metrics.text()
         refreshing.error = error
-        until(lambda: str(error) in holder.problem)
-        assert holder.current() is served, "it is served on"
+        until(lambda: str(error) in current.problem)
+        assert current.served() is served, "it is served on"
         assert b"knnper_following 0.0" in metrics.text()
         assert b"knnper_ready 1.0" in metrics.text()
         for _ in range(10):
             assert refreshing.looks.acquire(timeout=10), "it looks no longer"
         refreshing.error = None
-        until(lambda: holder.problem == "")
+        until(lambda: current.problem == "")
     finally:
-        holder.close()
+        current.close()
     told = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(told) == 1, "the same trouble is told once"
     assert (told[0].exc_info is None) == isinstance(error, KnnPerError)
@@ -88,8 +88,8 @@ def test_a_model_that_cannot_be_opened_for_any_reason_is_waited_for(
             raise troubles.pop()
         return served
 
-    holder = Holder(open_served, poll_s=0.005)
-    holder.start()
-    until(lambda: holder.problem == "")
-    assert holder.current() is served
-    holder.close()
+    current = Current(open_served, poll_s=0.005)
+    current.start()
+    until(lambda: current.problem == "")
+    assert current.served() is served
+    current.close()

@@ -1,0 +1,172 @@
+"""How well a service's answers tell stored examples from others, by a token's scope.
+
+A global model is trained on some digits. A site that took no part keeps others, and
+chooses λ, k and σ as sites do. An attacker who has the global model, and a right label
+for each input, asks for what is stored and for as many digits of the same classes that
+are not; AUC 0.5 is as good as a coin, 1.0 is certain. With `predict` the attacker looks
+at whether the class is right, with `probabilities` at what the neighbours must have
+added to the label's, with `neighbors` at the smallest distance.
+"""
+
+import argparse
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.command import make_parser, say
+from benchmarks.measurement import Measurement
+from client.residence.residence import Residence
+from client.residence.served_model import ServedModel, open_served
+from client.service.access import EVERYBODY, Caller, Scope
+from client.service.answers import InputPrediction, predictions
+from knnper.config.loading import load_experiment
+from knnper.config.seeding import RandomKey
+from knnper.data.digits import CLASS_NAMES, digit_images
+from knnper.data.examples import Examples, InputSpec, no_examples
+from knnper.data.site.agreement import SiteTask
+from knnper.data.site.site_data import NamedExamples, SiteData
+from knnper.transport.model_folder.global_model import GlobalModel, global_model
+from simulation.catalogue import experiment_catalogue
+from strategies.assembly import assemble
+from strategies.core.local_sgd import local_sgd
+
+NUM_TRAIN, NUM_STORED, NUM_VALIDATION = 300, 400, 200
+SITE = SiteTask(InputSpec((8, 8, 1), 10, (0.3,), (0.38,)), CLASS_NAMES)
+SCOPES: dict[str, Caller] = {
+    "predict": Caller("attacker", frozenset[Scope](("predict",))),
+    "probabilities": Caller("attacker", frozenset[Scope](("predict", "probabilities"))),
+    "neighbors": EVERYBODY,
+}
+
+
+def measure(repetitions: int, digits: int | None, noise: float) -> list[Measurement]:
+    """Return the AUC of each scope; probabilities are rounded to so many digits."""
+    values: dict[str, list[float]] = {scope: [] for scope in SCOPES}
+    for seed in range(repetitions):
+        say(f"service_membership: repetition {seed + 1} of {repetitions}")
+        for scope, value in aucs(seed, digits, noise).items():
+            values[scope].append(value)
+    coin = [0.5] * repetitions
+    return [
+        Measurement(
+            "service_membership",
+            found,
+            coin,
+            "AUC of a coin",
+            {"scope": scope, "stored": NUM_STORED, "digits": digits, "noise": noise},
+        )
+        for scope, found in values.items()
+    ]
+
+
+def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
+    """Return how well each scope's answers tell stored examples from others."""
+    key = RandomKey(seed, ("membership",))
+    public, stored, others, validation = drawn(key, noise)
+    model = trained(public, key)
+    asked = stored.join(others)
+    is_stored = torch.arange(len(asked)) < len(stored)
+    with tempfile.TemporaryDirectory(prefix="knnper-membership-") as folder:
+        residence = Residence(Path(folder), "site")
+        own = SiteData(
+            named(stored, "stored"),
+            named(validation, "validation"),
+            named(no_examples(SITE.spec), "none"),
+            SITE,
+        )
+        residence.install(model, own, took_part=False)
+        with closing(open_served(residence, writable=True)) as served:
+            return {
+                scope: float(
+                    roc_auc_score(is_stored, scores(served, asked, caller, digits))
+                )
+                for scope, caller in SCOPES.items()
+            }
+
+
+def drawn(key: RandomKey, noise: float) -> list[Examples]:
+    """Return digits of four kinds, with so much noise on their pixels."""
+    images, labels = digit_images()
+    rng, start, parts = key.numpy(), 0, []
+    noisy = np.clip(images + rng.normal(0, noise, images.shape), 0, 255)
+    order = torch.from_numpy(rng.permutation(len(labels)))
+    all_of_them = Examples(
+        torch.from_numpy(noisy.astype(np.uint8)), torch.from_numpy(labels)
+    )
+    for size in (NUM_TRAIN, NUM_STORED, NUM_STORED, NUM_VALIDATION):
+        parts.append(all_of_them.take(order[start : start + size]))
+        start += size
+    return parts
+
+
+def scores(
+    served: ServedModel, asked: Examples, caller: Caller, digits: int | None
+) -> list[float]:
+    """Return how much each answer looks like that of a stored example."""
+    names = served.model.class_names
+    answers = predictions(served.predict(asked.images), names, caller).predictions
+    alone = served.model.head(served.model.embed(asked.images))
+    weight = served.serving.knn_weight
+    rows = zip(answers, asked.labels.tolist(), alone.tolist(), strict=True)
+    return [score(one, label, own[label], weight, digits) for one, label, own in rows]
+
+
+def score(
+    answer: InputPrediction, label: int, alone: float, weight: float, digits: int | None
+) -> float:
+    """Return the same for one answer, of whose label the model alone is known."""
+    if answer.neighbors is not None:
+        return -min(one.distance for one in answer.neighbors)
+    if answer.probabilities is not None:
+        found = list(answer.probabilities.values())[label]
+        rounded = found if digits is None else round(found, digits)
+        return rounded - (1 - weight) * alone
+    return float(answer.label == label) - alone
+
+
+def trained(examples: Examples, key: RandomKey) -> GlobalModel:
+    """Return a model that was trained on examples for some epochs."""
+    document = {
+        "name": "benchmark",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 1},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "knn_per"},
+        "training": {"local_epochs": 20, "batch_size": 32},
+        "run": {"engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    task = assemble(experiment, SITE.spec).task
+    weights = local_sgd(task, task.initial_weights, examples, 0.05, key).weights
+    return global_model(experiment, task, SITE, weights)
+
+
+def named(examples: Examples, kind: str) -> NamedExamples:
+    """Return examples with names."""
+    names = tuple(f"{kind}/{number:05d}" for number in range(len(examples)))
+    return NamedExamples(examples, names)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options."""
+    parser = make_parser(__doc__, repetitions=5)
+    parser.add_argument("--digits", type=int, help="to which probabilities are rounded")
+    parser.add_argument(
+        "--noise", type=float, default=80.0, help="deviation, of pixels of 0 to 255"
+    )
+    return parser
+
+
+def main() -> None:
+    """Measure and print."""
+    given = parser().parse_args()
+    for figure in measure(given.repetitions, given.digits, given.noise):
+        print(figure.as_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The paths of the service, by what they are about."""

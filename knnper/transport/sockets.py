@@ -1,0 +1,422 @@
+"""A web server's sockets, for peers that may mean no good.
+
+uvicorn counts a connection only once its TLS handshake is done, lets it say nothing or
+half a header for as long as it likes, and never asks whose it is. Here every connection
+is a stranger's until the application has found out whose it is, and there is room for
+so many strangers and so many others. When either is full, whoever has the most
+connections loses one, so that nobody is kept out by others, from whatever address:
+behind a proxy all of them have the same.
+"""
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import Receive, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from knnper.config.errors import RunError
+
+_IPV6_PREFIX = 64  # bits; what one household or machine is given
+_BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer
+_PAUSE_S = 1.0  # where the machine has no place for another connection
+_GOODBYE_S = 1.0  # for a peer to end TLS, too
+_INTRODUCE = "knnper.introduce"
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SocketLimits:
+    """What connections may take up.
+
+    Attributes
+    ----------
+    strangers
+        Connections at a time of peers that have not shown who they are. With one more
+        the oldest ends, of the address that has the most.
+    strangers_per_address
+        The same for one IPv4 address or IPv6 network of 64 bits.
+    known
+        Connections at a time of all others. With one more the one that has been idle
+        for the longest ends, of whoever has the most.
+    header_s
+        Seconds for a TLS handshake and the whole header of the first request, and for
+        the header of each other one from its first byte on.
+    header_bytes
+        Of one header; a piece that is read at once may be more.
+    idle_s
+        Seconds between requests.
+    unread_s
+        Seconds until the peer has taken in more of an answer, and for the rest of a
+        body that is not read any more.
+    body_bytes_per_s, body_grace_s
+        The pace at which a body has to arrive, and how many seconds it may be behind.
+    """
+
+    strangers: int = 256
+    strangers_per_address: int = 256
+    known: int = 256
+    header_s: float = 10.0
+    header_bytes: int = 65_536
+    idle_s: float = 30.0
+    unread_s: float = 30.0
+    body_bytes_per_s: float = 20_000.0
+    body_grace_s: float = 10.0
+
+
+def introduce(scope: Scope, name: str) -> bool:
+    """Tell whose connection a request came by, once the application has found out.
+
+    Returns
+    -------
+    bool
+        Whether there is room for it. If not, the request should be answered with 503.
+    """
+    tell: Callable[[str], bool] | None = scope.get("extensions", {}).get(_INTRODUCE)
+    return tell is None or tell(name)
+
+
+async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[bytes]:
+    """Yield a request's body as it arrives.
+
+    Raises
+    ------
+    TimeoutError
+        If it comes more slowly than the pace that is asked for.
+    ConnectionError
+        If the peer goes away before the end.
+    """
+    began, size, more = time.monotonic(), 0, True
+    while more:
+        due = began + limits.body_grace_s + size / limits.body_bytes_per_s
+        # What has arrived by now is taken, however late it is.
+        async with asyncio.timeout(max(due - time.monotonic(), 0)):
+            event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ConnectionError("the peer went away")
+        piece: bytes = event.get("body", b"")
+        size += len(piece)
+        yield piece
+        more = event.get("more_body", False)
+
+
+def listen(host: str, port: int, hint: str) -> socket.socket:
+    """Return a socket that listens.
+
+    Parameters
+    ----------
+    host, port
+        Where; port 0 is any free one.
+    hint
+        What to do where that cannot be.
+
+    Raises
+    ------
+    RunError
+        If the address is taken, or not this machine's.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise RunError(f"cannot listen at {host}, port {port}: {error}; {hint}") from (
+            error
+        )
+    # Connections inherit it: an answer's head and body are two writes.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with an entrance of its own.
+
+    Parameters
+    ----------
+    config
+        uvicorn's; its limits of connections and idle time do not count.
+    limits
+        What connections may take up.
+    on_ended
+        Is told the address of whoever is turned away, and why.
+    logger
+        Is told of what is no HTTP.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        limits: SocketLimits,
+        on_ended: Callable[[str, str], None] = lambda _address, _why: None,
+        logger: logging.Logger = _LOG,
+    ) -> None:
+        config.http, config.timeout_keep_alive = Connection, limits.idle_s  # type: ignore[assignment]
+        config.limit_concurrency = None
+        super().__init__(config)
+        if not config.loaded:
+            config.load()
+        self.limits, self.logger, self._on_ended = limits, logger, on_ended
+        self.strangers = _Room(limits.strangers, limits.strangers_per_address)
+        self.known = _Room(limits.known, limits.known)
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._visiting: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let connections in, instead of having the event loop do so."""
+        await super().startup([])
+        for one in sockets or ():
+            _begin(self._accept_from(one), self._accepting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody in any more, answer what was asked, end."""
+        await _stop(self._accepting)
+        await super().shutdown(sockets)
+        await _stop(self._visiting)
+
+    def introduce(self, visit: "Visit", name: str) -> bool:
+        """Move a connection to those of ``name``; return whether there is room."""
+        if visit.room is None:  # it has ended
+            return True
+        is_new = visit.room is not self.known or visit.party != name
+        if is_new and (excess := self.known.in_excess(name)) is not None:
+            if excess.party == name and not excess.is_idle:
+                return False
+            self._end(excess, "others need its place")
+        visit.room.remove(visit)
+        self.known.add(visit, name)
+        return True
+
+    async def _accept_from(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                self._on_ended("nobody", f"no connection can be accepted: {error}")
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._admit(accepted, address[0])
+
+    def _admit(self, accepted: socket.socket, address: str) -> None:
+        party = _origin(address)
+        if (excess := self.strangers.in_excess(party)) is not None:
+            self._end(excess, "it did not show whose it is before others came")
+        visit = Visit(address)
+        self.strangers.add(visit, party)
+        visit.task = _begin(self._stay(visit, accepted), self._visiting)
+        visit.task.add_done_callback(functools.partial(_close_unused, visit, accepted))
+
+    def _end(self, visit: "Visit", why: str) -> None:
+        if visit.room is not None:
+            visit.room.remove(visit)
+        if visit.task is not None:
+            visit.task.cancel()
+        self._on_ended(visit.address, why)
+
+    async def _stay(self, visit: "Visit", accepted: socket.socket) -> None:
+        """Serve one connection until it is lost, or this is cancelled."""
+        tls, transport, visit.has_begun = self.config.ssl, None, True
+        loop = asyncio.get_running_loop()
+        try:
+            # Why a handshake failed is not worth a line: strangers can make many.
+            with contextlib.suppress(OSError):
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: Connection(self, visit),
+                    accepted,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self.limits.header_s,
+                    ssl_shutdown_timeout=None if tls is None else _GOODBYE_S,
+                )
+                await visit.lost.wait()
+        finally:
+            if transport is not None:
+                transport.abort()
+            if visit.room is not None:
+                visit.room.remove(visit)
+
+
+def _close_unused(
+    visit: "Visit", accepted: socket.socket, _: asyncio.Task[None]
+) -> None:
+    """Close what a task that was cancelled in time has never seen."""
+    if not visit.has_begun:
+        accepted.close()
+
+
+def _begin(
+    work: Coroutine[None, None, None], among: set[asyncio.Task[None]]
+) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    among.add(task)
+    task.add_done_callback(among.discard)
+    return task
+
+
+async def _stop(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Visit:
+    """One connection, from its acceptance on: whose it is, and in which room."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.began, self.lost = address, time.monotonic(), asyncio.Event()
+        self.room: _Room | None = None
+        self.party, self.has_begun = "", False
+        self.protocol: Connection | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is being answered."""
+        return self.protocol is None or self.protocol.is_idle
+
+
+class _Room:
+    """Connections by whose they are; of each party the longest silent first."""
+
+    def __init__(self, size: int, per_party: int) -> None:
+        self._size, self._per_party, self._count = size, per_party, 0
+        self._parties: dict[str, dict[Visit, None]] = {}
+
+    def add(self, visit: Visit, party: str) -> None:
+        self._parties.setdefault(party, {})[visit] = None
+        self._count += 1
+        visit.room, visit.party = self, party
+
+    def remove(self, visit: Visit) -> None:
+        visits = self._parties[visit.party]
+        del visits[visit]
+        if not visits:
+            del self._parties[visit.party]
+        self._count -= 1
+        visit.room = None
+
+    def in_excess(self, newcomer: str) -> Visit | None:
+        """Return what must go before a party can have one more."""
+        own = self._parties.get(newcomer, {})
+        if len(own) >= self._per_party:
+            return _least_needed(own)
+        if self._count < self._size:
+            return None
+        most = max(self._parties.values(), key=len)
+        return _least_needed(own if len(own) == len(most) else most)
+
+
+def _least_needed(visits: dict[Visit, None]) -> Visit:
+    return next((one for one in visits if one.is_idle), next(iter(visits)))
+
+
+class Connection(HttpToolsProtocol):
+    """Ends when a header, or the reading of an answer, takes too long.
+
+    Between requests uvicorn ends it after its own time; bodies have `read_pieces`.
+    """
+
+    def __init__(self, server: Server, visit: Visit) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server.config, server.server_state, {}, loop)
+        self.logger, self._limits = server.logger, server.limits
+        self._introduce = functools.partial(server.introduce, visit)
+        self._visit, visit.protocol = visit, self
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._header_size = 0
+        self._is_in_header = self._is_in_body = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(  # type: ignore[override]
+        self, transport: asyncio.Transport
+    ) -> None:
+        """Wait for the first request, of whose time TLS has had a part."""
+        super().connection_made(transport)
+        past = time.monotonic() - self._visit.began
+        self._start("header", max(self._limits.header_s - past, 0))
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a piece; a header that it began has to end in time."""
+        was_in_header = self._is_in_header
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if was_in_header and self._is_in_header:
+            self._header_size += len(data)
+            if self._header_size > self._limits.header_bytes:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+        if self.is_idle and self._is_in_body:  # answered before all of it was there
+            self._start("rest", self._limits.unread_s)
+        elif self.is_idle:
+            self._start("header", self._limits.header_s)
+
+    def on_message_begin(self) -> None:
+        """Take in a header."""
+        self._is_in_header, self._header_size = True, 0
+        super().on_message_begin()
+        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer."""
+        self._stop("header")
+        self._is_in_header, self._is_in_body = False, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait for the next request."""
+        self._stop("rest")
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Wait for the peer to read."""
+        super().pause_writing()
+        self._start("unread", self._limits.unread_s)
+
+    def resume_writing(self) -> None:
+        """Go on: the peer has read."""
+        self._stop("unread")
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave nothing behind."""
+        for name in tuple(self._timers):
+            self._stop(name)
+        super().connection_lost(exc)
+        self._visit.lost.set()
+
+    def _start(self, name: str, seconds: float) -> None:
+        """Cut the connection off in some time, unless that is going on already."""
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+
+def _origin(host: str) -> str:
+    """Return whose connection it is: networks of IPv6 have addresses without end."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
