@@ -233,11 +233,9 @@ class Limits:
         answers = Answers(self.client)
         given = answers.read()
         same = [one for one in given if one.experiment == self._fingerprint]
-        last = [one for one in same if one.run == same[-1].run]
         for kind, number in needed.items():
-            had = sum(one.kind == kind for one in last)
             # A run that is resumed has had a part of them.
-            missing = number - had if had < number else number
+            missing = number - sum(one.kind == kind for one in same) % number
             if missing > answers.left(kind, given):
                 reasons.append(
                     f"found a run that needs {missing} more answers ({kind}), after "
