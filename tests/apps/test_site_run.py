@@ -225,6 +225,21 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
     assert "found share_metrics: false" in refusals
 
 
+def test_the_server_says_why_a_site_refuses_or_does_not_train(
+    tmp_path: Path, files: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, limit in (("0001", "models: [mlp]"), ("0003", "min_examples: 9999")):
+        files[name].write_text(f"{files[name].read_text()}limits: {{{limit}}}\n")
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    seen = {name: row["seen"] for name, row in rows(ran).items()}
+    assert seen == {"0000": "true", "0003": "false"}
+    (refused,) = {one for one in caplog.messages if one.startswith("client 0001")}
+    assert "found the model tiny_cnn, expected mlp (limits.models)" in refused
+    (remark,) = {one for one in caplog.messages if one.startswith("client 0003: ")}
+    assert "expected 9999 or more (limits.min_examples)" in remark
+    assert serving(files["0003"], "0003").model
+
+
 @pytest.mark.parametrize("method", ["agnostic", "scaffold", "per_fedavg"])
 def test_every_model_that_the_server_announces_is_kept(
     tmp_path: Path, files: dict[str, Path], method: str
