@@ -26,6 +26,7 @@ NAMES = [
     "real_round_s",
     "service_latency",
     "leaf_reading",
+    "site_leakage",
 ]
 
 

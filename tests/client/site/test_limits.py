@@ -113,7 +113,7 @@ def test_what_really_happened_is_looked_at(
     def on_less(self: ClientRuntime, *arguments: Any) -> Any:
         data = self.source.data(CLIENT)
         few = dataclasses.replace(data, train=_first(data.train, 5))
-        source = _Source(few)
+        source: Any = _Source(few)
         return whole(dataclasses.replace(self, source=source), *arguments)
 
     monkeypatch.setattr(ClientRuntime, "train", on_less)
