@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from client.settings import ClientSettings
 from client.site.refusals import note_refusal
@@ -52,7 +52,7 @@ class Answer:
         That the run may begin, an update, or what holds metrics.
     """
 
-    time: datetime
+    time: AwareDatetime
     run: int
     experiment: str
     kind: Kind

@@ -10,6 +10,7 @@ import pytest
 from client.residence.residence import Residence
 from knnper.apps.order import Order
 from knnper.apps.site_run import lead_sites
+from knnper.config.document import results_identity
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from server.observer import RoundRecord, SilentObserver
@@ -228,7 +229,12 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
 def test_the_server_says_why_a_site_refuses_or_does_not_train(
     tmp_path: Path, files: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, limit in (("0001", "models: [mlp]"), ("0003", "min_examples: 9999")):
+    pinned = f"experiment: {results_identity(over_sites(experiment()))}"
+    for name, limit in (
+        ("0000", pinned),
+        ("0001", "models: [mlp]"),
+        ("0003", "min_examples: 9999"),
+    ):
         files[name].write_text(f"{files[name].read_text()}limits: {{{limit}}}\n")
     ran = lead(three(files), experiment(), tmp_path / "run")
     seen = {name: row["seen"] for name, row in rows(ran).items()}
