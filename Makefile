@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
   personalize_vs_bare server_memory_ratio dormant_startup_s store_opening_s \
   store_adds_per_s store_query_vs_faiss index_kinds index_accuracy_points \
-  real_round_s service_latency service_membership leaf_reading
+  real_round_s service_latency service_membership leaf_reading site_leakage
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.config.errors import CodecError, KnnPerError
+from knnper.config.errors import CodecError, KnnPerError, RefusedError
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -82,7 +82,7 @@ def make_client_app(host: Host) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        job, player = _open(message, context)
+        job, player = _opened(host, message, context)
         folder = host.carrier_folder(context, job)
         payload = _record(message, "payload", player.method.payload_type, folder)
         (client,) = job.clients
@@ -91,14 +91,14 @@ def make_client_app(host: Host) -> ClientApp:
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
-        job, player = _open(message, context)
+        job, player = _opened(host, message, context)
         folder = host.carrier_folder(context, job)
         reference = _record(message, "payload", player.method.payload_type, folder)
         return _reply(message, player.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
-        job, player = _open(message, context)
+        job, player = _opened(host, message, context)
         folder = host.carrier_folder(context, job)
         payload_type = player.method.payload_type
         result = player.personalize(
@@ -119,14 +119,17 @@ def make_client_app(host: Host) -> ClientApp:
         host.refused(context, str(message.content.config_records["refusal"]["reason"]))
         return Message(RecordDict(), reply_to=message)
 
-    def _open(message: Message, context: Context) -> tuple[Job, Player]:
-        job = job_of(message.content)
-        try:
-            return job, host.open(context, job)
-        except (KnnPerError, OSError) as error:
-            raise CannotPlayError(str(error)) from error
-
     return app
+
+
+def _opened(host: Host, message: Message, context: Context) -> tuple[Job, Player]:
+    job = job_of(message.content)
+    try:
+        return job, host.open(context, job)
+    except RefusedError:
+        raise
+    except (KnnPerError, OSError) as error:
+        raise CannotPlayError(str(error)) from error
 
 
 def _record(

@@ -1,24 +1,72 @@
 """One client, as its YAML file describes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from knnper.config.address import parse_address
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.names import Name
 from knnper.config.overrides import apply_overrides, parse_overrides
 from knnper.config.parsing import parse_settings
-from knnper.config.ranges import PositiveInt
+from knnper.config.ranges import NonNegativeInt, PositiveInt
 from knnper.config.sections import Choice, Settings
 from knnper.config.suggestions import alternatives, shown
 from knnper.config.yaml_text import parse_yaml
 from knnper.data.site.catalogue import SITE_DATA
+from knnper.models.catalogue import MODELS
+from strategies.catalogue import METHODS
+
+
+def _one_of(known: Collection[str]) -> AfterValidator:
+    """Return what refuses a name that is not in a catalogue."""
+
+    def checked(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"unknown name {shown(name)}; {alternatives(name, known)}")
+        return name
+
+    return AfterValidator(checked)
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+MethodName = Annotated[str, _one_of(METHODS)]
+ModelName = Annotated[str, _one_of(MODELS)]
+Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class LimitSettings(Settings):
+    """What a run may do to this site, whoever asks; measured in docs/security.md.
+
+    Attributes
+    ----------
+    min_examples, min_steps
+        Behind every update: different training examples, and steps of local training.
+        Both are those of what really happened here.
+    methods, models
+        What a run may train by, and train; null is all that are known.
+    experiment
+        Fingerprint of the only experiment that is taken part in, as ``knnper data check
+        --task`` prints it; null is any.
+    training_rounds, validation_rounds
+        Most answers within the last ``days`` days, over all runs together: updates, and
+        answers with metrics. Null is any number.
+    days
+        Null is for ever.
+    """
+
+    min_examples: PositiveInt = 32
+    min_steps: PositiveInt = 1
+    methods: tuple[MethodName, ...] | None = None
+    models: tuple[ModelName, ...] | None = None
+    experiment: Fingerprint | None = None
+    training_rounds: NonNegativeInt | None = 1000
+    validation_rounds: NonNegativeInt | None = 100
+    days: PositiveInt | None = 30
 
 
 @dataclass(frozen=True)
@@ -95,6 +143,8 @@ class ClientSettings:
         Whether it takes part in training; else it only gets the model.
     share_metrics
         Whether the server learns more than the counts that aggregation needs.
+    limits
+        See `LimitSettings`.
     service
         See `ServiceSettings`.
     """
@@ -109,6 +159,7 @@ class ClientSettings:
     data: Choice[Settings]
     train: bool
     share_metrics: bool
+    limits: LimitSettings
     service: ServiceSettings
 
     @property
@@ -134,6 +185,7 @@ class _Document(Settings):
     state: Path = Path("state")
     train: bool = True
     share_metrics: bool = True
+    limits: LimitSettings = field(default_factory=LimitSettings)
     service: ServiceSettings = field(default_factory=ServiceSettings)
 
 
@@ -256,5 +308,6 @@ def _resolved(file: Path, parsed: _Document, data: Choice[Settings]) -> ClientSe
         data=data,
         train=parsed.train,
         share_metrics=parsed.share_metrics,
+        limits=parsed.limits,
         service=service,
     )

@@ -51,6 +51,7 @@ def assemble(
     device: torch.device = torch.device("cpu"),
     proxy: Callable[[], Examples] | None = None,
     pool: EmbeddingPool | None = None,
+    on_trained: Callable[[int, float], None] | None = None,
 ) -> Assembly:
     """Build model and method; set what torch takes from the whole process.
 
@@ -67,6 +68,8 @@ def assemble(
         Returns the examples that the server has of its own, if it has any.
     pool
         Where embeddings are looked for first; one of its own by default.
+    on_trained
+        See `Task`.
     """
     prepare_process(experiment.run, device)
     task = build_task(
@@ -78,6 +81,8 @@ def assemble(
         device=device,
     )
     task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
+    if on_trained is not None:
+        task = replace(task, on_trained=on_trained)
     return Assembly(
         experiment, RandomKey(experiment.run.seed), task, build_method(experiment, task)
     )

@@ -64,6 +64,7 @@ def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
     yield Check("privacy", state.is_private, ("folder",))
     yield Check("node", state.node, ("folder",))
     yield Check("refusals", state.last_refusal, ("folder",))
+    yield Check("limits", site.limits)
     yield Check("data", site.data)
     yield Check("model", kept.models, ("folder",))
     yield Check("memory", kept.store, ("model",))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from client.residence.places import Places
 from client.residence.serving import read_serving
 from client.settings import ClientSettings
+from client.site.limits import Answers
 from knnper.config.address import Address
 from knnper.config.errors import DataError
 from knnper.data.site.agreement import SiteTask
@@ -51,6 +52,33 @@ class Site:
             return problem("; ".join(checked.problems), look)
         if checked.warnings:
             return warning(f"{found}; {'; '.join(checked.warnings)}", look)
+        return fine(found)
+
+    def limits(self) -> Finding:
+        """Look what a run may do here, and how much of it was done."""
+        limits, answers = self.settings.limits, Answers(self.settings)
+        given = answers.read()
+        allowed = [
+            f"{'any' if names is None else ', '.join(names) or 'no'} {kind}"
+            for names, kind in ((limits.methods, "method"), (limits.models, "model"))
+        ]
+        only = limits.experiment
+        parts = [
+            f"behind an update at least {limits.min_examples} examples, "
+            f"{limits.min_steps} step(s)",
+            *allowed,
+            "any experiment" if only is None else f"the experiment {only[:16]} alone",
+            f"training rounds: {answers.state('training', given)}",
+            f"answers with metrics: {answers.state('validation', given)}"
+            if self.settings.share_metrics
+            else "no metrics",
+        ]
+        found = "; ".join(parts)
+        if not self.settings.train:
+            return fine(f"no training; {found}")
+        if answers.left("training", given) < 1:
+            advice = "raise limits.training_rounds, or wait until its days are over"
+            return warning(f"no training round is left: {found}", advice)
         return fine(found)
 
     def service(self) -> Finding:

@@ -95,6 +95,12 @@ class State:
                 "model over again",
                 "the fingerprint that the server announced",
             )
+        if refusal.about == "run":
+            return warning(
+                f"at {when}, this client refused a run: {refusal.reason}",
+                "if it is wanted, change client.yaml; or ask the server's operator for "
+                "another experiment",
+            )
         return warning(
             f"at {when}, the server refused this client: {refusal.reason}",
             f"once that is mended, remove {self.places.folder / REFUSALS}",

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.node.error_text import without_folders
-from knnper.config.errors import KnnPerError, RunError
+from knnper.config.errors import KnnPerError, RefusedError, RunError
 from strategies.core.evaluation import ClientResults, Evaluation
-from strategies.core.method import MethodSpec
 
 OWN_LOG = "its own log says why"
 
@@ -43,9 +42,13 @@ class Discretion:
         ------
         RunError
             In place of any error of the block, which the log has in full.
+        RefusedError
+            As it is: it is meant for both sides.
         """
         try:
             yield
+        except RefusedError:
+            raise
         except Exception as error:
             is_known = isinstance(error, KnnPerError | OSError)
             text = str(error) if is_known else f"{type(error).__name__}: {error}"
@@ -58,19 +61,6 @@ class Discretion:
         Without folders: how a site calls them is its own affair.
         """
         return without_folders(text) if self.share_metrics else OWN_LOG
-
-    def objection(self, spec: MethodSpec) -> str:
-        """Return why the client does not train by a method; empty if it does.
-
-        The server is told too: it says nothing of the client's data.
-        """
-        if self.share_metrics or not spec.needs_metrics:
-            return ""
-        return (
-            f"the updates of {spec.title} tell the server losses of a client's data "
-            "or how it is made up; found share_metrics: false, expected true, or "
-            "train: false to get the model alone. Or leave this run to others"
-        )
 
     def update(self, update: Any) -> Any:
         """Return a method's update, without its loss if that is not shared.

@@ -1,6 +1,7 @@
 """The node of one site: from its configuration file to a player of its client."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -10,14 +11,15 @@ from client.runtime import ClientRuntime
 from client.settings import ClientSettings, read_client
 from client.site.discretion import Discretion
 from client.site.keeper import keeper_of
+from client.site.limits import Limits
 from client.site.player import SitePlayer
 from client.site.refusals import note_refusal
 from client.site.run_states import run_states
-from client.site.source import SiteSource
 from client.state_store import ClientStateStore
 from knnper.config.document import from_json
 from knnper.config.errors import KnnPerError, RunError
 from knnper.config.sections import Experiment
+from knnper.data.examples import ClientData, Examples
 from knnper.data.site.agreement import SitesSettings, SiteTask
 from knnper.data.site.catalogue import open_site
 from knnper.data.site.site_data import SiteData
@@ -26,13 +28,43 @@ from knnper.private_folders import make_private
 from knnper.transport.introduction import Introduction, introduction_content
 from knnper.transport.messages import Job
 from strategies.assembly import assemble
-from strategies.catalogue import METHODS
 from strategies.experiments import site_catalogue
 
 CONFIG = "config"
 """The key of a node's configuration that names the client's file."""
 
 log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class SiteSource:
+    """The data of the only client of this process.
+
+    Attributes
+    ----------
+    site
+        All of its data.
+    train
+        Whether it takes part in training.
+    """
+
+    site: SiteData
+    train: bool
+
+    def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is one)
+        """Return what the client learns from."""
+        return self.site.client_data()
+
+    def test(self, client: str) -> Examples:  # noqa: ARG002
+        """Return the test split."""
+        return self.site.test.examples
+
+    def class_weights(self, client: str) -> None:
+        """Return None: a site's own test examples all count the same."""
+
+    def is_seen(self, client: str) -> bool:  # noqa: ARG002
+        """Return whether the client takes part in training."""
+        return self.train
 
 
 class SiteHost:
@@ -47,9 +79,20 @@ class SiteHost:
         # The owner's code may be what reads it, and may hang.
         with discretion.around(what), deadline.ends(what):
             experiment = site_experiment(job.experiment)
-            runtime = _runtime(settings, job, experiment)
-        objection = discretion.objection(METHODS[experiment.method.name])
-        return SitePlayer(settings.name, runtime, deadline, discretion, objection)
+            limits = Limits(settings, experiment, context.run_id)
+            limits.require_allowed()
+            data, task = site_data(settings, experiment)
+            trained: list[tuple[int, float]] = []
+            runtime = _runtime(settings, job, experiment, data, task, trained)
+        return SitePlayer(
+            settings.name,
+            runtime,
+            deadline,
+            discretion,
+            limits,
+            len(data.train),
+            trained,
+        )
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
         """See `client.app.Host`: the server is on another machine."""
@@ -58,17 +101,17 @@ class SiteHost:
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""
         settings = _settings(context)
-        return introduction_content(_introduction(settings, job))
+        return introduction_content(_introduction(settings, job, context.run_id))
 
     def refused(self, context: Context, reason: str) -> None:
         """See `client.app.Host`."""
         settings = _settings(context)
-        log.error(
-            "the server refuses this client: %s. It stays connected and takes part in "
-            "nothing until that is mended; the server asks again by itself",
-            reason,
-        )
-        note_refusal(settings.state, "client", reason)
+        if note_refusal(settings.state, "client", reason):
+            log.error(
+                "the server refuses this client: %s. It stays connected and takes part "
+                "in nothing until that is mended; the server asks again by itself",
+                reason,
+            )
 
 
 def site_experiment(text: str) -> Experiment:
@@ -111,11 +154,19 @@ def site_data(
 
 
 def _runtime(
-    settings: ClientSettings, job: Job, experiment: Experiment
+    settings: ClientSettings,
+    job: Job,
+    experiment: Experiment,
+    data: SiteData,
+    task: SiteTask,
+    trained: list[tuple[int, float]],
 ) -> ClientRuntime:
-    data, task = site_data(settings, experiment)
-    device = compute_device(experiment.run)
-    assembly = assemble(experiment, task.spec, device)
+    assembly = assemble(
+        experiment,
+        task.spec,
+        compute_device(experiment.run),
+        on_trained=lambda *found: trained.append(found),
+    )
     keep_freed_memory()
     return ClientRuntime(
         method=assembly.method,
@@ -128,26 +179,30 @@ def _runtime(
     )
 
 
-def _introduction(settings: ClientSettings, job: Job | None) -> Introduction:
+def _introduction(settings: ClientSettings, job: Job | None, run: int) -> Introduction:
     if job is None:
         return Introduction(settings.name, settings.train)
     discretion = Discretion(settings.share_metrics)
     try:
         with discretion.around("reading the data"):
             experiment = site_experiment(job.experiment)
+            limits = Limits(settings, experiment, run)
+            limits.require_allowed()
             data, _ = site_data(settings, experiment)
+            limits.require_plan(len(data.train))
     except RunError as error:
         return Introduction(settings.name, settings.train, problem=str(error))
-    objection = discretion.objection(METHODS[experiment.method.name])
-    if objection and settings.train:
-        return Introduction(settings.name, settings.train, problem=objection)
+    remark = limits.without_training(len(data.train)) if settings.train else ""
+    if remark:
+        log.warning("%s", remark)
     is_told = settings.share_metrics
     return Introduction(
         name=settings.name,
-        train=settings.train,
+        train=settings.train and not remark,
         num_train=len(data.train),
         num_validation=len(data.validation) if is_told else 0,
         num_test=len(data.test) if is_told else 0,
+        remark=remark,
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from client.node.deadline import Deadline
 from client.runtime import ClientRuntime
 from client.site.discretion import Discretion, withheld_evaluation
-from knnper.config.errors import RunError
+from client.site.limits import Limits
+from knnper.config.errors import RefusedError, RunError
 from strategies.core.evaluation import ClientResults, Evaluation
 from strategies.core.method import Method
 
@@ -31,15 +32,22 @@ class SitePlayer:
         When the server stops waiting.
     discretion
         What the server learns.
-    objection
-        Why the client does not train; empty if it does.
+    limits
+        What it may ask for.
+    num_train
+        Training examples of the client.
+    trained
+        Steps and examples of each local training of this process, as `Task.on_trained`
+        is told of them.
     """
 
     name: str
     runtime: ClientRuntime
     deadline: Deadline
     discretion: Discretion
-    objection: str = ""
+    limits: Limits
+    num_train: int
+    trained: list[tuple[int, float]]
 
     @property
     def method(self) -> Method:
@@ -53,22 +61,31 @@ class SitePlayer:
 
         Raises
         ------
-        RunError
-            If the site objects, whoever asks.
+        RefusedError
+            If the site's limits do not allow it, or not what came of it.
         """
         self._require_this([client])
-        if self.objection:
-            log.error("the client does not train: %s", self.objection)
-            raise RunError(self.objection)
+        self.limits.require_training(self.num_train)
+        # Before it is given: a kill cannot make it uncounted.
+        self.limits.count("training")
+        self.trained.clear()
         with self._doing(f"training in round {server_round}"):
             update = self.runtime.train(client, payload, server_round, keep_round)
+        self.limits.require_behind(self.trained)
         return self.discretion.update(update)
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
-        """See `ClientRuntime.validate`; of no example where metrics are not shared."""
+        """See `ClientRuntime.validate`; of no example where metrics are not shared.
+
+        Raises
+        ------
+        RefusedError
+            If the site has answered as often as it may.
+        """
         self._require_this(clients)
         if not self.discretion.share_metrics:
             return withheld_evaluation()
+        self.limits.count("validation")
         with self._doing("an evaluation"):
             return self.runtime.validate(clients, reference)
 
@@ -79,13 +96,22 @@ class SitePlayer:
         reference: object,
         last_round: int,
     ) -> ClientResults:
-        """See `ClientRuntime.personalize`."""
+        """See `ClientRuntime.personalize`; the model is taken, come what may.
+
+        Its figures stay here once the site has answered as often as it may.
+        """
         self._require_this(clients)
+        discretion = self.discretion
+        if discretion.share_metrics:
+            try:
+                self.limits.count("validation")
+            except RefusedError:
+                discretion = Discretion(share_metrics=False)
         with self._doing("the hand-over"):
             found = self.runtime.personalize(clients, payload, reference, last_round)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
-        return self.discretion.results(found)
+        return discretion.results(found)
 
     @contextlib.contextmanager
     def _doing(self, what: str) -> Iterator[None]:

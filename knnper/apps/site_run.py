@@ -10,7 +10,7 @@ from dataclasses import asdict
 from flwr.serverapp import Grid
 
 from knnper.apps.order import Order
-from knnper.config.document import to_json
+from knnper.config.document import results_identity, to_json
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from knnper.data.site.agreement import SitesSettings, SiteTask
@@ -52,8 +52,9 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     experiment, stop = order.experiment, threading.Event()
     task = _task(experiment)
     assembly = assemble(experiment, task.spec)
-    sent = to_json(without_start(experiment))
-    directory = Directory(grid, sent, lambda: Registry.read(order.registry))
+    sent = without_start(experiment)
+    log.info("the fingerprint of the experiment is %s", results_identity(sent))
+    directory = Directory(grid, to_json(sent), lambda: Registry.read(order.registry))
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()

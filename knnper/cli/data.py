@@ -1,7 +1,7 @@
 """``knnper data``: a site's own data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,6 +12,8 @@ from knnper.cli.output import print_json, print_table, say
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from client.settings import ClientSettings
+    from knnper.config.sections import Experiment
     from knnper.data.site.check import DataCheck
     from knnper.data.site.duplicates import Conflicts, Copies
 
@@ -50,8 +52,9 @@ def check(
 ) -> None:
     """Say what a client's data holds, and whether it can be learned from.
 
-    Nothing leaves this machine. The exit code is 1 when training cannot work, or when
-    training and test data overlap.
+    With an experiment as the task, also its fingerprint, and whether the client's
+    limits allow it. Nothing leaves this machine. The exit code is 1 when training
+    cannot work, or when training and test data overlap.
     """
     # Everything below loads torch, which `knnper --help` need not wait for.
     from client.settings import read_client
@@ -62,13 +65,61 @@ def check(
     settings = read_client(config, overrides or ())
     agreed = None if task is None else read_task(task)
     found = check_site(survey_site(settings.data, settings.base, agreed))
+    experiment = None if task is None else _experiment(task)
+    asked: dict[str, object] = {}
+    if experiment is not None:
+        num_train = found.splits["train"].num_examples
+        asked = _asked(settings, experiment, num_train)
     if as_json:
-        print_json({"client": settings.name, "sent": False, **found.document()})
+        print_json(
+            {"client": settings.name, "sent": False, **found.document(), **asked}
+        )
     else:
         typer.echo(f"client: {settings.name}")
         _show(found, with_task=agreed is not None)
-    if found.problems:
+        _show_asked(asked)
+    if found.problems or asked.get("refused"):
         raise typer.Exit(RUN_FAILED)
+
+
+def _experiment(task: Path) -> "Experiment | None":
+    """Return the experiment as the sites see it; None where the file holds none."""
+    from knnper.config.loading import read_experiment
+    from knnper.config.yaml_text import parse_yaml
+    from simulation.catalogue import experiment_catalogue
+    from simulation.sites import over_sites
+    from strategies.experiments import without_start
+
+    if not task.is_file() or "model" not in parse_yaml(task.read_text(), str(task)):
+        return None
+    return without_start(over_sites(read_experiment(task, experiment_catalogue())))
+
+
+def _asked(
+    settings: "ClientSettings", experiment: "Experiment", num_train: int
+) -> dict[str, object]:
+    """Return the experiment's fingerprint, and what the client's limits say to it."""
+    from client.site.limits import Limits
+    from knnper.config.document import results_identity
+
+    limits = Limits(settings, experiment, run=0)
+    refused, without_training = limits.objections(), limits.without_training(num_train)
+    if not without_training:
+        refused += limits.objections_to_training(num_train)
+    return {
+        "experiment": results_identity(experiment),
+        "refused": refused,
+        "without_training": without_training,
+    }
+
+
+def _show_asked(asked: dict[str, object]) -> None:
+    if asked:
+        typer.echo(f"fingerprint of the experiment: {asked['experiment']}")
+    for reason in cast("list[str]", asked.get("refused", [])):
+        say(f"Error: runs of this experiment are refused here: {reason}.")
+    if asked.get("without_training"):
+        say(f"Warning: {asked['without_training']}.")
 
 
 def _show(found: "DataCheck", *, with_task: bool) -> None:

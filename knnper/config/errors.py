@@ -56,6 +56,10 @@ class RunError(KnnPerError):
     """A run cannot start or cannot go on."""
 
 
+class RefusedError(RunError):
+    """A site does not do what it is asked for; the text is meant for both sides."""
+
+
 class FolderTakenError(RunError):
     """A folder holds something else than what is to be written there."""
 

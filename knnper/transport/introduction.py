@@ -31,6 +31,8 @@ class Introduction:
         Examples in its splits.
     problem
         Why it cannot take part, for those who operate the server; empty if it can.
+    remark
+        Why it takes part otherwise than they may expect, for them too.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Introduction:
     num_validation: int = 0
     num_test: int = 0
     problem: str = ""
+    remark: str = ""
 
 
 def introduction_content(introduction: Introduction) -> RecordDict:
@@ -59,7 +62,8 @@ def read_introduction(content: RecordDict) -> Introduction:
         _require_possible(said)
     except CodecError as error:
         return Introduction("", problem=printable(str(error)))
-    return dataclasses.replace(said, problem=printable(said.problem))
+    problem, remark = printable(said.problem), printable(said.remark)
+    return dataclasses.replace(said, problem=problem, remark=remark)
 
 
 def _require_possible(said: Introduction) -> None:

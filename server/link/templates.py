@@ -24,6 +24,15 @@ state: state                  # what the client keeps: its models and its memory
 data: {{name: image_folder, path: data}}  # its own data; see: knnper data check
 train: true                   # false: only gets the model, does not train it
 share_metrics: true           # false: the server learns no accuracy of this client
+limits:                       # what a run may do here; see docs/security.md
+  min_examples: 32            # different training examples behind an update, at least
+  min_steps: 1                # and steps of training
+  methods: null               # a list such as [knn_per, fedavg]; null: any
+  models: null                # a list such as [tiny_cnn]; null: any
+  experiment: null            # fingerprint of the only one: knnper data check --task
+  training_rounds: 1000       # updates sent within the last `days`, over all runs
+  validation_rounds: 100      # answers with metrics, likewise
+  days: 30                    # null: for ever
 service: {{host: 127.0.0.1, port: 8080}}  # where it answers predictions
 """
 _CLIENT_TLS = """\

@@ -112,6 +112,8 @@ class Directory:
                 f"{who} is refused: the name is taken by node {other}, which is "
                 "connected; every client needs a name of its own"
             )
+        if said.remark:
+            log.warning("client %s: %s", said.name, said.remark)
         self._members[node] = Member(
             name=said.name,
             seen=said.train,

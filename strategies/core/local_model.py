@@ -62,6 +62,8 @@ class LocalModel:
         Its ``model`` holds the current parameters and the last gradient.
     learning_rate
         η.
+    visited
+        Which examples a mini-batch has held so far, bool of shape (n,), on the CPU.
     """
 
     def __init__(  # noqa: PLR0913 (as `local_sgd`)
@@ -81,6 +83,7 @@ class LocalModel:
         device = task.model.device
         self.task = task
         self.learning_rate = learning_rate
+        self.visited = torch.zeros(len(examples), dtype=torch.bool)
         self._examples = Examples(
             examples.images.to(device), examples.labels.to(device)
         )
@@ -118,6 +121,7 @@ class LocalModel:
         return self._batch(next(self._other_positions))
 
     def _batch(self, positions: Tensor) -> Batch:
+        self.visited[positions] = True
         chosen = positions.to(self.task.model.device)
         batch = self._examples.take(chosen)
         images = self._augment(batch.images, self._generator)

@@ -103,7 +103,7 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     local_step
         What a step does; by default one of SGD on one mini-batch.
     """
-    length = _num_steps(task.training, num_epochs, len(examples))
+    length = num_steps(task.training, num_epochs, len(examples))
     if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
         length = 0
     if length and _trains_the_head_alone(task, trainable, objective, local_step):
@@ -130,7 +130,21 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     if trainable is not None:
         trained = torch.where(trainable, trained, weights)
     train_loss = float(torch.stack(losses).mean()) if losses else math.nan
+    task.on_trained(len(losses), _effective_number(model.visited, example_weights))
     return LocalResult(trained, len(losses), train_loss)
+
+
+def _effective_number(visited: Tensor, weights: Tensor | None) -> float:
+    """Return how many examples were trained on, in equal ones: (Σ w_i)² / Σ w_i².
+
+    Kish, "Survey Sampling", 1965, section 11.7: one that outweighs all others counts
+    alone. ``visited`` and ``weights`` have shape (n,).
+    """
+    if weights is None:
+        return float(visited.sum())
+    used = weights[visited].double()
+    squares = float((used**2).sum())
+    return float(used.sum()) ** 2 / squares if squares else 0.0
 
 
 def _trains_the_head_alone(
@@ -163,9 +177,10 @@ def _training(task: Task, weights: Tensor, trainable: Tensor | None) -> Iterator
         yield
 
 
-def _num_steps(
+def num_steps(
     training: TrainingSettings, num_epochs: int | None, num_examples: int
 ) -> int:
+    """Return the steps of `local_sgd` on so many examples; ``num_epochs`` as there."""
     per_epoch = steps_per_epoch(num_examples, training.batch_size)
     if num_epochs is not None:
         return num_epochs * per_epoch

@@ -16,6 +16,10 @@ from knnper.models.flat import FlatModel
 from strategies.core.embedding_pool import EmbeddingPool
 
 
+def _take_no_note(num_steps: int, num_examples: float) -> None:
+    """Leave local training unobserved."""
+
+
 @dataclass(frozen=True)
 class Task:
     """The learning task that all methods share.
@@ -44,6 +48,10 @@ class Task:
     proxy
         Returns the examples that the server has of its own; None where it has none.
         Clients must not ask: at theirs there may be none.
+    on_trained
+        ``(num_steps, num_examples) -> None``, called after every local training with
+        what really happened: the steps that were made, and the different examples
+        behind them, as many equal ones where they weigh differently.
     """
 
     model: FlatModel
@@ -55,6 +63,7 @@ class Task:
     evaluation_batch_size: int = 256
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
     proxy: Callable[[], Examples] | None = None
+    on_trained: Callable[[int, float], None] = _take_no_note
 
     @property
     def head_mask(self) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from client.residence.residence import Residence
 from knnper.apps.order import Order
 from knnper.apps.site_run import lead_sites
+from knnper.config.document import results_identity
 from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from knnper.models.tiny_cnn import TinyCnn
@@ -224,6 +225,26 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
     assert (11, "train") not in grid.played
     refusals = (tmp_path / "state-0001" / "refusals.jsonl").read_text()
     assert "found share_metrics: false" in refusals
+
+
+def test_the_server_says_why_a_site_refuses_or_does_not_train(
+    tmp_path: Path, files: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    pinned = f"experiment: {results_identity(over_sites(experiment()))}"
+    for name, limit in (
+        ("0000", pinned),
+        ("0001", "models: [mlp]"),
+        ("0003", "min_examples: 9999"),
+    ):
+        files[name].write_text(f"{files[name].read_text()}limits: {{{limit}}}\n")
+    ran = lead(three(files), experiment(), tmp_path / "run")
+    seen = {name: row["seen"] for name, row in rows(ran).items()}
+    assert seen == {"0000": "true", "0003": "false"}
+    (refused,) = {one for one in caplog.messages if one.startswith("client 0001")}
+    assert "found the model tiny_cnn, expected mlp (limits.models)" in refused
+    (remark,) = {one for one in caplog.messages if one.startswith("client 0003: ")}
+    assert "expected 9999 or more (limits.min_examples)" in remark
+    assert serving(files["0003"], "0003").model
 
 
 @pytest.mark.parametrize("method", ["agnostic", "scaffold", "per_fedavg"])

@@ -27,6 +27,7 @@ NAMES = [
     "service_latency",
     "service_membership",
     "leaf_reading",
+    "site_leakage",
 ]
 
 

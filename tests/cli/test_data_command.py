@@ -112,3 +112,34 @@ def test_a_wrong_client_file(config: Path) -> None:
     result = check(config, "--set", "data.pth=a.npz")
     assert result.exit_code == 2
     assert "did you mean 'path'?" in result.stderr
+
+
+def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> None:
+    task = config.with_name("experiment.yaml")
+    document = {
+        "name": "a",
+        "data": SITES,
+        "partition": {"name": "sites"},
+        "model": {"name": "mlp", "hidden_sizes": [4]},
+        "training": {"batch_size": 1, "local_steps": 1},
+        "method": {"name": "fedavg"},
+    }
+    task.write_text(yaml.safe_dump(document))
+    result = check(config, "--task", task)
+    assert result.exit_code == 0
+    assert "found 2 training examples, expected 32" in " ".join(result.stderr.split())
+    few = ("--set", "limits.min_examples=2")
+    found = json.loads(check(config, "--task", task, "--json", *few).stdout)
+    assert "limits.min_examples" in found["refused"][0]
+    pinned = ("--set", f"limits.experiment={found['experiment']}")
+    task.write_text(yaml.safe_dump({**document, "training": {"batch_size": 2}}))
+    changed = check(config, "--task", task, *few, *pinned)
+    assert changed.exit_code == 1
+    assert f"expected {found['experiment']}" in " ".join(changed.stderr.split())
+    pinned = ("--set", f"limits.experiment={fingerprint_of(changed)}")
+    assert check(config, "--task", task, *few, *pinned).exit_code == 0
+
+
+def fingerprint_of(result: Result) -> str:
+    (line,) = [one for one in result.stdout.splitlines() if "fingerprint" in one]
+    return line.split()[-1]

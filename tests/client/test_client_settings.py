@@ -1,9 +1,13 @@
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
-from client.settings import ServiceSettings, read_client
+from client.settings import LimitSettings, ServiceSettings, read_client
+from knnper.config.address import Address
 from knnper.config.errors import ConfigError
+from server.link.templates import client_yaml
 
 WHOLE = """
 name: site-a
@@ -129,3 +133,37 @@ def test_data_has_to_be_described(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         read_client(tmp_path / "client.yaml")
+
+
+def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:
+    assert read_client(_file(tmp_path, WHOLE)).limits == LimitSettings()
+    text = WHOLE + "limits: {methods: [fedavg], training_rounds: null, days: null}\n"
+    found = read_client(_file(tmp_path, text)).limits
+    assert (found.methods, found.training_rounds) == (("fedavg",), None)
+    assert found.min_examples == LimitSettings.min_examples > 1
+
+
+def test_wrong_limits_are_told_together(tmp_path: Path) -> None:
+    text = (
+        "limits: {methods: [knnper], models: [mpl], experiment: abc, days: 0, "
+        "min_exampels: 3, min_steps: 0}\n"
+    )
+    problems = _problems(tmp_path, WHOLE + text)
+    assert set(problems) == {
+        "limits.methods.0",
+        "limits.models.0",
+        "limits.experiment",
+        "limits.days",
+        "limits.min_exampels",
+        "limits.min_steps",
+    }
+    assert "did you mean 'knn_per'?" in problems["limits.methods.0"]
+    assert "did you mean 'mlp'?" in problems["limits.models.0"]
+    assert "did you mean 'min_examples'?" in problems["limits.min_exampels"]
+
+
+def test_a_new_client_has_the_defaults_before_its_eyes(tmp_path: Path) -> None:
+    text = client_yaml("site-a", Address("h", 1), insecure=True)
+    shown = yaml.safe_load(text)["limits"]
+    assert shown.keys() == {one.name for one in fields(LimitSettings)}
+    assert read_client(_file(tmp_path, text)).limits == LimitSettings()

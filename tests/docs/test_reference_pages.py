@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from client.settings import LimitSettings
 from datastore.index.catalogue import INDEX_KINDS
 from datastore.prediction.class_prior import ClassPriorSettings
 from datastore.protonn.settings import ProtoNNSettings
@@ -69,6 +70,13 @@ def test_settings_are_described(tables: Tables, section: str) -> None:
         rows = {key: tuple(cells[:2]) for key, cells in pages[name].items()}
         assert rows == expected_rows(settings_type), f"{section} {name}"
         assert all(cells[2] for cells in pages[name].values())
+
+
+def test_limits_of_a_site_are_described(tables: Tables) -> None:
+    found = tables("docs/security.md")["The settings", ""]
+    rows = {key: tuple(cells[:2]) for key, cells in found.items()}
+    assert rows == expected_rows(LimitSettings)
+    assert all(cells[2] for cells in found.values())
 
 
 def test_every_section_is_described(tables: Tables) -> None:

@@ -1,4 +1,5 @@
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ from PIL import Image
 
 from client.doctor.site import Site
 from client.settings import read_client
+from client.site.limits import Answer, Answers
 from knnper.transport.diagnosis.finding import Verdict
 from tests.client.doctor.scripted_server import Script, answering
 
@@ -89,3 +91,19 @@ def test_a_token_that_others_can_read(config: Path) -> None:
     finding = site(config, f"service.port={port}").service()
     assert finding.verdict is Verdict.PROBLEM
     assert finding.mend == f"run: chmod 600 {token}"
+
+
+def test_limits_and_what_is_left_of_them(config: Path) -> None:
+    finding = site(config, "limits.models=[mlp]").limits()
+    assert finding.verdict is Verdict.OK
+    for words in ("at least 32 examples", "any method", "mlp model", "0 of 1000"):
+        assert words in finding.found
+    now = datetime.now(UTC)
+    Answers(read_client(config)).note(Answer(now, 1, "e", "training"))
+    finding = site(config, "limits.training_rounds=1").limits()
+    assert finding.verdict is Verdict.WARNING
+    assert "1 of 1 in 30 days" in finding.found
+    assert "limits.training_rounds" in (finding.mend or "")
+    quiet = site(config, "share_metrics=false", "train=false").limits()
+    assert "no metrics" in quiet.found
+    assert "no training" in quiet.found

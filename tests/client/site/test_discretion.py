@@ -9,7 +9,6 @@ import torch
 from client.node.error_text import without_folders
 from client.site.discretion import OWN_LOG, Discretion
 from knnper.config.errors import DataError, RunError
-from strategies.catalogue import METHODS
 from strategies.core.evaluation import ClientResults
 from strategies.core.records import ModelUpdate
 
@@ -74,13 +73,3 @@ def test_an_update_without_its_loss_keeps_its_weight() -> None:
 def test_names_of_files_are_all_that_is_left_of_paths(tmp_path: Path) -> None:
     text = f"{tmp_path}/a.npz: expected {tmp_path}/b.npz"
     assert without_folders(text) == "a.npz: expected b.npz"
-
-
-@pytest.mark.parametrize("method", ["agnostic", "qfedavg"])
-def test_figures_that_leave_in_updates_are_objected_to(method: str) -> None:
-    spec = METHODS[method]
-    assert OPEN.objection(spec) == ""
-    objection = QUIET.objection(spec)
-    assert objection.startswith(f"the updates of {spec.title} tell the server losses")
-    assert "found share_metrics: false" in objection
-    assert QUIET.objection(METHODS["fedavg"]) == ""

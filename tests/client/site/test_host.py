@@ -11,7 +11,7 @@ from client.site import host
 from client.site.discretion import OWN_LOG
 from client.site.host import SiteHost
 from knnper.config.document import to_json
-from knnper.config.errors import RunError
+from knnper.config.errors import RefusedError, RunError
 from knnper.private_folders import is_private
 from knnper.transport.introduction import Introduction, read_introduction
 from knnper.transport.messages import Job
@@ -26,8 +26,8 @@ def file(tmp_path: Path) -> Path:
     return make_sites(tmp_path, experiment())["0001"]
 
 
-def context_of(file: Path) -> Context:
-    return Context(1, 1, {"config": str(file)}, RecordDict(), {})
+def context_of(file: Path, run: int = 1) -> Context:
+    return Context(run, 1, {"config": str(file)}, RecordDict(), {})
 
 
 def job(**changes: object) -> Job:
@@ -79,7 +79,7 @@ def of_agnostic() -> str:
 
 def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -> None:
     asked = job(experiment=of_agnostic())
-    site, context = SiteHost(), context_of(file)
+    site, context = SiteHost(), context_of(file, run=2)
     assert read_introduction(site.introduce(context, asked)).problem == ""
     append(file, "share_metrics: false")
     problem = read_introduction(site.introduce(context, asked)).problem
@@ -89,14 +89,10 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -
     assert read_introduction(site.introduce(context, asked)).problem == ""
 
 
-def test_it_does_not_train_whoever_asks(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_does_not_train_whoever_asks(file: Path) -> None:
     append(file, "share_metrics: false")
-    player = SiteHost().open(context_of(file), job(experiment=of_agnostic()))
-    with pytest.raises(RunError, match="found share_metrics: false"):
-        player.train("0001", None, 1, 0)
-    assert "the client does not train: the updates of Agnostic FL" in caplog.text
+    with pytest.raises(RefusedError, match="found share_metrics: false"):
+        SiteHost().open(context_of(file), job(experiment=of_agnostic()))
 
 
 def test_what_is_left_of_the_deadline_is_for_the_training(

@@ -2,7 +2,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from knnper.config.sections import TrainingSettings
 from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.models.flat import FlatModel
+from strategies.core import local_sgd as module_of_local_sgd
 from strategies.core.local_sgd import LocalResult, local_sgd
 from strategies.core.task import Task
 
@@ -194,6 +195,45 @@ def test_example_weights_scale_each_examples_loss(
     # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
     assert result.weights.tolist() == [0.125, -0.125]
     assert result.train_loss == pytest.approx(math.log(2) / 4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (None, (4, 8.0)),  # two of ten are left out of two epochs of the same order
+        ([1.0] * 10, (4, 8.0)),
+        ([1.0] + [0.0] * 9, (4, 1.0)),
+        ([0.0] * 10, (4, 0.0)),
+    ],
+)
+def test_what_was_trained_on_is_told(
+    normed_task: MakeTask,
+    noisy: MakeClient,
+    key: RandomKey,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: list[float] | None,
+    expected: tuple[int, float],
+) -> None:
+    def same_order(*_: object) -> Iterator[Tensor]:
+        return itertools.cycle([torch.arange(0, 4), torch.arange(4, 8)])
+
+    monkeypatch.setattr(module_of_local_sgd, "mini_batches", same_order)
+    told: list[tuple[int, float]] = []
+    task = dataclasses.replace(
+        normed_task(TrainingSettings(local_epochs=2, batch_size=4)),
+        on_trained=lambda *found: told.append(found),
+    )
+    factors = None if weights is None else torch.tensor(weights)
+    examples = noisy(10, 0, seed=1).train
+    start = task.initial_weights
+    local_sgd(task, start, examples, 0.05, key, example_weights=factors)
+    assert told == [expected]
+
+
+def test_who_outweighs_the_others_counts_for_more() -> None:
+    visited, weights = torch.tensor([True] * 3 + [False]), torch.tensor([1.0, 1, 2, 9])
+    number = module_of_local_sgd._effective_number(visited, weights)
+    assert number == pytest.approx(16 / 6)
 
 
 def test_without_examples_nothing_is_done(

@@ -1,0 +1,447 @@
+"""What a malicious server gets out of a site, at several settings of the site.
+
+The site is client 0000 of the tutorial on deployment, with 239 training images of
+digits, 8x8 pixels. The server sends what it likes; what answers is the client as it is
+installed. An image is had bit for bit, or recognisably: with a PSNR of 25 dB, which no
+two images of this site have to each other.
+"""
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor
+
+from benchmarks.command import make_parser, say
+from benchmarks.measurement import Measurement
+from client.site.host import SiteHost
+from client.site.player import SitePlayer
+from knnper.config.document import to_json
+from knnper.config.errors import RefusedError
+from knnper.config.loading import load_experiment
+from knnper.config.sections import Experiment
+from knnper.transport.messages import Job
+from simulation.catalogue import experiment_catalogue
+from simulation.partition.exporting import export_shares
+from simulation.sites import over_sites
+from simulation.workbench import open_workbench
+from strategies.core.mini_batches import mini_batches
+from strategies.core.records import ModelPayload
+
+CLIENT = "0000"
+RECOGNISABLE_DB = 25.0
+NUM_LABELS, NUM_PIXELS = 10, 64
+# The tutorial's experiment, with which an honest server comes.
+HONEST: Mapping[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
+SOFTMAX: Mapping[str, Any] = {"name": "softmax_regression"}
+MLP: Mapping[str, Any] = {"name": "mlp", "hidden_sizes": [128, 64]}
+# One step on all that the site has: its update is a sum that weights can be set for.
+ONE_STEP: Mapping[str, Any] = {"batch_size": 256, "local_steps": 1}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A site, and what an attack has to find.
+
+    Attributes
+    ----------
+    folder
+        With the site's data.
+    public
+        Images of the same kind that the server has, as rows of [0, 1].
+    """
+
+    folder: Path
+    public: Tensor
+
+    def opened(self, settings: Experiment, limits: str = "") -> SitePlayer:
+        """Return what answers a run; ``limits`` as in client.yaml, without braces."""
+        file = self.folder / "client.yaml"
+        file.write_text(
+            f"name: '{CLIENT}'\nserver: 127.0.0.1:1\ninsecure: true\n"
+            f"data: {{name: npz, path: shares/{CLIENT}.npz}}\n"
+            f"limits: {{{limits}}}\n"
+        )
+        (self.folder / "state/answers.jsonl").unlink(missing_ok=True)
+        context = Context(1, 1, {"config": str(file)}, RecordDict(), {})
+        return SiteHost().open(context, Job([CLIENT], 1, 0, to_json(settings)))
+
+
+def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
+    """Return the tutorial's experiment with another model and training."""
+    document = {
+        "name": "hospitals",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 4,
+            "alpha": 0.3,
+            "unseen_fraction": 0.25,
+        },
+        "model": dict(model),
+        "training": {"num_rounds": 5, **training},
+        "method": {"name": "fedavg"},
+    }
+    return load_experiment(document, experiment_catalogue())
+
+
+@dataclass
+class Found:
+    """Which of a site's images were had, by their place.
+
+    Attributes
+    ----------
+    images
+        The site's, as rows of [0, 1], float64 (n, pixels).
+    exact, recognised
+        Places.
+    """
+
+    images: Tensor
+    exact: set[int]
+    recognised: set[int]
+
+    def look(self, candidates: Tensor) -> None:
+        """Take note of what rows of [0, 1] come near to."""
+        candidates = candidates[torch.isfinite(candidates).all(dim=1)].clamp(0, 1)
+        if not len(candidates):
+            return
+        errors = ((candidates[:, None] - self.images[None]) ** 2).mean(dim=2)
+        near = errors.min(dim=0).values < 10 ** (-RECOGNISABLE_DB / 10)
+        rounded = (255 * candidates).round()[:, None] == (255 * self.images).round()
+        self.recognised |= _places(near)
+        self.exact |= _places(rounded.all(dim=2).any(dim=0))
+
+
+def _places(chosen: Tensor) -> set[int]:
+    return set(torch.nonzero(chosen).flatten().tolist())
+
+
+def nothing_yet(player: SitePlayer) -> Found:
+    """Return what is had before the attack."""
+    images = player.runtime.source.data(CLIENT).train.images
+    return Found(images.reshape(len(images), -1).double() / 255, set(), set())
+
+
+def gained(player: SitePlayer, weights: Tensor, server_round: int) -> Tensor:
+    """Return what training took away from ``weights``, float64."""
+    update = player.train(CLIENT, ModelPayload(weights), server_round, 0)
+    change: Tensor = weights.double() - update.weights.double()
+    return change
+
+
+def softmax_parts(change: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows (labels, pixels) and biases of a softmax regression."""
+    stop = NUM_LABELS * NUM_PIXELS
+    return change[:stop].reshape(NUM_LABELS, NUM_PIXELS), change[stop:]
+
+
+def pixels(player: SitePlayer, inputs: Tensor) -> Tensor:
+    """Return what the model's inputs are of, as [0, 1]."""
+    spec = player.runtime.spec
+    return inputs * spec.std[0] + spec.mean[0]
+
+
+def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
+    """Read softmax regression's updates from honest weights, as a curious server can.
+
+    A row of the update over its bias, and the difference of two rows over that of their
+    biases, are means of images; an image that is alone with its label is one.
+    """
+    training = {
+        **HONEST,
+        "batch_size": size,
+        "local_steps": steps,
+        "num_rounds": rounds,
+    }
+    settings = asked_over_sites(SOFTMAX, training)
+    player = target.opened(settings, "min_examples: 1")
+    found = nothing_yet(player)
+    weights = player.runtime.method.init([CLIENT], player.runtime.key).weights
+    pairs = torch.combinations(torch.arange(NUM_LABELS)).T
+    for server_round in range(1, rounds + 1):
+        change = gained(player, weights, server_round)
+        rows, biases = softmax_parts(change)
+        of_rows = rows / biases[:, None]
+        of_pairs = (rows[pairs[0]] - rows[pairs[1]]) / (
+            biases[pairs[0]] - biases[pairs[1]]
+        )[:, None]
+        found.look(pixels(player, torch.cat([of_rows, of_pairs])))
+        weights = (weights.double() - change).float()
+    return found
+
+
+def trap_in_mlp(player: SitePlayer, target: Target, share: float, rounds: int) -> Found:
+    """Set the first layer of an mlp so that its neurons part the images by one value.
+
+    Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active where u·x > q_j, and
+    all get the same gradient, so that two neighbours differ by the image between them.
+
+    Parameters
+    ----------
+    player
+        The site.
+    target
+        For the server's guess of the quantiles q_j.
+    share
+        Of the images, those with the largest u·x, that the neurons are spread over.
+    rounds
+        Updates; u is another one in each.
+    """
+    found = nothing_yet(player)
+    model: Any = player.limits.experiment.model.settings
+    widths = model.hidden_sizes
+    spec, generator = player.runtime.spec, torch.Generator().manual_seed(0)
+    public = (target.public - spec.mean[0]) / spec.std[0]
+    places = (torch.arange(widths[0], dtype=torch.float64) + 0.5) / widths[0]
+    signs = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64) + 0.037
+    for server_round in range(1, rounds + 1):
+        direction = torch.randn(NUM_PIXELS, generator=generator, dtype=torch.float64)
+        direction /= direction.norm()
+        limits = torch.quantile(public @ direction, 1 - share * (1 - places))
+        second = torch.zeros(widths[1], widths[0], dtype=torch.float64)
+        second[0] = 1
+        head = torch.zeros(NUM_LABELS, widths[1], dtype=torch.float64)
+        head[:, 0] = 0.01 * signs
+        parts = [direction.repeat(widths[0], 1), -limits, second]
+        parts += [torch.zeros(widths[1]), head, torch.zeros(NUM_LABELS)]
+        weights = torch.cat([part.double().flatten() for part in parts]).float()
+        change = gained(player, weights, server_round)
+        rows = change[: widths[0] * NUM_PIXELS].reshape(widths[0], NUM_PIXELS)
+        between = torch.cat([rows[:-1] - rows[1:], rows[-1:]])
+        # The first pixel of a digit is black, which says by what a row was multiplied.
+        factors = between[:, 0] / (-spec.mean[0] / spec.std[0])
+        found.look(pixels(player, between / factors[:, None]))
+    return found
+
+
+def trap_in_softmax(player: SitePlayer, target: Target, rounds: int) -> Found:
+    """Set softmax regression so that each label stands for a slice of the images.
+
+    Where p is 0 or 1, row c of an update is the sum of the images in slice c less that
+    of the images with label c. The first update has all in one slice, and so gives the
+    sums by label; from then on a slice with one image in it gives that.
+    """
+    found = nothing_yet(player)
+    spec, generator = player.runtime.spec, torch.Generator().manual_seed(0)
+    public = (target.public - spec.mean[0]) / spec.std[0]
+    biases = torch.zeros(NUM_LABELS, dtype=torch.float64)
+    biases[0] = 1e4
+    rows = torch.zeros(NUM_LABELS, NUM_PIXELS, dtype=torch.float64)
+    nothing = torch.cat([rows.flatten(), biases]).float()
+    # Every update of one step on all images is of the same ones, whatever the round.
+    by_label, counts = softmax_parts(gained(player, nothing, 1))
+    found.look(pixels(player, by_label[1:] / counts[1:, None]))
+    for server_round in range(2, rounds + 1):
+        direction = torch.randn(NUM_PIXELS, generator=generator, dtype=torch.float64)
+        direction /= direction.norm()
+        # Slices at the far end, where few images are.
+        ends = 1 - 0.7 * torch.arange(NUM_LABELS - 1, 0, -1) / 239
+        cuts = torch.quantile(public @ direction, ends.double())
+        steps = torch.arange(NUM_LABELS, dtype=torch.float64)
+        # Lines whose upper envelope changes from one to the next at each cut.
+        rows = 1e4 * steps[:, None] * direction
+        biases = torch.cat([torch.zeros(1), -1e4 * cuts.cumsum(0)])
+        weights = torch.cat([rows.flatten(), biases]).float()
+        of_slices, sizes = softmax_parts(gained(player, weights, server_round))
+        slices, sizes = of_slices - by_label, sizes - counts
+        found.look(pixels(player, slices[1:] / sizes[1:, None]))
+    return found
+
+
+def label_counts(player: SitePlayer, *, honest: bool) -> tuple[Tensor, Tensor]:
+    """Return the labels of what was trained on, and what one update says of them.
+
+    Each step takes from the bias of label c its share of the batch, and gives it the
+    mean of p_c. From honest weights that is taken for 1 / (number of labels); a model
+    without weights that is sure of label 0 by a bias alone gives the others nothing.
+    """
+    runtime, training = player.runtime, player.limits.experiment.training
+    weights = runtime.method.init([CLIENT], runtime.key).weights
+    if not honest:
+        weights = torch.zeros_like(weights)
+        weights[-NUM_LABELS] = 1e4
+    change = gained(player, weights, 1)[-NUM_LABELS:]
+    labels = runtime.source.data(CLIENT).train.labels
+    rng = runtime.key.child("client_update", 1, CLIENT)
+    batches = mini_batches(len(labels), training.batch_size, rng)
+    used = torch.cat([next(batches) for _ in range(len(labels) // training.batch_size)])
+    given = len(used) / NUM_LABELS if honest else 0
+    said = (
+        (given - change * training.batch_size / training.learning_rate).round().long()
+    )
+    if not honest:
+        said[0] = len(used) - said[1:].sum()
+    return torch.bincount(labels[used], minlength=NUM_LABELS), said
+
+
+def label_counts_of_validation(player: SitePlayer) -> tuple[Tensor, Tensor, int]:
+    """Return the validation split's labels, what answers say of them, and how many.
+
+    A model that gives label c the logit -d_c whatever it sees has the loss n log Z +
+    Σ n_c d_c: with d_c = 20 (n + 1)^-k, four counts are the digits of one number.
+    """
+    labels = player.runtime.source.data(CLIENT).validation.labels
+    radix, at_once, answers = len(labels) + 1, 4, 0
+    said = torch.zeros(NUM_LABELS, dtype=torch.int64)
+    for first in range(0, NUM_LABELS - 1, at_once):
+        some = torch.arange(first, min(first + at_once, NUM_LABELS - 1))
+        logits = torch.zeros(NUM_LABELS, dtype=torch.float64)
+        logits[some] = -20 * float(radix) ** -torch.arange(len(some)).double()
+        weights = torch.zeros(NUM_LABELS * (NUM_PIXELS + 1))
+        weights[-NUM_LABELS:] = logits.float()
+        answer = player.validate([CLIENT], ModelPayload(weights))
+        excess = answer.log_loss_sum - len(labels) * float(logits.logsumexp(0))
+        number = round(excess / 20 * radix ** (len(some) - 1))
+        for label in reversed(some.tolist()):
+            number, said[label] = divmod(number, radix)
+        answers += 1
+    said[-1] = len(labels) - said.sum()
+    return torch.bincount(labels, minlength=NUM_LABELS), said, answers
+
+
+def presence(player: SitePlayer, images: Tensor) -> list[bool]:
+    """Return of each image, (n, pixels) in [0, 1], whether validation data holds it.
+
+    An mlp adds up |x - t| of an image t, and is sure of itself where that is nothing.
+    """
+    spec = player.runtime.spec
+    model: Any = player.limits.experiment.model.settings
+    first, second = model.hidden_sizes
+    told = []
+    for image in (images - spec.mean[0]) / spec.std[0]:
+        both = torch.cat([torch.eye(NUM_PIXELS), -torch.eye(NUM_PIXELS)]).double()
+        near = torch.zeros(second, first, dtype=torch.float64)
+        near[0] = -100
+        one = torch.zeros(second)
+        one[0] = 1
+        head = torch.zeros(NUM_LABELS, second, dtype=torch.float64)
+        head[0, 0] = 100
+        parts = [both, -both @ image, near, one, head, torch.zeros(NUM_LABELS)]
+        weights = torch.cat([part.double().flatten() for part in parts]).float()
+        told.append(player.validate([CLIENT], ModelPayload(weights)).bin_counts[-1] > 0)
+    return told
+
+
+Figure = tuple[str, str, float, float, dict[str, Any]]
+"""Setting, attack, what was had, out of what, and details."""
+
+
+def with_honest_weights(target: Target) -> Iterator[Figure]:
+    """Yield what a server has that sends what it should."""
+    found = honest_weights(target, 1, 1, rounds=400)
+    images = len(found.images)
+    yield "min_examples: 1", "one image an update", *_had(found, images, 400)
+    settings = asked_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
+    try:
+        target.opened(settings).train(CLIENT, None, 1, 0)
+    except RefusedError as error:
+        refused = {"refused": str(error)}
+        yield "the default", "one image an update", 0, images, refused
+    for size, steps in (
+        (2, 1),
+        (4, 1),
+        (8, 1),
+        (1, 16),
+        (16, 1),
+        (1, 32),
+        (8, 4),
+        (32, 1),
+    ):
+        found = honest_weights(target, size, steps, rounds=60)
+        what = f"honest weights, {steps} step(s) of {size} image(s)"
+        yield f"min_examples: {size * steps}", what, *_had(found, images, 60)
+
+
+def with_trap_weights(target: Target) -> Iterator[Figure]:
+    """Yield what images a server has that sends other weights than it should."""
+    wide = {"name": "mlp", "hidden_sizes": [2048, 8]}
+    player = target.opened(asked_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4}))
+    found = trap_in_mlp(player, target, 1.0, 1)
+    images = len(found.images)
+    yield "the default", "trap in an mlp of the server's", *_had(found, images, 1)
+    for rounds in (1, 5, 50):
+        player = target.opened(asked_over_sites(MLP, HONEST))
+        found = trap_in_mlp(player, target, 0.3, rounds)
+        yield "experiment pinned", "trap in an mlp", *_had(found, images, rounds)
+    for rounds in (1, 10, 50):
+        settings = asked_over_sites(SOFTMAX, {**ONE_STEP, "learning_rate": 1e6})
+        found = trap_in_softmax(target.opened(settings), target, rounds)
+        what = "trap in softmax regression"
+        yield "models: [softmax_regression]", what, *_had(found, images, rounds)
+
+
+def of_labels_and_presence(target: Target) -> Iterator[Figure]:
+    """Yield what else a server has, from updates and from metrics."""
+    cnn = {"name": "tiny_cnn", "embedding_dim": 32}
+    for honest, whose in ((True, "honest"), (False, "trap")):
+        player = target.opened(asked_over_sites(cnn, HONEST))
+        true, said = label_counts(player, honest=honest)
+        what = f"labels by the bias of one update, {whose} weights"
+        yield "experiment pinned", what, *_labels(true, said, 1)
+    player = target.opened(asked_over_sites(SOFTMAX, HONEST))
+    what = "labels of the validation split by losses"
+    yield "share_metrics: true", what, *_labels(*label_counts_of_validation(player))
+    player = target.opened(asked_over_sites(MLP, HONEST))
+    split = player.runtime.source.data(CLIENT).validation.images
+    there = split[:20].reshape(20, -1).double() / 255
+    told = presence(player, torch.cat([there, target.public[:20]]))
+    right = sum(told[:20]) + sum(not one for one in told[20:])
+    yield "share_metrics: true", "is it there?", right, 40, {"answers": 40}
+
+
+def _labels(
+    true: Tensor, said: Tensor, answers: int
+) -> tuple[int, int, dict[str, Any]]:
+    details = {"true": true.tolist(), "said": said.tolist(), "answers": answers}
+    return int((true == said).sum()), len(true), details
+
+
+def asked_over_sites(
+    model: Mapping[str, Any], training: Mapping[str, Any]
+) -> Experiment:
+    """Return `asked` over data that stays with the sites."""
+    return over_sites(asked(model, training))
+
+
+def _had(found: Found, images: int, rounds: int) -> tuple[int, int, dict[str, Any]]:
+    details = {"recognisable": len(found.recognised), "updates": rounds}
+    return len(found.exact), images, details
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options."""
+    return make_parser(__doc__, repetitions=1)
+
+
+def main() -> None:
+    """Attack and print."""
+    parser().parse_args()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = open_workbench(asked(SOFTMAX, HONEST))
+        data = bench.clients.dataset
+        export_shares(data, bench.partition, Path(folder) / "shares")
+        test = torch.from_numpy(np.array(data.test.images))
+        target = Target(Path(folder), test.reshape(len(test), -1).double() / 255)
+        attacks = (with_honest_weights, with_trap_weights, of_labels_and_presence)
+        for setting, attack, had, of, details in chain(*(a(target) for a in attacks)):
+            say(f"site_leakage: {setting}: {attack}")
+            more = {"setting": setting, "attack": attack, **details}
+            line = Measurement(
+                "site_leakage", [had], [of], "all there is to have", more
+            )
+            print(line.as_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
