@@ -140,9 +140,23 @@ class ClientRuntime:
     keep: Callable[[Personalized], Served | None] = _keep_nothing
 
     def train(
-        self, client: str, payload: object, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         """Train in one round; return the method's update.
+
+        Parameters
+        ----------
+        client, payload, server_round
+            Who is sent what, in which round.
+        state_round
+            The round that ended with the state from which the client goes on.
+        keep_rounds
+            Those to which the server may go back; see `ClientStateStore`.
 
         Raises
         ------
@@ -152,7 +166,7 @@ class ClientRuntime:
         """
         state, update = self.method.client_update(
             payload,
-            self._state(client, server_round),
+            self._state(client, state_round),
             self.source.data(client),
             server_round,
             self.key.child("client_update", server_round, client),
@@ -160,7 +174,7 @@ class ClientRuntime:
         _require_finite("update", update)
         _require_finite("state", state)
         if not isinstance(state, NoState):
-            self.states.save(client, server_round, state, keep_round)
+            self.states.save(client, server_round, state, keep_rounds)
         return update
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
@@ -175,7 +189,7 @@ class ClientRuntime:
         clients: Sequence[str],
         payload: object,
         reference: object,
-        last_round: int,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         """Personalise, then read the test splits: once, and only here.
 
@@ -184,11 +198,13 @@ class ClientRuntime:
         client that cannot be served leaves the others alone.
         """
         failures: dict[str, str] = {}
+        rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
 
         def prepare(client: str) -> _Prepared:
-            predictor = self._personalized(client, data[client], payload, last_round)
+            state_round = rounds[client]
+            predictor = self._personalized(client, data[client], payload, state_round)
             validation = evaluate(unpersonalised, data[client].validation)
             return _Prepared(client, data[client], predictor, validation)
 
@@ -213,9 +229,9 @@ class ClientRuntime:
         return ClientResults(tuple(results.values()), failures)
 
     def _personalized(
-        self, client: str, data: ClientData, payload: object, last_round: int
+        self, client: str, data: ClientData, payload: object, state_round: int
     ) -> Predictor:
-        state = self._state(client, last_round + 1)
+        state = self._state(client, state_round)
         rng = self.key.child("personalize", client)
         return self.method.personalize(payload, state, data, rng)
 
@@ -232,11 +248,11 @@ class ClientRuntime:
         ]
         return self.pool.holding(models, parts)
 
-    def _state(self, client: str, before_round: int) -> Any:
+    def _state(self, client: str, after_round: int) -> Any:
         state_type = self.method.client_state_type
         if state_type is NoState:
             return None
-        return self.states.load(state_type, client, before_round)
+        return self.states.load(state_type, client, after_round)
 
     def _unpersonalised(self, reference: object) -> Predictor:
         """Return what the method gives to a client without data: its global model."""

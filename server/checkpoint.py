@@ -4,7 +4,8 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,44 @@ from knnper.transport.codec import (
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_KEPT = 2
+KEPT = 6
+"""Checkpoints that are kept where nothing else is said."""
+
 _NAME = re.compile(r"round-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
-_DAMAGE = (OSError, ValueError, KeyError, CodecError, SafetensorError)
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rounds so far tell of the next: the loop's part of a checkpoint.
+
+    Attributes
+    ----------
+    norms
+        The median norms of the last rounds' updates by field, oldest first; see
+        `server.comparison`.
+    lowest_loss
+        The lowest median train loss of a round; None before the first.
+    trained_in
+        By client, the last round of which its update was used, where clients keep a
+        state between rounds: the one that they go on from. None where that is not
+        known, as in a checkpoint of an earlier version.
+    """
+
+    norms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    lowest_loss: float | None = None
+    trained_in: Mapping[str, int] | None = None
+
+    def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
+        """Return after which round each client goes on; 0 is from the start.
+
+        Where that is not known it is the last round that was made.
+        """
+        if self.trained_in is None:
+            return (last_round,) * len(clients)
+        return tuple(self.trained_in.get(client, 0) for client in clients)
 
 
 @dataclass(frozen=True)
@@ -43,11 +77,14 @@ class Checkpoint:
         The method's server state.
     fingerprint
         SHA-256 of the state.
+    history
+        What the next rounds need to know of the earlier ones.
     """
 
     server_round: int
     state: Any
     fingerprint: str
+    history: History = field(default_factory=History)
 
 
 def rounds_in(folder: Path) -> list[int]:
@@ -56,8 +93,20 @@ def rounds_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def to_keep(rounds: Sequence[int], most: int) -> list[int]:
+    """Return which of the rounds are kept, oldest first, where only so many are.
+
+    The newest two, and of those that 2, 4, 8, ... divide the newest two again, so that
+    each is about twice as far back as the next one.
+    """
+    kept: set[int] = set()
+    for power in range(most - 1):
+        kept.update([one for one in rounds if one % 2**power == 0][-2:])
+    return sorted(kept) if most > 1 else list(rounds[-1:])
+
+
 class CheckpointFolder:
-    """The newest checkpoints of a run.
+    """The newest checkpoints of a run, and older ones at growing distances.
 
     Parameters
     ----------
@@ -65,21 +114,33 @@ class CheckpointFolder:
         Where they are; created when the first one is saved.
     experiment
         Fingerprint of the experiment: a checkpoint of another one is refused.
+    most
+        Of them are kept.
     """
 
-    def __init__(self, folder: Path, experiment: str) -> None:
+    def __init__(self, folder: Path, experiment: str, most: int = KEPT) -> None:
         self._folder = folder
         self._experiment = experiment
+        self._most = most
 
-    def save(self, server_round: int, state: object) -> Checkpoint:
+    @property
+    def waiting(self) -> Path:
+        """Where updates of a round may wait on disk."""
+        return self._folder / ".waiting"
+
+    def save(
+        self, server_round: int, state: object, history: History | None = None
+    ) -> Checkpoint:
         """Write a checkpoint; it is complete on disk, or not there, at any time."""
         parts = take_apart(state)
-        saved = Checkpoint(server_round, state, fingerprint(state))
+        history = history or History()
+        saved = Checkpoint(server_round, state, fingerprint(state), history)
         manifest = {
             "format": FORMAT,
             "server_round": server_round,
             "experiment": self._experiment,
             "fingerprint": saved.fingerprint,
+            "history": asdict(history),
             "structure": json.loads(parts.structure),
         }
         draft = self._folder / f".round-{server_round}.draft"
@@ -121,9 +182,9 @@ class CheckpointFolder:
         """Return the rounds of which there is a checkpoint, oldest first."""
         return rounds_in(self._folder)
 
-    def oldest_round(self) -> int:
-        """Return the earliest round to which a resumed run may go back."""
-        return min(self.rounds(), default=0)
+    def ways_back(self) -> list[int]:
+        """Return the rounds to which a run may go back, oldest first."""
+        return self.rounds() or [0]
 
     def _load(self, server_round: int, state_type: type) -> Checkpoint:
         path = self._path(server_round)
@@ -140,10 +201,12 @@ class CheckpointFolder:
         if found != manifest["fingerprint"]:
             expected = manifest["fingerprint"]
             raise ValueError(f"expected fingerprint {expected}, found {found}")
-        return Checkpoint(server_round, state, found)
+        history = History(**manifest.get("history", {}))
+        return Checkpoint(server_round, state, found, history)
 
     def _remove_old(self) -> None:
-        for server_round in self.rounds()[:-_KEPT]:
+        rounds = self.rounds()
+        for server_round in set(rounds) - set(to_keep(rounds, self._most)):
             shutil.rmtree(self._path(server_round), ignore_errors=True)
 
     def _path(self, server_round: int) -> Path:

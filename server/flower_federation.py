@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class FlowerFederation(Federation):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
@@ -102,7 +102,7 @@ class FlowerFederation(Federation):
             for request in requests:
                 records = packer.pack_request(request)
                 under_way.append((request, records))
-                job = self._job(purpose, request, server_round, keep_round)
+                job = self._job(purpose, request, server_round, keep_rounds)
                 yield self._message(purpose, job, records)
 
         patience = replace(self.patience, timeout_s=self.timeouts_s.get(purpose))
@@ -120,12 +120,16 @@ class FlowerFederation(Federation):
         packer.discard_all()
 
     def _job(
-        self, purpose: Purpose, request: Request, server_round: int, keep_round: int
+        self,
+        purpose: Purpose,
+        request: Request,
+        server_round: int,
+        keep_rounds: Sequence[int],
     ) -> Job:
         return Job(
             clients=list(request.clients),
             server_round=server_round,
-            keep_round=keep_round,
+            keep_rounds=list(keep_rounds),
             experiment=self.experiment,
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
@@ -133,6 +137,7 @@ class FlowerFederation(Federation):
             timeout_s=self.timeouts_s.get(purpose, 0.0),
             model=self.model,
             seen=request.seen,
+            state_rounds=list(request.state_rounds),
         )
 
     def _message(

@@ -47,7 +47,12 @@ class SitePlayer:
         return self.runtime.method
 
     def train(
-        self, client: str, payload: object, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         """See `ClientRuntime.train`.
 
@@ -61,7 +66,9 @@ class SitePlayer:
             log.error("the client does not train: %s", self.objection)
             raise RunError(self.objection)
         with self._doing(f"training in round {server_round}"):
-            update = self.runtime.train(client, payload, server_round, keep_round)
+            update = self.runtime.train(
+                client, payload, server_round, state_round, keep_rounds
+            )
         return self.discretion.update(update)
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
@@ -77,12 +84,12 @@ class SitePlayer:
         clients: Sequence[str],
         payload: object,
         reference: object,
-        last_round: int,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         """See `ClientRuntime.personalize`."""
         self._require_this(clients)
         with self._doing("the hand-over"):
-            found = self.runtime.personalize(clients, payload, reference, last_round)
+            found = self.runtime.personalize(clients, payload, reference, state_rounds)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
         return self.discretion.results(found)

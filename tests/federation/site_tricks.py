@@ -116,23 +116,34 @@ class _Player(SitePlayer):
     tricks: Tricks = field(kw_only=True)
 
     def train(
-        self, client: str, payload: Any, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: Any,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         when = training(server_round)
         player = self._acting(when)
-        update = SitePlayer.train(player, client, payload, server_round, keep_round)
+        update = SitePlayer.train(
+            player, client, payload, server_round, state_round, keep_rounds
+        )
         if self.tricks.deed("models") == KEEP_MODELS:
             self._keep(f"sent-{server_round}", payload.weights)
             self._keep(f"trained-{server_round}", update.weights)
         return SPOILING.get(self.tricks.deed(when), _as_it_is)(update)
 
     def personalize(
-        self, clients: Sequence[str], payload: Any, reference: Any, last_round: int
+        self,
+        clients: Sequence[str],
+        payload: Any,
+        reference: Any,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         if self.tricks.deed(HAND_OVER) == TAMPER:
             reference = _with_weights(_with_one(0.5))(reference)
         player = self._acting(HAND_OVER)
-        return SitePlayer.personalize(player, clients, payload, reference, last_round)
+        return SitePlayer.personalize(player, clients, payload, reference, state_rounds)
 
     def _acting(self, when: str) -> "_Player":
         runtime = self.runtime

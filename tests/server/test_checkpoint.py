@@ -33,7 +33,7 @@ def test_two_are_kept(tmp_path: Path) -> None:
     for server_round in (5, 10, 15):
         folder.save(server_round, state(1.0))
     assert folder.rounds() == [10, 15]
-    assert folder.oldest_round() == 10
+    assert folder.ways_back() == [10, 15]
 
 
 def flip_a_bit(content: bytes) -> bytes:

@@ -63,7 +63,7 @@ def under_way(grid: FakeGrid) -> int:
 
 def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
     requests = (Request((client,), ModelPayload(WEIGHTS)) for client in clients)
-    return list(made.exchange(Purpose.TRAIN, 4, 2, requests))
+    return list(made.exchange(Purpose.TRAIN, 4, [2], requests))
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -121,7 +121,7 @@ def test_payloads_that_differ_are_given_back_when_they_are_answered(
         Request((client,), ModelPayload(torch.full((50,), float(number))))
         for number, client in enumerate("123123123123")
     )
-    assert len(list(made.exchange(Purpose.TRAIN, 4, 2, requests))) == 12
+    assert len(list(made.exchange(Purpose.TRAIN, 4, [2], requests))) == 12
     assert max(in_use) == 2
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -202,7 +202,7 @@ def test_the_payload_arrives_bit_for_bit() -> None:
     ask(clients.made, "1")
     (message,) = clients.grid.messages.values()
     job, packed = job_of(message.content), packed_of(message.content, "payload")
-    assert (job.clients, job.server_round, job.keep_round) == (["1"], 4, 2)
+    assert (job.clients, job.server_round, job.keep_rounds) == (["1"], 4, [2])
     assert packed is not None
     payload = unpack(ModelPayload, packed)
     assert fingerprint(payload) == fingerprint(ModelPayload(WEIGHTS))

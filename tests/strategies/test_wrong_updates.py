@@ -1,6 +1,7 @@
 """A wrong update fails its client and nobody else, whichever comes first."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,7 +63,8 @@ def of_a_round(
     method: Method, state: Any, noisy: MakeClient
 ) -> tuple[Tally, dict[str, Any]]:
     """Return what is known of what was sent, and every client's honest update."""
-    tally, updates = Tally(EXAMPLES, update_problem=method.update_problem), {}
+    checks = (method.update_problem, method.started_from)
+    tally, updates = Tally(EXAMPLES, math.inf, *checks), {}
     for number, client in enumerate(CLIENTS):
         rng = RandomKey(1).child(client)
         payload = method.broadcast(state, client, rng)
@@ -70,6 +72,13 @@ def of_a_round(
         data = noisy(6, 4, seed=number)
         updates[client] = method.client_update(payload, None, data, 1, rng)[1]
     return tally, updates
+
+
+def used_of(
+    replies: list[Reply], method: Method, tally: Tally
+) -> list[tuple[str, Any]]:
+    found = usable_updates(replies, method.update_type, tally)
+    return [(one.client, one.update) for one in found if one is not None]
 
 
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
@@ -87,7 +96,7 @@ def test_a_wrong_first_update_is_that_client_s_failure(
     for wrong in wrong_ones:
         tally, _ = of_a_round(method, state, noisy)
         replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]
-        used = list(usable_updates(replies, method.update_type, tally))
+        used = used_of(replies, method, tally)
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
         assert list(tally.failures) == ["a"]
         method.aggregate(state, iter(used))
@@ -101,6 +110,6 @@ def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
     tally, honest = of_a_round(method, state, noisy)
     honest["a"] = dataclasses.replace(honest["a"], representation=None)
     replies = [Reply((client,), update) for client, update in honest.items()]
-    used = list(usable_updates(replies, method.update_type, tally))
+    used = used_of(replies, method, tally)
     assert [client for client, _ in used] == list(CLIENTS)
     assert method.aggregate(state, iter(used)).known.names == ("b", "c", "d")

@@ -31,7 +31,12 @@ def context_of(file: Path) -> Context:
 
 
 def job(**changes: object) -> Job:
-    values = {"server_round": 1, "keep_round": 0, "experiment": EXPERIMENT, **changes}
+    values = {
+        "server_round": 1,
+        "keep_rounds": [0],
+        "experiment": EXPERIMENT,
+        **changes,
+    }
     return Job(["0001"], **values)  # type: ignore[arg-type]
 
 
@@ -95,7 +100,7 @@ def test_it_does_not_train_whoever_asks(
     append(file, "share_metrics: false")
     player = SiteHost().open(context_of(file), job(experiment=of_agnostic()))
     with pytest.raises(RunError, match="found share_metrics: false"):
-        player.train("0001", None, 1, 0)
+        player.train("0001", None, 1, 0, [0])
     assert "the client does not train: the updates of Agnostic FL" in caplog.text
 
 
