@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ KEPT = 6
 """Checkpoints that are kept where nothing else is said."""
 
 _NAME = re.compile(r"round-(\d+)")
+_ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
@@ -91,6 +92,33 @@ def rounds_in(folder: Path) -> list[int]:
     """Return the rounds of which ``folder`` has a checkpoint, oldest first."""
     matches = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
     return sorted(int(match[1]) for match in matches if match)
+
+
+def checkpoint_of(folder: Path, server_round: int) -> Path:
+    """Return where ``folder`` has the checkpoint of a round."""
+    return folder / f"round-{server_round:06d}"
+
+
+def asides(folder: Path) -> dict[Path, int]:
+    """Return the folders of what was put aside, oldest first, and after which round."""
+    matches = {path: _ASIDE.fullmatch(path.name) for path in sorted(folder.glob("*"))}
+    return {path: int(match[2]) for path, match in matches.items() if match}
+
+
+def put_aside(folder: Path, server_round: int, files: Iterable[Path]) -> None:
+    """Move the checkpoints after a round to a folder in ``folder``; copy ``files``."""
+    earlier = (_ASIDE.fullmatch(path.name) for path in asides(folder))
+    number = 1 + max((int(match[1]) for match in earlier if match), default=0)
+    aside = folder / f"aside-{number:03d}-after-{server_round:06d}"
+    aside.mkdir()
+    for file in files:
+        shutil.copyfile(file, aside / file.name)
+    # The newest first: what is left at any time is a run to resume.
+    for later in reversed(rounds_in(folder)):
+        if later > server_round:
+            path = checkpoint_of(folder, later)
+            path.rename(aside / path.name)
+    sync_folder(folder)
 
 
 def to_keep(rounds: Sequence[int], most: int) -> list[int]:
@@ -183,8 +211,11 @@ class CheckpointFolder:
         return rounds_in(self._folder)
 
     def ways_back(self) -> list[int]:
-        """Return the rounds to which a run may go back, oldest first."""
-        return self.rounds() or [0]
+        """Return the rounds to which a run may go back, oldest first.
+
+        With those after which something was put aside: it may be brought back.
+        """
+        return sorted({*self.rounds(), *asides(self._folder).values()}) or [0]
 
     def _load(self, server_round: int, state_type: type) -> Checkpoint:
         path = self._path(server_round)
@@ -210,4 +241,4 @@ class CheckpointFolder:
             shutil.rmtree(self._path(server_round), ignore_errors=True)
 
     def _path(self, server_round: int) -> Path:
-        return self._folder / f"round-{server_round:06d}"
+        return checkpoint_of(self._folder, server_round)

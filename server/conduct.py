@@ -149,6 +149,7 @@ class Conductor:
         }
         self.folder.write_clients_csv(results)
         self.folder.write_results(document)
+        self.folder.forget_aside()
         return handed
 
     def _seconds_before(self) -> float:

@@ -26,6 +26,7 @@ from knnper.transport.polling import (
     ENDLESS,
     MESSAGES_AT_ONCE,
     NoReply,
+    Pace,
     Patience,
     replies_in_order,
 )
@@ -62,7 +63,7 @@ class FlowerFederation(Federation):
         Requests that are under way at any time.
     stop
         Ends waiting for replies when it is set.
-    timeouts_s
+    paces
         How long clients may take for what they are asked; for ever where it is not
         said.
     patience
@@ -82,7 +83,7 @@ class FlowerFederation(Federation):
     session: str = ""
     at_once: int = MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
-    timeouts_s: Mapping[Purpose, float] = field(default_factory=dict)
+    paces: Mapping[Purpose, Pace] = field(default_factory=dict)
     patience: Patience = ENDLESS
     model: str = ""
     may_be_away: bool = False
@@ -105,7 +106,10 @@ class FlowerFederation(Federation):
                 job = self._job(purpose, request, server_round, keep_rounds)
                 yield self._message(purpose, job, records)
 
-        patience = replace(self.patience, timeout_s=self.timeouts_s.get(purpose))
+        pace = self.paces.get(purpose)
+        if pace is not None:
+            pace.begin()
+        patience = replace(self.patience, pace=pace)
         replies = replies_in_order(
             self.grid, messages(), self.stop, self.at_once, patience
         )
@@ -134,7 +138,7 @@ class FlowerFederation(Federation):
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
             session=self.session,
-            timeout_s=self.timeouts_s.get(purpose, 0.0),
+            timeout_s=self.paces[purpose].timeout_s() if purpose in self.paces else 0.0,
             model=self.model,
             seen=request.seen,
             state_rounds=list(request.state_rounds),

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from knnper.config.errors import RunError
@@ -85,6 +85,7 @@ class RoundLoop:
     key: RandomKey
     checkpoints: CheckpointFolder
     on_round: Callable[[RoundRecord], None]
+    _warned_of: set[str] = field(default_factory=set)
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state.
@@ -157,8 +158,10 @@ class RoundLoop:
         participants: Sequence[str],
     ) -> "_Made":
         counts = {name: self.clients[name] for name in participants}
+        weights = capped(counts, self.claimed, self.run.federation.max_share)
+        self._warn_of_large_counts(counts, weights)
         tally = Tally(
-            capped(counts, self.claimed, self.run.federation.max_share),
+            weights,
             self.run.max_update_norm_ratio,
             self.method.update_problem,
             self.method.started_from,
@@ -194,6 +197,21 @@ class RoundLoop:
             trained_in = dict.fromkeys(tally.used, server_round)
             history = replace(history, trained_in={**history.trained_in, **trained_in})
         return _Made(canonical(new_state), history, tally, wild)
+
+    def _warn_of_large_counts(
+        self, counts: Mapping[str, int], weights: Mapping[str, int]
+    ) -> None:
+        for client, weight in weights.items():
+            if weight < counts[client] and client not in self._warned_of:
+                self._warned_of.add(client)
+                log.warning(
+                    "client %s says that it trains on %d examples, and counts as %d: "
+                    "what it says gives it %g of a round at most, "
+                    "run.federation.max_share. If it is true, fix it in a file "
+                    "%s.num_train beside its key",
+                    *(client, counts[client], weight),
+                    *(self.run.federation.max_share, client),
+                )
 
     def _aggregated(
         self,

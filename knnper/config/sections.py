@@ -134,13 +134,17 @@ class FederationSettings(Settings):
         examples that it says it has: half, as much as all others together. A number
         that the operator fixed when it let the client in is taken as it is.
     round_timeout_s
-        A client that has not answered after this time is left out of the round; earlier
-        where the others need far less. Its own process ends itself then, and is free
-        for the next one.
+        A client that has not answered after this time is left out of the round. Its
+        own process ends itself then, and is free for the next one.
+    round_patience
+        So it is after this many times the median time of the clients in this round, or
+        in one of the last five, and half a minute more, if that is earlier. The median
+        is known once most of a round have answered.
     round_attempts
         Times that a round in which too many clients fail is made before the run ends.
     hand_over_timeout_s
-        Time that a client has to embed its data and to choose λ after the last round.
+        Time that a client has to embed its data and to choose λ after the last round;
+        less where the others need far less, as in a round.
     stay_s
         How long the server stays after the hand-over, to give the model to clients
         that come later or were away.
@@ -151,6 +155,7 @@ class FederationSettings(Settings):
     grace_s: NonNegativeFloat = 30.0
     max_share: PositiveFraction = 0.5
     round_timeout_s: PositiveFloat = 3600.0
+    round_patience: PositiveFloat = 10.0
     round_attempts: PositiveInt = 3
     hand_over_timeout_s: PositiveFloat = 3600.0
     stay_s: NonNegativeFloat = 3600.0
