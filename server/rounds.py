@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 MOST_NAMED = 100
 """Clients that failed in a round and are named in its record, with the reason."""
 
+MOST_QUOTED = 5
+"""The same where they end the run."""
+
 ROUNDS_COMPARED = 5
 """Rounds before the present one whose updates a new one is compared with."""
 
@@ -315,8 +318,9 @@ class TooManyFailuresError(RunError):
 
 def _too_many_failures(server_round: int, tally: Tally) -> TooManyFailuresError:
     total = len(tally.failures) + tally.num_used
-    client, reason = next(iter(tally.failures.items()))
+    named = [f"client {name} said: {why}" for name, why in tally.failures.items()]
+    more = f"; and {len(named) - MOST_QUOTED} more" if len(named) > MOST_QUOTED else ""
     return TooManyFailuresError(
         f"round {server_round}: {len(tally.failures)} of {total} clients failed, more "
-        f"than run.max_failed_fraction allows; client {client} said: {reason}"
+        f"than run.max_failed_fraction allows; {'; '.join(named[:MOST_QUOTED])}{more}"
     )

@@ -316,7 +316,7 @@ class RunFolder:
         """
         return read_document(self.path / RESULTS)
 
-    def append_round(self, record: Mapping[str, float | int]) -> None:
+    def append_round(self, record: Mapping[str, Any]) -> None:
         """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""
         self._round_lines.append(finite(record))
 

@@ -187,7 +187,7 @@ def _follower(place: Path) -> Follow:
         with progress_observer() as observer:
             return watcher.until_done(observer, has_ended)
 
-    watcher = Watch(place)
+    watcher = Watch(place, say)
     return follow
 
 

@@ -1,7 +1,7 @@
 """Which node is registered under which name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +21,7 @@ class Registry:
     """
 
     names: Mapping[int, str]
-    num_train: Mapping[str, int] = MappingProxyType({})
+    num_train: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None) -> "Registry":
