@@ -21,6 +21,7 @@ from knnper.transport.codec import (
     put_together,
     take_apart,
 )
+from server.comparison import Norms
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ class History:
     Attributes
     ----------
     norms
-        The median norms of the last rounds' updates by field, oldest first; see
-        `server.comparison`.
+        Of the updates, by field.
     lowest_loss
         The lowest median train loss of a round; None before the first.
     trained_in
@@ -52,7 +52,7 @@ class History:
         known, as in a checkpoint of an earlier version.
     """
 
-    norms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    norms: Mapping[str, Norms] = field(default_factory=dict)
     lowest_loss: float | None = None
     trained_in: Mapping[str, int] | None = None
 
@@ -232,7 +232,9 @@ class CheckpointFolder:
         if found != manifest["fingerprint"]:
             expected = manifest["fingerprint"]
             raise ValueError(f"expected fingerprint {expected}, found {found}")
-        history = History(**manifest.get("history", {}))
+        told = manifest.get("history", {})
+        norms = {name: Norms(**one) for name, one in told.pop("norms", {}).items()}
+        history = History(norms, **told)
         return Checkpoint(server_round, state, found, history)
 
     def _remove_old(self) -> None:

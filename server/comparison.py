@@ -2,8 +2,10 @@
 
 An update is judged by how far it moves each of its fields (`weights`, `components`,
 ...) from what the client was sent; a field that nobody was sent, such as a control
-variate, by its own norm. More than `most` times the median counts as an attack, or as a
-training that diverged.
+variate, by its own norm. More than `most` times the median of its round counts as an
+attack, or as a training that diverged. Where the median has fallen, since most clients
+have learned what there is to learn, it is a part of the largest median so far, at the
+same learning rate: those that still learn are no attack.
 
 The verdict depends on the norms of the whole round and of the rounds before, never on
 who answered first: so it is the same on any engine and after a resume, and holds while
@@ -29,12 +31,19 @@ from torch import Tensor
 from knnper.transport.codec import take_apart
 from knnper.transport.messages import Packed, discard, pack, unpack
 
+ROUNDS_COMPARED = 5
+"""Rounds before the present one whose updates a new one is compared with."""
+
 MOST_WAITING_BYTES = 128 * 1024**2
 """Of updates that wait in memory; more of them wait on disk."""
 
 # Below the length from which BLAS shares the sum out between threads: their number
 # must not show in the last bits.
 _BLOCK = 8192
+
+# Of what a median of this round may be exceeded by, what the largest of earlier rounds
+# may: honest clients were seen at 4 times that one, and at 25 times their round's.
+_OF_THE_LARGEST = 0.2
 
 # A norm of what nobody was sent, such as a loss, is never strange below the limit of
 # this median: the losses of clients differ by orders of magnitude.
@@ -74,6 +83,31 @@ class Measured:
     client: str
     update: Any
     changes: Mapping[str, Change]
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What rounds tell of the norms of one field, at a learning rate of 1.
+
+    Attributes
+    ----------
+    medians
+        Of the last `ROUNDS_COMPARED` rounds, oldest first.
+    largest
+        Of all `usual` ones so far, which a single round cannot move.
+    """
+
+    medians: Sequence[float] = ()
+    largest: float = 0.0
+
+    def usual(self) -> float:
+        """Return the median of the last rounds' medians; 0 if there was none."""
+        return statistics.median_low(self.medians) if self.medians else 0.0
+
+    def after(self, median: float) -> "Norms":
+        """Return this with the median of one more round."""
+        medians = [*self.medians, median][-ROUNDS_COMPARED:]
+        return Norms(medians, max(self.largest, statistics.median_low(medians)))
 
 
 def changes_of(
@@ -132,7 +166,9 @@ class Comparison:
     most
         Times the median that a norm may be; None for any.
     past
-        The medians of the last rounds, by field.
+        What earlier rounds tell of the norms, by field.
+    rate
+        This round's learning rate, in whatever unit.
     leeway
         What ``most`` is multiplied with, by client; 1 for those who are not named.
     folder
@@ -142,14 +178,18 @@ class Comparison:
     def __init__(
         self,
         most: float | None,
-        past: Mapping[str, Sequence[float]],
+        past: Mapping[str, Norms],
+        rate: float,
         leeway: Mapping[str, float],
         folder: Path,
     ) -> None:
         self._most = most
         self._leeway = leeway
-        self._past = {name: statistics.median_low(past[name]) for name in past}
-        self._known = {name: sorted(past[name]) for name in past}
+        self._past, self._rate = past, rate
+        self._known = {
+            name: sorted(rate * median for median in norms.medians)
+            for name, norms in past.items()
+        }
         self._accepted: dict[str, list[Change]] = {}
         self._waiting = _Waiting(folder)
 
@@ -181,12 +221,17 @@ class Comparison:
                 yield from self._settled(missing, refuse)
             yield from self._settled(0, refuse)
 
-    def medians(self) -> dict[str, float]:
-        """Return the median norm of what was passed on, by field."""
-        return {
-            name: statistics.median_low(change.norm for change in changes)
+    def norms(self) -> dict[str, Norms]:
+        """Return what the rounds tell of the norms, with what this one passed on."""
+        medians = {
+            name: statistics.median_low(change.norm for change in changes) / self._rate
             for name, changes in self._accepted.items()
         }
+        now = {
+            name: self._past.get(name, Norms()).after(median)
+            for name, median in medians.items()
+        }
+        return {**self._past, **now}
 
     def distances(self) -> dict[str, float]:
         """Return the same in multiples of the length of what was sent, plus 1."""
@@ -222,18 +267,22 @@ class Comparison:
             return None
         most = self._most * self._leeway.get(update.client, 1.0)
         for name, change in update.changes.items():
-            past = self._past.get(name, 0.0)
-            scale = max(self._median(name, zeros, endless), past)
+            past = self._past.get(name, Norms())
+            scale = max(
+                self._median(name, zeros, endless),
+                self._rate * past.usual(),
+                self._rate * past.largest * _OF_THE_LARGEST,
+            )
             if not change.sent:
                 scale = max(scale, _LEAST_UNSENT)
             # Before any round has said how far clients move, to move something by its
             # own length is nothing strange.
-            usual = 0.0 if past else change.sent + 1
-            if change.norm > max(most * scale, usual):
+            limit = max(most * scale, 0.0 if past.largest else change.sent + 1)
+            if change.norm > limit:
                 return (
                     f"{name} moved by a norm of {change.norm:.3g}, more than "
-                    f"{most:.3g} times the median of this round and those before, "
-                    f"{scale:.3g} (run.max_update_median_ratio): training diverged, or "
+                    f"{limit:.3g}, which follows from run.max_update_median_ratio and "
+                    "the medians of this round and those before: training diverged, or "
                     "the client sends nonsense"
                 )
         return None

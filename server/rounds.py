@@ -35,9 +35,6 @@ MOST_NAMED = 100
 MOST_QUOTED = 5
 """The same where they end the run."""
 
-ROUNDS_COMPARED = 5
-"""Rounds before the present one whose updates a new one is compared with."""
-
 
 class _Made(NamedTuple):
     """What a round came to.
@@ -172,6 +169,7 @@ class RoundLoop:
         comparison = Comparison(
             self.run.max_update_median_ratio,
             history.norms,
+            self.training.learning_rate_at(server_round),
             _leeway(counts, self.claimed),
             self.checkpoints.waiting,
         )
@@ -190,7 +188,7 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
         wild = sign_of_explosion(loss, history.lowest_loss, comparison)
-        history = _with_medians(history, comparison)
+        history = replace(history, norms=comparison.norms())
         if loss is not None and not wild:
             lowest = min(
                 loss, loss if history.lowest_loss is None else history.lowest_loss
@@ -280,15 +278,6 @@ class RoundLoop:
             correct += reply.record.num_correct
             total += reply.record.num_examples
         return {"validation_accuracy": correct / total} if total else {}
-
-
-def _with_medians(history: History, comparison: Comparison) -> History:
-    """Return the history with the median norms of one more round's updates."""
-    medians = {
-        name: [*history.norms.get(name, ()), median][-ROUNDS_COMPARED:]
-        for name, median in comparison.medians().items()
-    }
-    return replace(history, norms={**history.norms, **medians})
 
 
 def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, float]:
