@@ -8,6 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from knnper.config.errors import CodecError, KnnPerError
+from knnper.transport.foreign_text import printable
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -123,7 +124,8 @@ def make_client_app(host: Host) -> ClientApp:
 
     @app.query(Purpose.REFUSE.action)
     def refused(message: Message, context: Context) -> Message:
-        host.refused(context, str(message.content.config_records["refusal"]["reason"]))
+        reason = message.content.config_records["refusal"]["reason"]
+        host.refused(context, printable(str(reason)))
         return Message(RecordDict(), reply_to=message)
 
     def _open(message: Message, context: Context) -> tuple[Job, Player]:

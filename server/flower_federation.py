@@ -169,7 +169,7 @@ class FlowerFederation(Federation):
     ) -> Reply:
         clients = request.clients
         if isinstance(message, NoReply):
-            return Reply(clients, None, message.reason)
+            return Reply(clients, None, printable(message.reason))
         if message.has_error():
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
