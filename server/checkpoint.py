@@ -125,12 +125,14 @@ def to_keep(rounds: Sequence[int], most: int) -> list[int]:
     """Return which of the rounds are kept, oldest first, where only so many are.
 
     The newest two, and of those that 2, 4, 8, ... divide the newest two again, so that
-    each is about twice as far back as the next one.
+    each is about twice as far back as the next one. Where these are fewer, the newest
+    of the others too.
     """
-    kept: set[int] = set()
+    kept = set(rounds[-1:])
     for power in range(most - 1):
         kept.update([one for one in rounds if one % 2**power == 0][-2:])
-    return sorted(kept) if most > 1 else list(rounds[-1:])
+    others = [one for one in reversed(rounds) if one not in kept]
+    return sorted([*kept, *others[: most - len(kept)]])
 
 
 class CheckpointFolder:

@@ -53,20 +53,24 @@ def _warning_the_server() -> Iterator[None]:
     if not path:
         yield
         return
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setLevel(logging.WARNING)
-    loggers = (logging.getLogger(), log)
-    for one in loggers:
-        one.addHandler(handler)
+    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file.setLevel(logging.WARNING)
+    root = logging.getLogger()
+    # What Python does by itself only where nobody else writes.
+    own = logging.StreamHandler()
+    own.setLevel(logging.WARNING)
+    added = ((root, own), (root, file), (log, file))
+    for logger, handler in added:
+        logger.addHandler(handler)
     try:
         yield
     except KnnPerError as error:
         log.error("the run has ended: %s", error)
         raise
     finally:
-        for one in loggers:
-            one.removeHandler(handler)
-        handler.close()
+        for logger, handler in added:
+            logger.removeHandler(handler)
+        file.close()
 
 
 def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:

@@ -48,6 +48,34 @@ def test_what_no_checkpoint_needs_goes(tmp_path: Path) -> None:
     assert names == [f"round-00000{r}.safetensors" for r in (3, 4, 7)]
 
 
+def test_the_state_at_each_checkpoint_stays(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path)
+    for server_round in (2, 5, 6, 9, 13, 14):
+        store.save("0001", server_round, state(float(server_round)), keep=[0])
+    store.save("0001", 15, state(15.0), keep=[4, 8, 12])
+    # 2 at 4, 6 at 8, 9 at 12; and all since.
+    assert kept(tmp_path / "0001") == [2, 6, 9, 13, 14, 15]
+
+
+def test_what_counts_no_longer_is_put_aside_until_it_is_passed(tmp_path: Path) -> None:
+    store, aside = ClientStateStore(tmp_path), tmp_path / "0001" / "aside"
+    for server_round in (3, 6, 8):
+        store.save("0001", server_round, state(float(server_round)), keep=[0])
+    assert value_of(store.load(ModelState, "0001", 3)) == 3.0
+    assert (kept(tmp_path / "0001"), kept(aside)) == ([3], [6, 8])
+    store.save("0001", 5, state(-5.0), keep=[4])
+    assert kept(aside) == [6, 8]
+    # The server thinks better of it: what it did in round 8 counts after all.
+    assert value_of(store.load(ModelState, "0001", 8)) == 8.0
+    assert value_of(store.load(ModelState, "0001", 5)) == -5.0
+    store.save("0001", 9, state(-9.0), keep=[4, 8])
+    assert not aside.exists()
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem[-6:]) for path in folder.glob("*.safetensors"))
+
+
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     store = ClientStateStore(tmp_path)
     store.save("0001", 1, state(1.0), keep=[0])

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from knnper.config.errors import RunError
+from knnper.transport import polling
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import (
     CannotPlayError,
@@ -21,7 +22,7 @@ from knnper.transport.messages import (
     to_content,
     unpack,
 )
-from knnper.transport.polling import Interrupted, Patience
+from knnper.transport.polling import Interrupted, Pace, Patience
 from server.federation import Reply, Request
 from server.flower_federation import EXPIRES_LATER_S, FlowerFederation
 from strategies.core.records import ModelPayload, ModelUpdate
@@ -214,14 +215,77 @@ def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
             return None
         return add_client_number(message)
 
-    timeouts_s = {Purpose.TRAIN: 0.3}
-    clients = federation(answer, timeouts_s=timeouts_s)
+    clients = federation(answer, paces={Purpose.TRAIN: Pace(0.3, patience=10.0)})
     first, late, last = ask(clients.made)
     assert late.failure == "no answer within 0.3 s"
     assert [first.failure, last.failure] == [None, None]
     message = next(iter(clients.grid.messages.values()))
     assert job_of(message.content).timeout_s == 0.3, "the client must know, too"
     assert message.metadata.ttl == 0.3 + EXPIRES_LATER_S
+
+
+def test_a_silent_client_is_given_up_once_the_others_have_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the first round too, and however long the operator would wait."""
+    monkeypatch.setattr(polling, "LEAST_S", 0.2)
+
+    def answer(message: Message) -> Message | None:
+        job = job_of(message.content)
+        return None if job.clients == ["1"] else add_client_number(message)
+
+    clients = federation(answer, paces={Purpose.TRAIN: Pace(3600.0, patience=3.0)})
+    silent, *others = ask(clients.made)
+    assert "no answer within" in str(silent.failure)
+    assert [one.failure for one in others] == [None, None]
+    ask(clients.made)
+    told = [job_of(one.content).timeout_s for one in clients.grid.messages.values()]
+    assert told[:3] == [3600.0] * 3
+    assert max(told[3:]) < 60, "what it takes is known from the round before"
+
+
+def test_how_long_a_reply_is_waited_for() -> None:
+    pace = Pace(1000.0, patience=10.0)
+    for _ in range(4):
+        pace.sent()
+    for seconds in (5.0, 1.0):
+        pace.answered(seconds)
+    assert pace.timeout_s() == 1000.0, "two of four are not most of them"
+    pace.answered(8.0)
+    assert pace.timeout_s() == 30 + 10 * 8
+    pace.begin()
+    # Of what has answered: 1, 5, 8.
+    assert pace.timeout_s() == 30 + 10 * 5
+    pace.sent()
+    pace.answered(200.0)
+    assert pace.timeout_s() == 1000.0, "never longer"
+    for _ in range(6):
+        pace.begin()
+        pace.sent()
+        pace.answered(0.1)
+    assert pace.timeout_s() == 31.0, "what was long ago is forgotten"
+
+
+def test_who_fails_at_once_tells_nothing_of_how_long_it_takes() -> None:
+    pace = Pace(1000.0, patience=10.0)
+    for _ in range(3):
+        pace.sent()
+    pace.answered(None)
+    pace.answered(None)
+    assert pace.timeout_s() == 1000.0
+    pace.answered(7.0)
+    assert pace.timeout_s() == 100.0
+
+
+@pytest.mark.parametrize("slow_s", [3.0, 9.0])
+def test_a_slow_client_is_waited_for(slow_s: float) -> None:
+    pace = Pace(3600.0, patience=10.0)
+    for _ in range(5):
+        for seconds in (1.0, 1.0, slow_s):
+            pace.sent()
+            pace.answered(seconds)
+        pace.begin()
+        assert pace.timeout_s() > slow_s + 30
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
