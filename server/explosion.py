@@ -18,28 +18,30 @@ _TIMES_ITS_LENGTH = 2.0
 
 
 class ExplodedError(RunError):
-    """A training exploded.
+    """A training exploded."""
+
+
+def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
+    """Return the error that ends a training.
 
     Parameters
     ----------
     server_round
         The round that ends it.
-    reason
-        How it can be told.
+    sign
+        What tells; see `sign_of_explosion`.
     last_good
-        The last round before.
+        The last round before it exploded.
     """
-
-    def __init__(self, server_round: int, reason: str, last_good: int) -> None:
-        since = last_good + 1
-        rounds = f"round {since}" if since == server_round else f"rounds {since} to "
-        rounds += "" if since == server_round else str(server_round)
-        super().__init__(
-            f"the training has exploded in {rounds}: {reason}. The last good round is "
-            f"{last_good}. Lower training.learning_rate in a run of its own, or look "
-            "for a client that spoils it; run.exploding_rounds is after how many such "
-            "rounds a run ends, and 0 for never"
-        )
+    since = last_good + 1
+    several = f"rounds {since} to {server_round}"
+    return ExplodedError(
+        "the training has exploded in "
+        f"{several if since < server_round else f'round {since}'}: {sign}. The last good "
+        f"round is {last_good}. Lower training.learning_rate in a run of its own, or "
+        "look for a client that spoils it; run.exploding_rounds is after how many such "
+        "rounds a run ends, and 0 for never"
+    )
 
 
 def median_loss(losses: Iterable[float]) -> float | None:

@@ -16,7 +16,7 @@ from knnper.transport.codec import canonical
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder, History
 from server.comparison import Comparison
-from server.explosion import ExplodedError, median_loss, sign_of_explosion
+from server.explosion import exploded, median_loss, sign_of_explosion
 from server.federation import Federation, Request
 from server.grouping import in_groups
 from server.observer import RoundRecord
@@ -128,7 +128,7 @@ class RoundLoop:
                 # No checkpoint: the last one stays the last good one.
                 if last or num_wild >= self.run.exploding_rounds:
                     good = server_round - num_wild
-                    raise ExplodedError(server_round, made.wild, good)
+                    raise exploded(server_round, made.wild, good)
             elif last or _is_due(server_round, self.run.checkpoint_every):
                 latest = self.checkpoints.save(server_round, state, history)
         return latest

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from server.comparison import Change, Comparison, Measured
-from server.explosion import ExplodedError, median_loss, sign_of_explosion
+from server.explosion import exploded, median_loss, sign_of_explosion
 from strategies.core.records import ModelUpdate
 
 
@@ -75,6 +75,6 @@ def test_how_far_the_median_client_may_move(
 
 
 def test_the_last_good_round_is_named() -> None:
-    assert "in rounds 5 to 7: too much" in str(ExplodedError(7, "too much", 4))
-    assert "in round 5: too much" in str(ExplodedError(5, "too much", 4))
-    assert "last good round is 4" in str(ExplodedError(5, "too much", 4))
+    assert "in rounds 5 to 7: too much" in str(exploded(7, "too much", 4))
+    assert "in round 5: too much" in str(exploded(5, "too much", 4))
+    assert "last good round is 4" in str(exploded(5, "too much", 4))

@@ -24,6 +24,7 @@ MakeClient = Callable[..., ClientData]
 
 CLIENTS = ("a", "b", "c", "d")
 EXAMPLES = dict.fromkeys(CLIENTS, 6)
+OF_A_MODEL = {"weights", "shared", "components", "models"}
 WITH_ROUNDS = sorted(set(METHODS) - {"local"})
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 
@@ -100,6 +101,22 @@ def test_a_wrong_first_update_is_that_client_s_failure(
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
         assert list(tally.failures) == ["a"]
         method.aggregate(state, iter(used))
+
+
+@pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
+def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
+    method: Method, noisy: MakeClient
+) -> None:
+    state = method.init(CLIENTS, RandomKey(1))
+    tally, honest = of_a_round(method, state, noisy)
+    replies = [Reply((client,), update) for client, update in honest.items()]
+    for one in usable_updates(replies, method.update_type, tally):
+        assert one is not None
+        fields = [name for name in one.changes if name in OF_A_MODEL]
+        assert fields
+        for name in fields:
+            # A step moves a model by a part of its length.
+            assert 0 <= one.changes[name].norm < one.changes[name].sent
 
 
 @pytest.mark.parametrize("method", ["fedattn"], indirect=True)
