@@ -35,12 +35,12 @@ def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
     """
     since = last_good + 1
     several = f"rounds {since} to {server_round}"
+    when = several if since < server_round else f"round {since}"
     return ExplodedError(
-        "the training has exploded in "
-        f"{several if since < server_round else f'round {since}'}: {sign}. The last good "
-        f"round is {last_good}. Lower training.learning_rate in a run of its own, or "
-        "look for a client that spoils it; run.exploding_rounds is after how many such "
-        "rounds a run ends, and 0 for never"
+        f"the training has exploded in {when}: {sign}. The last good round is "
+        f"{last_good}. Lower training.learning_rate in a run of its own, or look for a "
+        "client that spoils it; run.exploding_rounds is after how many such rounds a "
+        "run ends, and 0 for never"
     )
 
 
