@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,25 @@ class History:
     norms: Mapping[str, Norms] = field(default_factory=dict)
     lowest_loss: float | None = None
     trained_in: Mapping[str, int] | None = None
+
+    def after(
+        self,
+        server_round: int,
+        norms: Mapping[str, Norms],
+        loss: float | None,
+        used: Collection[str],
+    ) -> "History":
+        """Return what is known after one more round.
+
+        ``loss`` is its median train loss, None where it counts for nothing; ``used``
+        are the clients whose updates were folded into it.
+        """
+        lowest, trained_in = self.lowest_loss, self.trained_in
+        if loss is not None:
+            lowest = loss if lowest is None else min(loss, lowest)
+        if trained_in is not None:
+            trained_in = {**trained_in, **dict.fromkeys(used, server_round)}
+        return History(norms, lowest, trained_in)
 
     def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
         """Return after which round each client goes on; 0 is from the start.

@@ -138,11 +138,16 @@ class FlowerFederation(Federation):
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
             session=self.session,
-            timeout_s=self.paces[purpose].timeout_s() if purpose in self.paces else 0.0,
+            timeout_s=self._timeout_s(purpose, request),
             model=self.model,
             seen=request.seen,
             state_rounds=list(request.state_rounds),
         )
+
+    def _timeout_s(self, purpose: Purpose, request: Request) -> float:
+        if purpose not in self.paces:
+            return 0.0
+        return self.paces[purpose].timeout_s(self.choose_node(request.clients[0]))
 
     def _message(
         self, purpose: Purpose, job: Job, records: dict[str, Packed]

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from knnper.config.errors import RunError
@@ -188,15 +188,9 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
         wild = sign_of_explosion(loss, history.lowest_loss, comparison)
-        history = replace(history, norms=comparison.norms())
-        if loss is not None and not wild:
-            lowest = min(
-                loss, loss if history.lowest_loss is None else history.lowest_loss
-            )
-            history = replace(history, lowest_loss=lowest)
-        if history.trained_in is not None:
-            trained_in = dict.fromkeys(tally.used, server_round)
-            history = replace(history, trained_in={**history.trained_in, **trained_in})
+        history = history.after(
+            server_round, comparison.norms(), None if wild else loss, tally.used
+        )
         return _Made(canonical(new_state), history, tally, wild)
 
     def _warn_of_large_counts(

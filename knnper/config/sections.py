@@ -138,8 +138,9 @@ class FederationSettings(Settings):
         own process ends itself then, and is free for the next one.
     round_patience
         So it is after this many times the median time of the clients in this round, or
-        in one of the last five, and half a minute more, if that is earlier. The median
-        is known once most of a round have answered.
+        in one of the last five, and half a minute more, if that is earlier; or after
+        three times as long as it took itself the last time, if that is later. The
+        median is known once most of a round have answered.
     round_attempts
         Times that a round in which too many clients fail is made before the run ends.
     hand_over_timeout_s

@@ -232,60 +232,83 @@ def test_a_silent_client_is_given_up_once_the_others_have_answered(
 
     def answer(message: Message) -> Message | None:
         job = job_of(message.content)
-        return None if job.clients == ["1"] else add_client_number(message)
+        return None if job.clients == ["2"] else add_client_number(message)
 
     clients = federation(answer, paces={Purpose.TRAIN: Pace(3600.0, patience=3.0)})
-    silent, *others = ask(clients.made)
+    first, silent, last = ask(clients.made)
     assert "no answer within" in str(silent.failure)
-    assert [one.failure for one in others] == [None, None]
+    assert [first.failure, last.failure] == [None, None]
     ask(clients.made)
     told = [job_of(one.content).timeout_s for one in clients.grid.messages.values()]
     assert told[:3] == [3600.0] * 3
     assert max(told[3:]) < 60, "what it takes is known from the round before"
 
 
+def a_round(pace: Pace, **seconds: float | None) -> None:
+    """Let nodes answer after so many seconds; None is an error."""
+    pace.begin()
+    for _ in seconds:
+        pace.sent()
+    for node, taken in seconds.items():
+        if taken is None:
+            pace.failed()
+        else:
+            pace.answered(ord(node), taken)
+
+
+def waited_for(pace: Pace, node: str) -> float:
+    return pace.timeout_s(ord(node))
+
+
 def test_how_long_a_reply_is_waited_for() -> None:
-    pace = Pace(1000.0, patience=10.0)
+    pace = Pace(2000.0, patience=10.0)
+    pace.begin()
     for _ in range(4):
         pace.sent()
-    for seconds in (5.0, 1.0):
-        pace.answered(seconds)
-    assert pace.timeout_s() == 1000.0, "two of four are not most of them"
-    pace.answered(8.0)
-    assert pace.timeout_s() == 30 + 10 * 8
+    for node, seconds in (("a", 5.0), ("b", 1.0)):
+        pace.answered(ord(node), seconds)
+    assert waited_for(pace, "d") == 2000, "two of four are not most of them"
+    pace.answered(ord("c"), 8.0)
+    assert waited_for(pace, "a") == 30 + 10 * 8
+    # It has not answered yet: nobody knows how much it has to do.
+    assert waited_for(pace, "d") == 30 + 100 * 8
     pace.begin()
     # Of what has answered: 1, 5, 8.
-    assert pace.timeout_s() == 30 + 10 * 5
-    pace.sent()
-    pace.answered(200.0)
-    assert pace.timeout_s() == 1000.0, "never longer"
+    assert waited_for(pace, "a") == 30 + 10 * 5
+    a_round(pace, a=300.0)
+    assert waited_for(pace, "a") == 2000, "never longer"
     for _ in range(6):
-        pace.begin()
-        pace.sent()
-        pace.answered(0.1)
-    assert pace.timeout_s() == 31.0, "what was long ago is forgotten"
+        a_round(pace, a=0.1)
+    assert waited_for(pace, "a") == 31, "what was long ago is forgotten"
 
 
 def test_who_fails_at_once_tells_nothing_of_how_long_it_takes() -> None:
     pace = Pace(1000.0, patience=10.0)
-    for _ in range(3):
-        pace.sent()
-    pace.answered(None)
-    pace.answered(None)
-    assert pace.timeout_s() == 1000.0
-    pace.answered(7.0)
-    assert pace.timeout_s() == 100.0
+    a_round(pace, a=None, b=None)
+    assert waited_for(pace, "c") == 1000
+    a_round(pace, a=None, b=None, c=7.0)
+    assert waited_for(pace, "c") == 100
 
 
-@pytest.mark.parametrize("slow_s", [3.0, 9.0])
+@pytest.mark.parametrize("slow_s", [3.0, 90.0, 1000.0])
 def test_a_slow_client_is_waited_for(slow_s: float) -> None:
     pace = Pace(3600.0, patience=10.0)
     for _ in range(5):
-        for seconds in (1.0, 1.0, slow_s):
-            pace.sent()
-            pace.answered(seconds)
-        pace.begin()
-        assert pace.timeout_s() > slow_s + 30
+        a_round(pace, a=1.0, b=1.0, c=slow_s)
+        assert waited_for(pace, "c") >= min(30 + 3 * slow_s, 3600)
+        assert waited_for(pace, "a") == 40
+
+
+def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> None:
+    pace = Pace(3600.0, patience=10.0)
+    a_round(pace, a=1.0, b=1.0, c=100.0)
+    waited = []
+    for _ in range(7):
+        waited.append(waited_for(pace, "c"))
+        pace.given_up(ord("c"))
+    assert waited == [330, 180, 105, 67.5, 48.75, 40, 40]
+    a_round(pace, a=1.0, b=1.0, c=50.0)
+    assert waited_for(pace, "c") == 180, "it is back"
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
