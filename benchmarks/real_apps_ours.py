@@ -70,7 +70,7 @@ def _make_round(
 ) -> torch.Tensor:
     payload = ModelPayload(weights)
     requests = [Request((str(client),), payload) for client in range(num_clients)]
-    replies = federation.exchange(Purpose.TRAIN, server_round, 0, requests)
+    replies = federation.exchange(Purpose.TRAIN, server_round, [0], requests)
     return average_weights((reply.client, reply.record) for reply in replies).weights
 
 

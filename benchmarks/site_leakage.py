@@ -72,7 +72,7 @@ class Target:
         )
         (self.folder / "state/answers.jsonl").unlink(missing_ok=True)
         context = Context(1, 1, {"config": str(file)}, RecordDict(), {})
-        return SiteHost().open(context, Job([CLIENT], 1, 0, to_json(settings)))
+        return SiteHost().open(context, Job([CLIENT], 1, [0], to_json(settings)))
 
 
 def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
@@ -133,7 +133,7 @@ def nothing_yet(player: SitePlayer) -> Found:
 
 def gained(player: SitePlayer, weights: Tensor, server_round: int) -> Tensor:
     """Return what training took away from ``weights``, float64."""
-    update = player.train(CLIENT, ModelPayload(weights), server_round, 0)
+    update = player.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
     change: Tensor = weights.double() - update.weights.double()
     return change
 
@@ -342,7 +342,7 @@ def with_honest_weights(target: Target) -> Iterator[Figure]:
     yield "min_examples: 1", "one image an update", *_had(found, images, 400)
     settings = asked_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
     try:
-        target.opened(settings).train(CLIENT, None, 1, 0)
+        target.opened(settings).train(CLIENT, None, 1, 0, [0])
     except RefusedError as error:
         refused = {"refused": str(error)}
         yield "the default", "one image an update", 0, images, refused

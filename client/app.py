@@ -8,6 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from knnper.config.errors import CodecError, KnnPerError, RefusedError
+from knnper.transport.foreign_text import printable
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -32,7 +33,12 @@ class Player(Protocol):
         """What the clients do."""
 
     def train(
-        self, client: str, payload: object, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         """Train in one round; return the method's update."""
 
@@ -44,7 +50,7 @@ class Player(Protocol):
         clients: Sequence[str],
         payload: object,
         reference: object,
-        last_round: int,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         """Personalise, then read the test splits."""
 
@@ -85,8 +91,10 @@ def make_client_app(host: Host) -> ClientApp:
         job, player = _opened(host, message, context)
         folder = host.carrier_folder(context, job)
         payload = _record(message, "payload", player.method.payload_type, folder)
-        (client,) = job.clients
-        update = player.train(client, payload, job.server_round, job.keep_round)
+        (client,), (state_round,) = job.clients, job.state_rounds
+        update = player.train(
+            client, payload, job.server_round, state_round, job.keep_rounds
+        )
         return _reply(message, update, folder)
 
     @app.evaluate(Purpose.VALIDATE.action)
@@ -105,7 +113,7 @@ def make_client_app(host: Host) -> ClientApp:
             job.clients,
             _record(message, "payload", payload_type, folder),
             _record(message, "reference", payload_type, folder),
-            job.server_round,
+            job.state_rounds,
         )
         return _reply(message, result, folder)
 
@@ -116,7 +124,8 @@ def make_client_app(host: Host) -> ClientApp:
 
     @app.query(Purpose.REFUSE.action)
     def refused(message: Message, context: Context) -> Message:
-        host.refused(context, str(message.content.config_records["refusal"]["reason"]))
+        reason = message.content.config_records["refusal"]["reason"]
+        host.refused(context, printable(str(reason)))
         return Message(RecordDict(), reply_to=message)
 
     return app

@@ -141,9 +141,23 @@ class ClientRuntime:
     keep: Callable[[Personalized], Served | None] = _keep_nothing
 
     def train(
-        self, client: str, payload: object, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         """Train in one round; return the method's update.
+
+        Parameters
+        ----------
+        client, payload, server_round
+            Who is sent what, in which round.
+        state_round
+            The round that ended with the state from which the client goes on.
+        keep_rounds
+            Those to which the server may go back; see `ClientStateStore`.
 
         Raises
         ------
@@ -153,7 +167,7 @@ class ClientRuntime:
         """
         state, update = self.method.client_update(
             payload,
-            self._state(client, server_round),
+            self._state(client, state_round),
             self.source.data(client),
             server_round,
             self.key.child("client_update", server_round, client),
@@ -161,7 +175,7 @@ class ClientRuntime:
         _require_finite("update", update)
         _require_finite("state", state)
         if not isinstance(state, NoState):
-            self.states.save(client, server_round, state, keep_round)
+            self.states.save(client, server_round, state, keep_rounds)
         return update
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
@@ -177,7 +191,7 @@ class ClientRuntime:
         clients: Sequence[str],
         payload: object,
         reference: object,
-        last_round: int,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         """Personalise, then read the test splits: once, and only here.
 
@@ -186,11 +200,13 @@ class ClientRuntime:
         the others alone.
         """
         failures: dict[str, str] = {}
+        rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
 
         def prepare(client: str) -> _Prepared:
-            predictor = self._personalized(client, data[client], payload, last_round)
+            state_round = rounds[client]
+            predictor = self._personalized(client, data[client], payload, state_round)
             validation = evaluate(unpersonalised, data[client].validation)
             return _Prepared(client, data[client], predictor, validation)
 
@@ -215,9 +231,9 @@ class ClientRuntime:
         return ClientResults(tuple(results.values()), failures)
 
     def _personalized(
-        self, client: str, data: ClientData, payload: object, last_round: int
+        self, client: str, data: ClientData, payload: object, state_round: int
     ) -> Predictor:
-        state = self._state(client, last_round + 1)
+        state = self._state(client, state_round)
         rng = self.key.child("personalize", client)
         return self.method.personalize(payload, state, data, rng)
 
@@ -234,11 +250,11 @@ class ClientRuntime:
         ]
         return self.pool.holding(models, [split.images for split in splits])
 
-    def _state(self, client: str, before_round: int) -> Any:
+    def _state(self, client: str, after_round: int) -> Any:
         state_type = self.method.client_state_type
         if state_type is NoState:
             return None
-        return self.states.load(state_type, client, before_round)
+        return self.states.load(state_type, client, after_round)
 
     def _unpersonalised(self, reference: object) -> Predictor:
         """Return what the method gives to a client without data: its global model."""

@@ -9,7 +9,7 @@ from typing import Any
 from knnper.config.document import results_identity, to_document
 from knnper.config.errors import RunError
 from knnper.transport.codec import canonical, fingerprint
-from server.checkpoint import Checkpoint, CheckpointFolder
+from server.checkpoint import Checkpoint, CheckpointFolder, History
 from server.federation import Federation
 from server.hand_over import HandOver
 from server.manifest import build_manifest
@@ -21,6 +21,7 @@ from server.run_folder import RunFolder
 from server.tensorboard import scalar_writer
 from strategies.assembly import Assembly
 from strategies.core.evaluation import ClientResult
+from strategies.core.records import NoState
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class Conductor:
         }
         self.folder.write_clients_csv(results)
         self.folder.write_results(document)
+        self.folder.forget_aside()
         return handed
 
     def _seconds_before(self) -> float:
@@ -162,7 +164,8 @@ class Conductor:
 
     def _checkpoints(self) -> CheckpointFolder:
         identity = results_identity(self.assembly.experiment)
-        return CheckpointFolder(self.folder.checkpoints, identity)
+        most = self.assembly.experiment.run.keep_checkpoints
+        return CheckpointFolder(self.folder.checkpoints, identity, most)
 
     def _train(self, roster: Roster) -> Checkpoint:
         start = self.last_checkpoint() or untrained(self.assembly, roster)
@@ -213,7 +216,9 @@ def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
             "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
         )
     state = canonical(assembly.method.init(list(clients), assembly.key.child("init")))
-    return Checkpoint(0, state, fingerprint(state))
+    keeps_state = assembly.method.client_state_type is not NoState
+    history = History(trained_in={} if keeps_state else None)
+    return Checkpoint(0, state, fingerprint(state), history)
 
 
 def round_loop(
@@ -228,6 +233,7 @@ def round_loop(
         method=assembly.method,
         federation=federation,
         clients=roster.trainable(),
+        claimed=roster.claimed(),
         num_validation=roster.num_validation(),
         training=assembly.experiment.training,
         run=assembly.experiment.run,

@@ -23,12 +23,15 @@ class Request:
         What the method broadcasts to nobody in particular; for `Purpose.PERSONALIZE`.
     seen
         Whether they may have taken part in training.
+    state_rounds
+        See `knnper.transport.messages.Job`.
     """
 
     clients: tuple[str, ...]
     payload: object
     reference: object | None = None
     seen: bool = True
+    state_rounds: tuple[int, ...] = ()
 
     @property
     def client(self) -> str:
@@ -92,7 +95,7 @@ class Federation(ABC):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """Ask clients and yield their replies in the order of the requests.
@@ -105,8 +108,8 @@ class Federation(ABC):
             What is asked.
         server_round
             From 1; the rounds made so far for what is not training.
-        keep_round
-            The oldest round to which the server may still go back.
+        keep_rounds
+            Those to which the server may still go back.
         requests
             Taken one after the other, when there is room for one more.
         """

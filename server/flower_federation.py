@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from knnper.transport.polling import (
     ENDLESS,
     MESSAGES_AT_ONCE,
     NoReply,
+    Pace,
     Patience,
     replies_in_order,
 )
@@ -62,7 +63,7 @@ class FlowerFederation(Federation):
         Requests that are under way at any time.
     stop
         Ends waiting for replies when it is set.
-    timeouts_s
+    paces
         How long clients may take for what they are asked; for ever where it is not
         said.
     patience
@@ -82,7 +83,7 @@ class FlowerFederation(Federation):
     session: str = ""
     at_once: int = MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
-    timeouts_s: Mapping[Purpose, float] = field(default_factory=dict)
+    paces: Mapping[Purpose, Pace] = field(default_factory=dict)
     patience: Patience = ENDLESS
     model: str = ""
     may_be_away: bool = False
@@ -91,7 +92,7 @@ class FlowerFederation(Federation):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
@@ -102,10 +103,13 @@ class FlowerFederation(Federation):
             for request in requests:
                 records = packer.pack_request(request)
                 under_way.append((request, records))
-                job = self._job(purpose, request, server_round, keep_round)
+                job = self._job(purpose, request, server_round, keep_rounds)
                 yield self._message(purpose, job, records)
 
-        patience = replace(self.patience, timeout_s=self.timeouts_s.get(purpose))
+        pace = self.paces.get(purpose)
+        if pace is not None:
+            pace.begin()
+        patience = replace(self.patience, pace=pace)
         replies = replies_in_order(
             self.grid, messages(), self.stop, self.at_once, patience
         )
@@ -120,20 +124,30 @@ class FlowerFederation(Federation):
         packer.discard_all()
 
     def _job(
-        self, purpose: Purpose, request: Request, server_round: int, keep_round: int
+        self,
+        purpose: Purpose,
+        request: Request,
+        server_round: int,
+        keep_rounds: Sequence[int],
     ) -> Job:
         return Job(
             clients=list(request.clients),
             server_round=server_round,
-            keep_round=keep_round,
+            keep_rounds=list(keep_rounds),
             experiment=self.experiment,
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
             session=self.session,
-            timeout_s=self.timeouts_s.get(purpose, 0.0),
+            timeout_s=self._timeout_s(purpose, request),
             model=self.model,
             seen=request.seen,
+            state_rounds=list(request.state_rounds),
         )
+
+    def _timeout_s(self, purpose: Purpose, request: Request) -> float:
+        if purpose not in self.paces:
+            return 0.0
+        return self.paces[purpose].timeout_s(self.choose_node(request.clients[0]))
 
     def _message(
         self, purpose: Purpose, job: Job, records: dict[str, Packed]
@@ -160,7 +174,7 @@ class FlowerFederation(Federation):
     ) -> Reply:
         clients = request.clients
         if isinstance(message, NoReply):
-            return Reply(clients, None, message.reason)
+            return Reply(clients, None, printable(message.reason))
         if message.has_error():
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 IMAGES_AT_ONCE = 1024
 """Images of the clients of one group. A task of so many takes a fraction of a second,
-so that many workers have something to do until the end; its overhead is small beside."""
+so that many workers have something to do until the end; its overhead is small."""
 
 
 def in_groups(

@@ -84,7 +84,7 @@ class HandOver:
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
             trained.server_round,
-            trained.server_round,
+            [trained.server_round],
             self._requests(trained, self._groups(sizes, seen), seen, set(done)),
         )
         for reply in replies:
@@ -131,7 +131,10 @@ class HandOver:
                 continue
             for clients, payload in _sent_the_same(group, payload_of):
                 if not done.issuperset(clients):
-                    yield Request(clients, payload, reference, clients[0] in seen)
+                    last = trained.server_round
+                    rounds = trained.history.state_rounds(clients, last)
+                    is_seen = clients[0] in seen
+                    yield Request(clients, payload, reference, is_seen, rounds)
 
     def _results(self, reply: Reply, seen: Collection[str]) -> ClientResults:
         """Return what the clients of one request report, as far as it can be true.

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
-RoundRecord = Mapping[str, float | int]
-"""The figures of one round by name."""
+RoundRecord = Mapping[str, Any]
+"""The figures of one round by name; under ``failures``, if there are any, why clients
+failed, by client."""
 
 
 class Observer(Protocol):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from knnper.transport.introduction import LARGEST_COUNT
+from knnper.config.ranges import LARGEST_COUNT
 from strategies.core.evaluation import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 
 MOST_CHOSEN = 64

@@ -1,6 +1,6 @@
 """The clients of a run, as far as the server knows them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -16,6 +16,9 @@ class Member:
         Whether it may take part in training.
     num_train, num_validation, num_test
         Examples in its splits.
+    is_claim
+        Whether only the client knows how many it trains on; else the operator of the
+        server does, or the simulation.
     """
 
     name: str
@@ -23,6 +26,7 @@ class Member:
     num_train: int
     num_validation: int
     num_test: int
+    is_claim: bool = False
 
     @property
     def num_examples(self) -> int:
@@ -61,6 +65,10 @@ class Roster:
         """
         return {one.name: one.num_train for one in self._training()}
 
+    def claimed(self) -> frozenset[str]:
+        """Return the `trainable` clients of whose number only they know."""
+        return frozenset(member.name for member in self._training() if member.is_claim)
+
     def num_validation(self) -> dict[str, int]:
         """Return the number of validation examples of each `trainable` client."""
         return {one.name: one.num_validation for one in self._training()}
@@ -75,3 +83,36 @@ class Roster:
 
     def _training(self) -> list[Member]:
         return [one for one in self.members if one.seen and one.num_train > 0]
+
+
+def capped(
+    counts: Mapping[str, int], claimed: Collection[str], most: float
+) -> dict[str, int]:
+    """Return counts of which no claimed one is more than a share of the total.
+
+    Parameters
+    ----------
+    counts
+        By client, positive.
+    claimed
+        The clients that may be cut down. Where that is not enough, as for a client that
+        is alone, these count as much as the smallest of them.
+    most
+        The largest share, (0, 1].
+    """
+    claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
+    rest = sum(counts.values())
+    limit = claims[-1] if claims else 0
+    for num_cut, claim in enumerate([*claims, 0]):
+        # With so many clients at the limit, it is this part of what the others have.
+        if rest == 0 or num_cut * most >= 1:
+            break
+        share = most * rest / (1 - num_cut * most)
+        if claim <= share:
+            limit = max(1, int(share))
+            break
+        rest -= claim
+    return {
+        name: min(count, limit) if name in claimed else count
+        for name, count in counts.items()
+    }

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,12 @@ from knnper.config.document import results_identity, to_yaml
 from knnper.config.errors import ConfigError, FolderTakenError, Problem, RunError
 from knnper.config.loading import read_experiment
 from knnper.config.sections import Experiment
-from knnper.durable_files import JsonLines, draft_of, write_atomically
+from knnper.durable_files import (
+    JsonLines,
+    draft_of,
+    write_atomically,
+)
+from server.checkpoint import asides, put_aside, rounds_in
 from server.hand_over_log import HandOverLog
 from server.manifest import complete_manifest
 from server.results import write_clients_csv
@@ -28,6 +34,9 @@ RESULTS = "results.json"
 _MANIFEST = "manifest.json"
 _ROSTER = "clients.json"
 _SESSION = "session"
+_CLIENTS = "clients.csv"
+_ROUNDS = "rounds.jsonl"
+_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """Where the server keeps its state."""
-        return self.path / "checkpoints"
+        return self.path / _CHECKPOINTS
 
     @property
     def tensorboard(self) -> Path:
@@ -252,9 +261,42 @@ class RunFolder:
                 "another folder"
             ) from error
 
+    def go_back(self, server_round: int) -> None:
+        """Make a round the last one; what came later is put aside.
+
+        It stays among the checkpoints, in a folder of its own, until a later end of the
+        run has passed it. A kill in between leaves a run that can go back again.
+
+        Raises
+        ------
+        RunError
+            If there is no checkpoint of that round, or another process leads the run.
+        """
+        kept = rounds_in(self.checkpoints)
+        if server_round not in kept:
+            known = ", ".join(map(str, kept)) or "none"
+            raise RunError(
+                f"expected a round of which {self.path} has a checkpoint ({known}), "
+                f"found {server_round}"
+            )
+        with self.locked():
+            names = (RESULTS, _CLIENTS, _ROUNDS)
+            files = [self.path / name for name in names if (self.path / name).exists()]
+            put_aside(self.checkpoints, server_round, files)
+            # With them the run would be done.
+            (self.path / RESULTS).unlink(missing_ok=True)
+            self.drop_rounds_after(server_round)
+
+    def forget_aside(self) -> None:
+        """Remove what was put aside, as far as the run has passed it."""
+        passed = len(self.rounds())
+        for aside in asides(self.checkpoints):
+            if len(JsonLines(aside / _ROUNDS).read()) <= passed:
+                shutil.rmtree(aside, ignore_errors=True)
+
     def write_clients_csv(self, results: Iterable[ClientResult]) -> None:
         """Write ``clients.csv``, see `server.results.write_clients_csv`."""
-        write_clients_csv(self.path / "clients.csv", results)
+        write_clients_csv(self.path / _CLIENTS, results)
 
     def write_results(self, document: Mapping[str, Any]) -> None:
         """Write ``results.json``, the last file: where it is, the run is done."""
@@ -274,7 +316,7 @@ class RunFolder:
         """
         return read_document(self.path / RESULTS)
 
-    def append_round(self, record: Mapping[str, float | int]) -> None:
+    def append_round(self, record: Mapping[str, Any]) -> None:
         """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""
         self._round_lines.append(finite(record))
 
@@ -290,4 +332,4 @@ class RunFolder:
 
     @property
     def _round_lines(self) -> JsonLines:
-        return JsonLines(self.path / "rounds.jsonl")
+        return JsonLines(self.path / _ROUNDS)

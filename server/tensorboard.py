@@ -27,7 +27,7 @@ def scalar_writer(
 
     def write(record: RoundRecord) -> None:
         for name, value in record.items():
-            if name != "server_round":
+            if name not in ("server_round", "failures"):
                 writer.add_scalar(name, value, record["server_round"])
 
     try:

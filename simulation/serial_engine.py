@@ -1,6 +1,6 @@
 """One process, no Flower, no Ray: for debugging, and as the other engines' oracle."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,25 +30,32 @@ class SerialFederation(Federation):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`."""
         for request in requests:
             try:
-                record = self._answer(purpose, server_round, keep_round, request)
+                record = self._answer(purpose, server_round, keep_rounds, request)
             except KnnPerError as error:
                 yield Reply(request.clients, None, str(error))
             else:
                 yield Reply(request.clients, canonical(record))
 
     def _answer(
-        self, purpose: Purpose, server_round: int, keep_round: int, request: Request
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        request: Request,
     ) -> Any:
         clients, payload = request.clients, canonical(request.payload)
         if purpose is Purpose.TRAIN:
-            return self.runtime.train(request.client, payload, server_round, keep_round)
+            (client,), (state_round,) = clients, request.state_rounds
+            return self.runtime.train(
+                client, payload, server_round, state_round, keep_rounds
+            )
         if purpose is Purpose.VALIDATE:
             return self.runtime.validate(clients, payload)
-        reference = canonical(request.reference)
-        return self.runtime.personalize(clients, payload, reference, server_round)
+        reference, rounds = canonical(request.reference), request.state_rounds
+        return self.runtime.personalize(clients, payload, reference, rounds)

@@ -40,6 +40,7 @@ from strategies.core.bipartition import Bipartition, bipartition, cosines
 from strategies.core.cluster_models import (
     ClusterModels,
     ClusterUpdate,
+    chosen_model,
     cluster_problem,
     serve_best,
     train_best,
@@ -135,6 +136,7 @@ def clustered_fl(task: Task, settings: ClusteredFLSettings) -> Method:
         update_type=ClusterUpdate,
         num_rounds=task.training.num_rounds,
         update_problem=cluster_problem,
+        started_from=chosen_model,
     )
 
 

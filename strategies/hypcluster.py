@@ -29,6 +29,7 @@ from strategies.core.averaging import RunningMean
 from strategies.core.cluster_models import (
     ClusterModels,
     ClusterUpdate,
+    chosen_model,
     cluster_problem,
     serve_best,
     train_best,
@@ -117,6 +118,7 @@ def hypcluster(task: Task, settings: HypClusterSettings) -> Method:
         num_rounds=task.training.num_rounds,
         personalizes_by_inference=True,
         update_problem=cluster_problem,
+        started_from=chosen_model,
     )
 
 

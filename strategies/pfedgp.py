@@ -202,6 +202,7 @@ def pfedgp(task: Task, settings: PFedGPSettings) -> Method:
         num_rounds=task.training.num_rounds,
         personalizes_by_inference=True,
         update_problem=of_shapes(weights=(task.model.num_weights,)),
+        started_from=lambda payload, update: {"weights": payload.network},
     )
 
 

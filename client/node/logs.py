@@ -5,6 +5,8 @@ from pathlib import Path
 
 import flwr
 
+from knnper.transport.foreign_text import write_harmlessly
+
 _FLOWER = Path(flwr.__file__).parent
 
 
@@ -16,9 +18,7 @@ def log_to_stderr(*, verbose: bool = False) -> None:
     verbose
         Whether Flower may say every message that comes and goes, too.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    write_harmlessly("%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     flower = logging.getLogger("flwr")

@@ -1,6 +1,7 @@
 """Why a client is not in the federation, and how that is mended."""
 
 from knnper.config.errors import RunError
+from knnper.transport.foreign_text import printable
 
 _KEY_NEEDED, _NOT_ACCEPTED = 2001, 2004  # Flower's codes
 
@@ -60,7 +61,7 @@ def refusal_of(code: int, message: str) -> Refusal:
             "`insecure: true`",
             lasting=True,
         )
-    reason = " ".join(message.split())
+    reason = printable(" ".join(message.split()))
     return Refusal(f"the server did not take this client: {reason}")
 
 

@@ -55,7 +55,12 @@ class SitePlayer:
         return self.runtime.method
 
     def train(
-        self, client: str, payload: object, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         """See `ClientRuntime.train`.
 
@@ -70,7 +75,9 @@ class SitePlayer:
         self.limits.count("training")
         self.trained.clear()
         with self._doing(f"training in round {server_round}"):
-            update = self.runtime.train(client, payload, server_round, keep_round)
+            update = self.runtime.train(
+                client, payload, server_round, state_round, keep_rounds
+            )
         self.limits.require_behind(self.trained)
         return self.discretion.update(update)
 
@@ -94,7 +101,7 @@ class SitePlayer:
         clients: Sequence[str],
         payload: object,
         reference: object,
-        last_round: int,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         """See `ClientRuntime.personalize`; the model is taken, come what may.
 
@@ -108,7 +115,7 @@ class SitePlayer:
             except RefusedError:
                 discretion = Discretion(share_metrics=False)
         with self._doing("the hand-over"):
-            found = self.runtime.personalize(clients, payload, reference, last_round)
+            found = self.runtime.personalize(clients, payload, reference, state_rounds)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
         return discretion.results(found)

@@ -21,6 +21,7 @@ from knnper.transport.model_folder.global_model import (
     ends_with_global_model,
     global_model,
 )
+from knnper.transport.polling import Pace
 from server.checkpoint import Checkpoint
 from server.conduct import Conductor
 from server.flower_federation import FlowerFederation
@@ -101,10 +102,13 @@ def _messenger(
         run_folder="",
         shared_folder="",
         stop=stop,
-        timeouts_s={
-            Purpose.TRAIN: settings.round_timeout_s,
-            Purpose.VALIDATE: settings.round_timeout_s,
-            Purpose.PERSONALIZE: settings.hand_over_timeout_s,
+        paces={
+            purpose: Pace(most_s, settings.round_patience)
+            for purpose, most_s in (
+                (Purpose.TRAIN, settings.round_timeout_s),
+                (Purpose.VALIDATE, settings.round_timeout_s),
+                (Purpose.PERSONALIZE, settings.hand_over_timeout_s),
+            )
         },
         patience=OVER_NETWORK,
         may_be_away=True,

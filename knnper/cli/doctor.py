@@ -8,7 +8,7 @@ import typer
 
 from knnper.cli.errors import RUN_FAILED
 from knnper.cli.options import AsJson
-from knnper.cli.output import print_json
+from knnper.cli.output import print_json, tell
 from knnper.cli.store.options import counted
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ def _examined(patient: _Patient) -> _Diagnosis:
 
 def _show(diagnosis: _Diagnosis) -> None:
     patient = diagnosis.patient
-    typer.echo(f"{patient.kind} {patient.name} ({patient.file})")
+    tell(f"{patient.kind} {patient.name} ({patient.file})")
     for one in diagnosis.from_well_to_wrong():
         finding = one.finding
-        typer.echo(f"  {_MARKS[finding.verdict]} {one.subject:<14} {finding.found}")
+        tell(f"  {_MARKS[finding.verdict]} {one.subject:<14} {finding.found}")
         if finding.expected:
-            typer.echo(f"{_INDENT}expected: {finding.expected}")
+            tell(f"{_INDENT}expected: {finding.expected}")
         if finding.mend:
-            typer.echo(f"{_INDENT}mend: {finding.mend}")
-    typer.echo(f"{diagnosis.summary()}\n")
+            tell(f"{_INDENT}mend: {finding.mend}")
+    tell(f"{diagnosis.summary()}\n")

@@ -8,7 +8,7 @@ import typer
 
 from knnper.cli.client import Verbose
 from knnper.cli.options import AsJson
-from knnper.cli.output import print_json, say
+from knnper.cli.output import print_json, say, tell
 from knnper.cli.serve import ClientFile, Overrides, serve
 from knnper.cli.store.options import counted
 
@@ -86,7 +86,7 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
         _print(onboarded)
     else:
         for line in report(onboarded, found):
-            typer.echo(line)
+            tell(line)
     if start_service:
         serve(config, overrides)
     else:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from knnper.transport.foreign_text import harmless
+
 if TYPE_CHECKING:
     from simulation.showing import Shown
 
@@ -18,18 +20,24 @@ _FILE_WIDTH = 200
 
 def print_json(document: Any) -> None:
     """Write plain values as JSON to standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    # JSON leaves some of what steers a terminal as it is.
+    typer.echo(harmless(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table to standard output."""
-    table = Table(*map(escape, header))
+    table = Table(*map(_cell, header))
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(_cell, row))
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     console.print(table)
+
+
+def _cell(text: str) -> str:
+    """Return a text as rich takes it for what it says, and no terminal for more."""
+    return escape(harmless(text))
 
 
 def print_shown(shown: "Shown") -> None:
@@ -57,4 +65,9 @@ def print_shown_or_json(shown: "Shown", document: Any, *, as_json: bool) -> None
 
 def say(message: str) -> None:
     """Write a line for people to standard error."""
-    typer.echo(message, err=True)
+    typer.echo(harmless(message), err=True)
+
+
+def tell(message: str) -> None:
+    """Write a line for people to standard output."""
+    typer.echo(harmless(message))

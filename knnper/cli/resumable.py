@@ -2,7 +2,7 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -77,6 +77,13 @@ def how_to_go_on(command: str, run: Path) -> str:
     from server.run_folder import RunFolder
 
     resume = f"knnper {command} --resume {run}"
-    if rounds_in(RunFolder(run).checkpoints):
-        return f"To go on from the last checkpoint: {resume}"
+    *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]
+    if latest:
+        back = f", or with --from-round N from round {_or(older)}" if older else ""
+        return f"To go on from the last checkpoint, of round {latest}: {resume}{back}"
     return f"There is no checkpoint yet. To begin again: {resume}"
+
+
+def _or(rounds: Sequence[int]) -> str:
+    *others, last = map(str, rounds)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from knnper.cli.output import say
+from knnper.transport.foreign_text import write_harmlessly
 
 ServerFile = Annotated[
     Path, typer.Argument(metavar="SERVER.yaml", help="The server's settings.")
@@ -44,9 +45,7 @@ def server(settings_file: ServerFile, overrides: Overrides = None) -> None:
 
 
 def _log_to_standard_error() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
     # One line a request and one a connection are no news.
     for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

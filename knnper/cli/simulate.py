@@ -12,10 +12,12 @@ import typer
 from knnper.cli.errors import INTERRUPTED, system_error
 from knnper.cli.options import (
     AsJson,
+    FromRound,
     OptionalExperimentFile,
     Overrides,
     Overwrite,
     Resume,
+    require_resume,
 )
 from knnper.cli.output import print_json, print_table, say
 from knnper.cli.resumable import how_to_go_on
@@ -60,17 +62,21 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     ray_address: RayAddress = None,
     output: Output = None,
     resume: Resume = None,
+    from_round: FromRound = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train, personalise and evaluate virtual clients; write results to a folder."""
     if (experiment is None) == (resume is None):
         raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    require_resume(from_round, resume)
     changes = [*(overrides or ()), *_shorthands(engine, workers, ray_address)]
     if resume is not None:
         if output is not None or overwrite:
             raise typer.BadParameter("--resume goes with neither --output, --overwrite")
         bench, folder = _take_up(resume, changes)
+        if from_round is not None:
+            folder.go_back(from_round)
     elif experiment is not None:
         bench, folder = _start(experiment, changes, output, overwrite)
     with _telling_what_next(folder):

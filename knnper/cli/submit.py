@@ -12,10 +12,12 @@ import typer
 
 from knnper.cli.errors import INTERRUPTED
 from knnper.cli.options import (
+    FromRound,
     OptionalExperimentFile,
     Overrides,
     Overwrite,
     Resume,
+    require_resume,
 )
 from knnper.cli.output import print_table, say
 from knnper.cli.resumable import how_to_go_on
@@ -61,16 +63,19 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     server: ServerFile = Path("server.yaml"),
     output: Output = None,
     resume: Resume = None,
+    from_round: FromRound = None,
     overwrite: Overwrite = False,
     stay: Stay = None,
     detach: Detach = False,
 ) -> None:
     """Train the clients of a federation, and hand the model to each of them."""
     from server.link import submission
+    from server.run_folder import RunFolder
     from server.settings import read_server
 
     if (experiment is None) == (resume is None):
         raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    require_resume(from_round, resume)
     changes = list(overrides or ())
     if stay is not None:
         changes.append(f"run.federation.stay_s={float(stay)}")
@@ -84,6 +89,8 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         place = (output or settings.runs_folder / name).resolve()
         changes = []
     _require_free(place, overwrite, resume is not None)
+    if from_round is not None:
+        RunFolder(place).go_back(from_round)
     config: dict[str, str | bool] = {
         "experiment": "",
         "document": document,
@@ -180,7 +187,7 @@ def _follower(place: Path) -> Follow:
         with progress_observer() as observer:
             return watcher.until_done(observer, has_ended)
 
-    watcher = Watch(place)
+    watcher = Watch(place, say)
     return follow
 
 

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from server.observer import Observer
 from server.run_folder import RESULTS, RunFolder
@@ -11,6 +12,7 @@ from server.run_marks import EXPERIMENT
 from simulation.catalogue import experiment_catalogue
 
 LOOK_EVERY_S = 0.5
+MOST_NAMED = 10
 
 
 class Watch:
@@ -20,10 +22,13 @@ class Watch:
     ----------
     path
         The run's folder; it may be made later.
+    write
+        Takes a line; who failed in a round is told there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, write: Callable[[str], None]) -> None:
         self._path = path
+        self._write = write
         self._before = _version(path / RESULTS)
         self._run = _version(path / EXPERIMENT)
         self._num_told = len(RunFolder(path).rounds()) if self._run else 0
@@ -64,10 +69,21 @@ class Watch:
         rounds = folder.rounds()
         for record in rounds[self._num_told :]:
             observer.round_finished(_with_numbers(record))
+            for line in failures_in(record):
+                self._write(line)
         self._num_told = max(self._num_told, len(rounds))
 
 
-def _with_numbers(record: Mapping[str, float | None]) -> dict[str, float]:
+def failures_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each client that failed in a round, and why; a few at most."""
+    named = list(record.get("failures", {}).items())[:MOST_NAMED]
+    for client, reason in named:
+        yield f"round {record['server_round']}: client {client} failed: {reason}"
+    if named and record["num_failed"] > len(named):
+        yield f"and {record['num_failed'] - len(named)} more, see rounds.jsonl"
+
+
+def _with_numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a round's figures with NaN for those that are not known."""
     return {
         name: math.nan if value is None else value for name, value in record.items()

@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, Problem
 from knnper.config.loading import load_experiment
-from knnper.config.sections import Choice, Experiment, Settings
+from knnper.config.sections import Choice, Experiment, RunSettings, Settings
 from knnper.config.yaml_text import dump_yaml
 
 _NUMERIC = (
@@ -20,6 +20,9 @@ _NUMERIC = (
     "threads_per_worker",
     "evaluation_batch_size",
 )
+# As far as it is not the default: runs that began before there was such a setting stay
+# the runs that they are.
+_NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio",)
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
@@ -95,6 +98,9 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     """Return what `results_identity` is made of, as plain values by section."""
     document = to_document(experiment)
     run = {name: document["run"][name] for name in _NUMERIC}
+    for name in _NUMERIC_UNLESS_DEFAULT:
+        if document["run"][name] != getattr(RunSettings, name):
+            run[name] = document["run"][name]
     run["gpu"] = experiment.run.gpus_per_client > 0
     relevant = {key: document[key] for key in document if key not in ("name", "run")}
     return {**relevant, "run": run}

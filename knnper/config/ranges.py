@@ -4,6 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+LARGEST_COUNT = 2**53
+"""No client has more examples: up to here, a float holds every integer."""
+
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]

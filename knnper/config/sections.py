@@ -129,13 +129,23 @@ class FederationSettings(Settings):
     grace_s
         Before a round, how long a client of it that has just been lost is waited for
         although enough others are there.
+    max_share
+        The largest part of a round's mean that a client gets by the number of training
+        examples that it says it has: half, as much as all others together. A number
+        that the operator fixed when it let the client in is taken as it is.
     round_timeout_s
         A client that has not answered after this time is left out of the round. Its
         own process ends itself then, and is free for the next one.
+    round_patience
+        So it is after this many times the median time of the clients in this round, or
+        in one of the last five, and half a minute more, if that is earlier; or after
+        three times as long as it took itself the last time, if that is later. The
+        median is known once most of a round have answered.
     round_attempts
         Times that a round in which too many clients fail is made before the run ends.
     hand_over_timeout_s
-        Time that a client has to embed its data and to choose λ after the last round.
+        Time that a client has to embed its data and to choose λ after the last round;
+        less where the others need far less, as in a round.
     stay_s
         How long the server stays after the hand-over, to give the model to clients
         that come later or were away.
@@ -144,7 +154,9 @@ class FederationSettings(Settings):
     min_clients: PositiveInt | None = None
     wait_for_clients_s: NonNegativeFloat = 300.0
     grace_s: NonNegativeFloat = 30.0
+    max_share: PositiveFraction = 0.5
     round_timeout_s: PositiveFloat = 3600.0
+    round_patience: PositiveFloat = 10.0
     round_attempts: PositiveInt = 3
     hand_over_timeout_s: PositiveFloat = 3600.0
     stay_s: NonNegativeFloat = 3600.0
@@ -154,10 +166,10 @@ class FederationSettings(Settings):
 class RunSettings(Settings):
     """How the experiment is carried out.
 
-    Results depend on ``seed``, and where clients fail on ``max_failed_fraction`` and
-    ``max_update_norm_ratio``; in their last bits on ``threads_per_worker``, on
-    ``evaluation_batch_size`` and on whether ``gpus_per_client`` is 0; on nothing else
-    here.
+    Results depend on ``seed``, and where clients fail on ``max_failed_fraction``,
+    ``max_update_norm_ratio`` and ``max_update_median_ratio``; in their last bits on
+    ``threads_per_worker``, on ``evaluation_batch_size`` and on whether
+    ``gpus_per_client`` is 0; on nothing else here.
 
     Attributes
     ----------
@@ -189,8 +201,22 @@ class RunSettings(Settings):
     max_failed_fraction
         A round in which a larger part of the clients fails ends the run.
     max_update_norm_ratio
-        An update whose Euclidean norm is more than this many times that of what the
-        client was sent (plus 1) is not aggregated: it counts as a failure.
+        An update that differs from what the client was sent by more than this many
+        times the Euclidean norm of that (plus 1) is not aggregated: it counts as a
+        failure.
+    max_update_median_ratio
+        The same for one that differs by more than this many times the median of the
+        round's updates and of the rounds before; null takes any. A client whose number
+        of training examples is known to be n times the usual one may differ by √n times
+        as much.
+    exploding_rounds
+        A training ends after so many rounds in a row in which it explodes, and names
+        the last good round: their median train loss is far above the lowest one so far,
+        or the median update is longer than the model. They get no checkpoint. 0 is
+        never.
+    keep_checkpoints
+        Checkpoints that are kept: the newest two, and older ones each about twice as
+        far back as the next. So are the states of clients that have one.
     federation
         What concerns clients on machines of their own alone.
     """
@@ -208,6 +234,9 @@ class RunSettings(Settings):
     evaluation_batch_size: PositiveInt = 256
     max_failed_fraction: UnitInterval = 0.5
     max_update_norm_ratio: PositiveFloat = 1000.0
+    max_update_median_ratio: PositiveFloat | None = 50.0
+    exploding_rounds: NonNegativeInt = 3
+    keep_checkpoints: PositiveInt = 6
     federation: FederationSettings = field(default_factory=FederationSettings)
 
 

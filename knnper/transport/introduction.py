@@ -7,11 +7,9 @@ from flwr.app import ConfigRecord, RecordDict
 
 from knnper.config.errors import CodecError
 from knnper.config.names import is_name
+from knnper.config.ranges import LARGEST_COUNT
 from knnper.transport.foreign_text import printable
 from knnper.transport.rebuilding import plain_fields
-
-LARGEST_COUNT = 2**53
-"""No client has more examples: up to here, a float holds every integer."""
 
 _RECORD = "introduction"
 _LONGEST_NAME = 255

@@ -82,8 +82,12 @@ class Job:
         Their names; one for `Purpose.TRAIN`.
     server_round
         From 1; for a request outside of training, the rounds that were made.
-    keep_round
-        Client states older than the newest of this round or before may go.
+    keep_rounds
+        Those to which the server may still go back. Of the client states up to the
+        latest of them, others than the newest at each of them may go.
+    state_rounds
+        For each client, the round that ended with the state from which it goes on; 0
+        is from the start. Empty where no state is needed.
     experiment
         The experiment as JSON: the clients learn it from the server.
     run_folder
@@ -106,7 +110,7 @@ class Job:
 
     clients: list[str]
     server_round: int
-    keep_round: int
+    keep_rounds: list[int]
     experiment: str
     run_folder: str = ""
     shared_folder: str = ""
@@ -114,6 +118,7 @@ class Job:
     timeout_s: float = 0.0
     model: str = ""
     seen: bool = True
+    state_rounds: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)

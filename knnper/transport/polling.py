@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,6 +13,14 @@ from knnper.config.errors import RunError
 
 POLL_INTERVAL_S = 0.005
 LONGEST_INTERVAL_S = 0.02
+
+LEAST_S = 30.0
+"""A reply is waited for so long at least: its node may have to connect again."""
+ROUNDS_KNOWN = 5
+"""Rounds before the present one that tell how long a reply takes."""
+OWN_PATIENCE = 3.0
+UNKNOWN = 10.0
+"""See `Pace`."""
 
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
@@ -29,14 +37,79 @@ times a second; few enough that its look through all of them takes no time.
 """
 
 
+@dataclass
+class Pace:
+    """How long nodes take to reply, and how long each is waited for because of that.
+
+    That is ``patience`` times the median of its round, or of one of the last rounds,
+    and `LEAST_S` more. The median of a round is known once most of it have answered;
+    as long as none is, ``most_s`` counts. So one node can neither hold rounds up by its
+    silence, nor make the others late by a quick reply.
+
+    A node may have far more to do than the others: it has `OWN_PATIENCE` times as long
+    as it took the last time, if that is more, and as long as it has not answered yet
+    `UNKNOWN` times as long as the others have. Each time in a row that it is silent
+    halves what it has beyond them.
+
+    Attributes
+    ----------
+    most_s
+        The longest that any reply is waited for.
+    patience
+        How many times the median.
+    """
+
+    most_s: float
+    patience: float
+    _medians: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_KNOWN))
+    _times: list[float] = field(default_factory=list)
+    _num_sent: int = 0
+    _own: dict[int, float] = field(default_factory=dict)
+    _silences: Counter[int] = field(default_factory=Counter)
+
+    def begin(self) -> None:
+        """Take note that another round begins."""
+        if self._times:
+            self._medians.append(sorted(self._times)[len(self._times) // 2])
+        self._times, self._num_sent = [], 0
+
+    def sent(self) -> None:
+        """Take note of a message."""
+        self._num_sent += 1
+
+    def failed(self) -> None:
+        """Take note of a reply that says nothing of how long one takes."""
+        self._num_sent -= 1
+
+    def answered(self, node: int, seconds: float) -> None:
+        """Take note of a reply, and of how long after its message it came."""
+        self._times.append(seconds)
+        self._own[node] = seconds
+        del self._silences[node]
+
+    def given_up(self, node: int) -> None:
+        """Take note of a reply that did not come in time."""
+        self._silences[node] += 1
+
+    def timeout_s(self, node: int) -> float:
+        """Return how long a node's reply is waited for, as far as is known now."""
+        known = [*self._medians, *sorted(self._times)[self._num_sent // 2 :][:1]]
+        if not known:
+            return self.most_s
+        usual = self.patience * max(known)
+        own = OWN_PATIENCE * self._own[node] if node in self._own else UNKNOWN * usual
+        most = max(usual, own * 0.5 ** self._silences[node])
+        return min(self.most_s, LEAST_S + most)
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long, and how often, a server looks for replies.
 
     Attributes
     ----------
-    timeout_s
-        After this time a message is taken to have no reply; None waits for ever.
+    pace
+        Says after which time a message is taken to have no reply; None waits for ever.
     longest_interval_s
         Between two looks. A look over a network takes longer than one in a process.
     looks_for_the_first
@@ -45,7 +118,7 @@ class Patience:
         Whether a node that is gone has no reply; else it ends the run.
     """
 
-    timeout_s: float | None = None
+    pace: Pace | None = None
     longest_interval_s: float = LONGEST_INTERVAL_S
     looks_for_the_first: int = LOOKS_FOR_THE_FIRST
     may_be_away: bool = False
@@ -119,6 +192,7 @@ class _Window:
         self._at_once = at_once
         self._patience = patience
         self._sent_at: dict[str, float] = {}
+        self._nodes: dict[str, int] = {}
         self._replies: dict[str, Message | NoReply] = {}
 
     def push(self, message: Message) -> None:
@@ -128,8 +202,11 @@ class _Window:
         name = pushed or f"not accepted {len(self._sent_at)}"
         self.sent.append(name)
         self._sent_at[name] = time.monotonic()
+        self._nodes[name] = message.metadata.dst_node_id
+        if self._patience.pace is not None:
+            self._patience.pace.sent()
         if pushed is None:
-            self._replies[name] = NoReply(f"{NOT_ACCEPTED}: it has just left")
+            self._answered(name, NoReply(f"{NOT_ACCEPTED}: it has just left"))
 
     def is_full(self) -> bool:
         num_missing = len(self.sent) - len(self._replies)
@@ -169,13 +246,14 @@ class _Window:
 
     def _give_up(self) -> None:
         """Stop waiting for the replies that are due."""
-        timeout_s = self._patience.timeout_s
-        if timeout_s is None:
+        pace, now = self._patience.pace, time.monotonic()
+        if pace is None:
             return
-        now = time.monotonic()
         for sent in self.sent:
+            timeout_s = pace.timeout_s(self._nodes[sent])
             if sent not in self._replies and now - self._sent_at[sent] > timeout_s:
-                self._replies[sent] = NoReply(f"no answer within {timeout_s:g} s")
+                self._replies[sent] = NoReply(f"no answer within {timeout_s:.3g} s")
+                pace.given_up(self._nodes[sent])
 
     def _fetch(self, message_ids: list[str]) -> None:
         wanted = [one for one in message_ids if one not in self._replies]
@@ -189,13 +267,24 @@ class _Window:
             self._fetch_each(wanted, error)
             return
         for reply in found:
-            self._replies[reply.metadata.reply_to_message_id] = reply
+            self._answered(reply.metadata.reply_to_message_id, reply)
+
+    def _answered(self, name: str, reply: Message | NoReply) -> None:
+        self._replies[name] = reply
+        pace = self._patience.pace
+        if pace is None:
+            return
+        if isinstance(reply, NoReply) or reply.has_error():
+            pace.failed()
+        else:
+            seconds = time.monotonic() - self._sent_at[name]
+            pace.answered(self._nodes[name], seconds)
 
     def _fetch_each(self, message_ids: list[str], error: Exception) -> None:
         """Find out whose reply Flower cannot put together: it is no reply."""
         if len(message_ids) == 1:
             reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-            self._replies[message_ids[0]] = NoReply(reason)
+            self._answered(message_ids[0], NoReply(reason))
             return
         for message_id in message_ids:
             self._fetch([message_id])

@@ -1,6 +1,11 @@
-"""The clients that may connect: a folder with one public key ``NAME.pub`` each."""
+"""The clients that may connect: a folder with one public key ``NAME.pub`` each.
+
+A file ``NAME.num_train`` beside it says on how many examples the client trains, where
+the operator knows it and need not take the client's word for it.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.config.errors import CredentialError, RunError
 from knnper.config.names import is_name
+from knnper.config.ranges import LARGEST_COUNT
+from knnper.durable_files import write_atomically
 from knnper.transport.credentials.node_keys import (
     fingerprint,
     read_public_key,
@@ -16,6 +23,7 @@ from knnper.transport.credentials.node_keys import (
 )
 
 _SUFFIX = ".pub"
+_COUNT_SUFFIX = ".num_train"
 
 Snapshot = tuple[tuple[str, int, int], ...]
 
@@ -67,15 +75,40 @@ class AuthorizedFolder:
                 keys[name] = key
         return keys, problems
 
-    def add(self, name: str, key: ec.EllipticCurvePublicKey) -> None:
+    def counts(self) -> tuple[Mapping[str, int], list[str]]:
+        """Return the clients' fixed numbers, by name, and what is wrong with others."""
+        counts, problems = {}, []
+        for name in self.names():
+            file = self._count_file(name)
+            if not file.exists():
+                continue
+            text = file.read_text(encoding="utf-8", errors="replace").strip()
+            if re.fullmatch("[1-9][0-9]{0,15}", text):
+                counts[name] = min(int(text), LARGEST_COUNT)
+            else:
+                expected = "expected a number of training examples, as in 1200"
+                problems.append(f"{file}: {expected}, found {text[:40]!r}")
+        return counts, problems
+
+    def add(
+        self, name: str, key: ec.EllipticCurvePublicKey, num_train: int | None = None
+    ) -> None:
         """Let the client ``name`` with ``key`` in.
+
+        Where it is given, ``num_train`` is on how many examples it trains, whatever it
+        says.
 
         Raises
         ------
         CredentialError
-            If the name is not allowed or taken, or another name has this key.
+            If the name is not allowed or taken, another name has this key, or the
+            number is no client's.
         """
         require_name(name)
+        if num_train is not None and not 1 <= num_train <= LARGEST_COUNT:
+            raise CredentialError(
+                f"expected a number of training examples, found {num_train}"
+            )
         if self._file(name).exists():
             raise CredentialError(
                 f"the name {name} is taken by the key {fingerprint(self.key(name))}; "
@@ -86,6 +119,8 @@ class AuthorizedFolder:
             if fingerprint(known) == fingerprint(key):
                 raise CredentialError(_key_twice(name, other))
         self.path.mkdir(parents=True, exist_ok=True)
+        if num_train is not None:
+            write_atomically(self._count_file(name), f"{num_train}\n")
         write_public_key(self._file(name), key)
 
     def remove(self, name: str) -> None:
@@ -105,6 +140,7 @@ class AuthorizedFolder:
             known = ", ".join(self.names()) or "none"
             message = f"there is no client {name} in {self.path}; known: {known}"
             raise RunError(message) from error
+        self._count_file(name).unlink(missing_ok=True)
 
     def snapshot(self) -> Snapshot | None:
         """Return something that differs when a file changed; None without a folder."""
@@ -120,6 +156,9 @@ class AuthorizedFolder:
         if not self.path.is_dir():
             return []
         return [file for file in self.path.iterdir() if file.suffix == _SUFFIX]
+
+    def _count_file(self, name: str) -> Path:
+        return self.path / f"{name}{_COUNT_SUFFIX}"
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}{_SUFFIX}"

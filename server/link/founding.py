@@ -74,7 +74,9 @@ def found(folder: FederationFolder, founding: Founding) -> None:
     folder.server_file.write_text(text, encoding="utf-8")
 
 
-def add_client(folder: FederationFolder, name: str, server: Address) -> Path:
+def add_client(
+    folder: FederationFolder, name: str, server: Address, num_train: int | None = None
+) -> Path:
     """Write the files of a new client and let it in; return the client's folder.
 
     Parameters
@@ -85,20 +87,29 @@ def add_client(folder: FederationFolder, name: str, server: Address) -> Path:
         The client's.
     server
         Where the client finds the gateway.
+    num_train
+        On how many examples it trains, whatever it says; None takes its word for it.
 
     Raises
     ------
     CredentialError
         If the name is not allowed or taken.
+    RunError
+        If the number is given where nobody proves to be that client.
     """
     require_name(name)
     insecure = read_server(folder.server_file).insecure
     place = folder.client(name)
     if place.exists():
         raise CredentialError(f"{place} exists already; choose another name")
+    if insecure and num_train is not None:
+        raise RunError(
+            "found --num-train for a federation without keys, where anyone may go by "
+            "the name; leave it away"
+        )
     key = None if insecure else new_node_key()
     if key is not None:
-        AuthorizedFolder(folder.authorized).add(name, key.public_key())
+        AuthorizedFolder(folder.authorized).add(name, key.public_key(), num_train)
     place.mkdir(parents=True)
     text = client_yaml(name, server, insecure)
     (place / "client.yaml").write_text(text, encoding="utf-8")

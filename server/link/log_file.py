@@ -4,6 +4,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+WARNINGS_VARIABLE = "KNNPER_WARNINGS"
+"""Environment variable with the file to which runs write what the server's own log has
+to say too: Flower keeps their logs in its database."""
+
 
 @dataclass(frozen=True)
 class LogFile:
@@ -37,6 +41,18 @@ class LogFile:
         shutil.copyfile(self.path, self._part(1))
         with self.path.open("r+b") as file:
             file.truncate()
+
+    def read_from(self, position: int) -> tuple[list[str], int]:
+        """Return the whole lines after a position, and the position behind them."""
+        if not self.path.exists():
+            return [], 0
+        with self.path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(position if position <= size else 0)
+            begin = file.tell()
+            text, end, _ = file.read().rpartition(b"\n")
+        lines = text.decode(errors="replace").split("\n") if end else []
+        return lines, begin + len(text) + len(end)
 
     def _part(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")

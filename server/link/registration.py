@@ -72,7 +72,11 @@ def reconcile(
     keys, problems = folder.keys()
     for problem in problems:
         logger.warning("not registered: %s", problem)
-    ledger = _Ledger(keys, before, registry, adopts=roster_file.exists() or not by_key)
+    counts, problems = folder.counts()
+    for problem in problems:
+        logger.warning("not fixed: %s", problem)
+    adopts = roster_file.exists() or not by_key
+    ledger = _Ledger(keys, counts, before, registry, adopts=adopts)
     for node in registry.nodes():
         ledger.see(node)
     ledger.register_new()
@@ -87,12 +91,14 @@ class _Ledger:
     def __init__(
         self,
         keys: Mapping[str, ec.EllipticCurvePublicKey],
+        counts: Mapping[str, int],
         before: Mapping[str, Registered],
         registry: Registry,
         *,
         adopts: bool,
     ) -> None:
         self._keys = keys
+        self._counts = counts
         self._wanted = {fingerprint(key): name for name, key in keys.items()}
         self._before = before
         self._registry = registry
@@ -107,7 +113,7 @@ class _Ledger:
         if node.status == UNREGISTERED:
             self._removed.add(node.key_sha256)
         elif name is not None:
-            self.roster[node.node_id] = Registered(name, node.key_sha256, "folder")
+            self._enter(node.node_id, name, node.key_sha256)
         elif known is not None and known.source == "folder":
             self._remove(node, f"removed {known.name}: its key is gone")
         elif known is not None or self._adopts:
@@ -134,8 +140,12 @@ class _Ledger:
                 )
             elif key_sha256 not in known:
                 node_id = self._registry.register(name, key)
-                self.roster[node_id] = Registered(name, key_sha256, "folder")
+                self._enter(node_id, name, key_sha256)
                 logger.info("registered %s (%s)", name, key_sha256)
+
+    def _enter(self, node_id: str, name: str, key_sha256: str) -> None:
+        count = self._counts.get(name)
+        self.roster[node_id] = Registered(name, key_sha256, "folder", count)
 
     def _remove(self, node: Node, why: str) -> None:
         self._registry.unregister(node.node_id)

@@ -25,11 +25,14 @@ class Registered:
     source
         ``folder`` if it is there because of a file among the authorized keys, which
         can be taken away again; ``flower`` if it was registered with Flower's command.
+    num_train
+        On how many examples it trains, where the operator fixed that.
     """
 
     name: str
     key_sha256: str
     source: Literal["folder", "flower"]
+    num_train: int | None = None
 
 
 def write_roster(path: Path, nodes: Mapping[str, Registered]) -> None:

@@ -19,7 +19,7 @@ from knnper.transport.credentials.certificates import (
     write_certificate,
 )
 from server.link.commands import commands_folder, flower_command
-from server.link.log_file import LogFile
+from server.link.log_file import WARNINGS_VARIABLE, LogFile
 from server.link.processes import end_children
 from server.settings import ServerSettings
 
@@ -70,6 +70,11 @@ class SuperLink:
     def log(self) -> LogFile:
         """The same, with its earlier parts."""
         return LogFile(self._settings.state / "superlink.log")
+
+    @property
+    def warnings(self) -> LogFile:
+        """Where the ServerApp writes what the server's own log has to say too."""
+        return LogFile(self._settings.state / "warnings.log")
 
     def prepare(self) -> None:
         """Make certificates for Flower's own port, which nobody else needs to trust."""
@@ -183,6 +188,7 @@ class SuperLink:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "PYTHONUNBUFFERED": "1",
             SERVER_FILE_VARIABLE: str(self._server_file),
+            WARNINGS_VARIABLE: str(self.warnings.path.resolve()),
         }
 
     def _failure(self, status: int) -> str:

@@ -30,6 +30,7 @@ from server.link.upkeep import (
     keep_certificate,
     keep_log_small,
     keep_superlink,
+    tell_warnings,
 )
 from server.settings import ServerSettings
 
@@ -136,7 +137,9 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(listener.serve_until_cancelled(self._listening))
                 tasks.create_task(keep_superlink(self._superlink))
-                tasks.create_task(keep_log_small(self._superlink.log))
+                for log in (self._superlink.log, self._superlink.warnings):
+                    tasks.create_task(keep_log_small(log))
+                tasks.create_task(tell_warnings(self._superlink.warnings))
                 tasks.create_task(self._registrar.keep_registered(ca))
                 tasks.create_task(keep_certificate(listener, settings.tls))
                 on_ready()

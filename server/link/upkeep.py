@@ -7,6 +7,7 @@ from pathlib import Path
 
 from knnper.config.address import Address
 from knnper.config.errors import RunError
+from knnper.transport.foreign_text import printable
 from server.link.authorized import AuthorizedFolder, Snapshot
 from server.link.control import ControlPort
 from server.link.gateway.explanation import Clients
@@ -134,6 +135,20 @@ async def keep_log_small(log: LogFile) -> None:
             await asyncio.to_thread(log.put_aside)
         except OSError as error:
             logger.warning("%s cannot be put aside: %s", log.path, error)
+
+
+async def tell_warnings(log: LogFile) -> None:
+    """Say in this log, too, what runs warn of from now on."""
+    position = log.path.stat().st_size if log.path.exists() else 0
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            lines, position = await asyncio.to_thread(log.read_from, position)
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", log.path, error)
+            lines = []
+        for line in lines:
+            logger.warning("%s", printable(line))
 
 
 async def keep_certificate(listener: Listener, tls: TlsFiles | None) -> None:

@@ -114,12 +114,20 @@ class Directory:
             )
         if said.remark:
             log.warning("client %s: %s", said.name, said.remark)
+        fixed = self.read_registry().num_train.get(said.name)
+        if fixed is not None and said.num_train != fixed:
+            log.warning(
+                "%s has %d training examples as it says; the operator fixed %d",
+                *(who, said.num_train, fixed),
+            )
         self._members[node] = Member(
             name=said.name,
             seen=said.train,
-            num_train=said.num_train,
+            # One without data does not train, whatever is fixed.
+            num_train=min(said.num_train, 1) * (fixed or said.num_train),
             num_validation=said.num_validation,
             num_test=said.num_test,
+            is_claim=fixed is None,
         )
         self._refused.pop(node, None)
         return ""

@@ -56,7 +56,7 @@ class SiteFederation(Federation):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         """See `Federation.exchange`; those who are away come last, as failures."""
@@ -65,14 +65,15 @@ class SiteFederation(Federation):
 
         def reachable() -> Iterator[Request]:
             for request in requests:
-                for client in request.clients:
+                for number, client in enumerate(request.clients):
                     if self.directory.node_of(client) is None:
                         away.append(client)
-                    else:
-                        yield replace(request, clients=(client,))
+                        continue
+                    own = request.state_rounds[number : number + 1]
+                    yield replace(request, clients=(client,), state_rounds=own)
 
         yield from self.messenger.exchange(
-            purpose, server_round, keep_round, reachable()
+            purpose, server_round, keep_rounds, reachable()
         )
         for client in away:
             yield Reply((client,), None, "it is not connected")

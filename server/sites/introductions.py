@@ -38,7 +38,7 @@ class Introductions:
 
     def ask(self, nodes: Collection[int]) -> None:
         """Ask nodes who they are."""
-        job = Job(clients=[], server_round=0, keep_round=0, experiment=self.experiment)
+        job = Job([], server_round=0, keep_rounds=[], experiment=self.experiment)
         for node in nodes:
             question = Message(
                 content=to_content(job, {}),

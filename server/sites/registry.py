@@ -1,7 +1,7 @@
 """Which node is registered under which name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,9 +16,12 @@ class Registry:
     ----------
     names
         By Flower's id of the node, which belongs to its key.
+    num_train
+        Of clients, by name, on how many examples they train, where that is fixed.
     """
 
     names: Mapping[int, str]
+    num_train: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None) -> "Registry":
@@ -31,8 +34,14 @@ class Registry:
         """
         if path is None:
             return cls(MappingProxyType({}))
-        found = {int(node): one.name for node, one in read_roster(path).items()}
-        return cls(MappingProxyType(found))
+        found = read_roster(path)
+        names = {int(node): one.name for node, one in found.items()}
+        counts = {
+            one.name: one.num_train
+            for one in found.values()
+            if one.num_train is not None
+        }
+        return cls(MappingProxyType(names), MappingProxyType(counts))
 
     def objection(self, node: int, name: str) -> str:
         """Return why ``node`` may not go by ``name``; empty if it may."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from knnper.config.document import from_json, results_identity, to_json
 from knnper.config.sections import Experiment
 from knnper.durable_files import write_atomically
+from server.explosion import ExplodedError
 from server.hand_over import HandOverError
 from server.observer import SilentObserver
 from server.rounds import TooManyFailuresError
@@ -148,7 +149,7 @@ class _Player:
         keep_inputs(folder.path, inputs)
         try:
             self._make(bench, folder)
-        except (TooManyFailuresError, HandOverError) as error:
+        except (TooManyFailuresError, ExplodedError, HandOverError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
         self._recall(bench, folder)
 

@@ -114,5 +114,5 @@ def take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
     for record in others.rounds():
         folder.append_round(record)
     ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
-    ours.save(last.server_round, last.state)
+    ours.save(last.server_round, last.state, last.history)
     sign_as(folder.path, others.path)

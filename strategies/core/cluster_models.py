@@ -103,6 +103,11 @@ def cluster_problem(payload: ClusterModels, update: ClusterUpdate) -> str | None
     return None
 
 
+def chosen_model(payload: ClusterModels, update: ClusterUpdate) -> dict[str, Tensor]:
+    """Return what the weights of an update started from."""
+    return {"weights": payload.models[payload.numbers.index(update.cluster)]}
+
+
 def serve_best(
     task: Task, payload: ClusterModels, parts: Sequence[Examples]
 ) -> ModelPredictor:

@@ -49,6 +49,9 @@ class EmbeddingPredictor(Predictor, Protocol):
 UpdateProblem = Callable[[Any, Any], str | None]
 """``(payload, update) -> what is wrong``, or None if the update can be aggregated."""
 
+Origin = Callable[[Any, Any], Mapping[str, Tensor]]
+"""``(payload, update) -> what the update's tensors started from``, by their path."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -92,6 +95,11 @@ class Method:
         finite, cannot be the answer to the payload. A client whose update has a problem
         fails, and nobody else. None where every tensor of an update has one of the same
         name in the payload: it must have that one's shape.
+    started_from
+        ``(payload, update) -> {path: tensor}``: what the tensors of an update that has
+        no problem started from. How far they moved from there is compared between the
+        clients of a round; a tensor that is not named, by its own norm. None where it
+        is what the payload has under the same name.
     """
 
     init: Callable[[Sequence[str], RandomKey], Any]
@@ -107,6 +115,7 @@ class Method:
     serves_global_model: bool = False
     personalizes_by_inference: bool = False
     update_problem: UpdateProblem | None = None
+    started_from: Origin | None = None
 
 
 AS_IT_IS = "none"

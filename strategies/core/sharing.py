@@ -6,6 +6,7 @@ the initial weights, from which a client starts its own. The whole of it is sent
 server does not know whether a client has a personal part.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -106,6 +107,10 @@ class Sharing:
         shared = trained.weights[self.shared]
         return kept, SharedUpdate(shared, num_examples, trained.train_loss)
 
+    def sent(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return what the tensors of an update started from, by their name."""
+        return {"shared": _taken(weights, self.shared)}
+
     def average(
         self, state: ModelState, updates: Iterable[tuple[str, SharedUpdate]]
     ) -> ModelState:
@@ -180,6 +185,7 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
         num_rounds=task.training.num_rounds,
         client_state_type=PersonalPart,
         update_problem=of_shapes(shared=(int(sharing.shared.sum()),)),
+        started_from=lambda payload, update: sharing.sent(payload.weights),
     )
 
 
@@ -189,6 +195,12 @@ def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | N
     One without any data is served what everyone could be, whatever it remembers.
     """
     return part if len(data.train) + len(data.validation) > 0 else None
+
+
+# All clients of a round are sent one tensor. It is found by its identity.
+@functools.lru_cache(maxsize=1)
+def _taken(weights: Tensor, where: Tensor) -> Tensor:
+    return weights[where]
 
 
 def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:

@@ -161,6 +161,23 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     )
 
 
+def test_sites_go_back_with_the_server_to_an_older_round(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    """Those of a method whose clients keep a state, which lies with them."""
+    changes = {"method.name": "ditto", "personalization.name": "none"}
+    settings = experiment(**changes, **{"training.num_rounds": 4})
+    grid = three(files)
+    ran = lead(grid, settings, tmp_path / "run")
+    trained = [one for one in grid.played if one[1] == "train"]
+    expected = ran.results()["training"]["state_sha256"], rows(ran)
+    ran.go_back(2)
+    again = lead(grid, settings, tmp_path / "run")
+    assert (again.results()["training"]["state_sha256"], rows(again)) == expected
+    again_trained = [one for one in grid.played if one[1] == "train"]
+    assert len(again_trained) == len(trained) * 3 // 2
+
+
 def test_a_server_that_ended_before_the_hand_over_makes_up_for_it(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:

@@ -60,7 +60,9 @@ def of_bare(bench: Workbench, weights: Tensor) -> list[BareResult]:
 
 def of_ours(bench: Workbench, weights: Tensor, folder: Path) -> list[ClientResult]:
     payload, runtime = ModelPayload(weights), runtime_of(bench, folder)
-    return list(runtime.personalize(bench.roster.names(), payload, payload, 0).results)
+    names = bench.roster.names()
+    rounds = [0] * len(names)
+    return list(runtime.personalize(names, payload, payload, rounds).results)
 
 
 def test_all_figures_agree(bench: Workbench, weights: Tensor, tmp_path: Path) -> None:

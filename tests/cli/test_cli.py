@@ -157,6 +157,7 @@ def test_wrong_configuration(experiment: Path) -> None:
         ([], "give either"),
         (["tiny.yaml", "--resume", "runs/x"], "give either"),
         (["--resume", "runs/x", "--overwrite"], "goes with neither"),
+        (["tiny.yaml", "--from-round", "3"], "goes with --resume"),
         (["tiny.yaml", "--engine", "spark"], "'flower', 'serial'"),
         (["tiny.yaml", "--workers", "0"], "range"),
         (["missing.yaml"], "there is no such file"),
@@ -235,9 +236,26 @@ def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.exit_code == 1
     assert "Error: round 3: all clients failed" in result.stderr
     assert "--resume runs/tiny" in result.stderr
-    Path("runs/tiny/checkpoints/round-1").mkdir(parents=True)
+    for number in (2, 4, 5):
+        Path(f"runs/tiny/checkpoints/round-{number}").mkdir(parents=True)
     result = run("simulate", "--resume", "runs/tiny")
-    assert "from the last checkpoint: knnper simulate --resume" in result.stderr
+    assert "last checkpoint, of round 5: knnper simulate --resume" in result.stderr
+    assert "--from-round N from round 2 or 4" in result.stderr
+    result = run("simulate", "--resume", "runs/tiny", "--from-round", "3")
+    assert result.exit_code == 1
+    assert "has a checkpoint (2, 4, 5), found 3" in result.stderr
+
+
+def test_a_run_goes_back_to_an_older_round(experiment: Path) -> None:
+    serial = ("--engine", "serial", "--set", "training.num_rounds=3", "--json")
+    first = run("simulate", experiment, *serial)
+    assert first.exit_code == 0, first.stderr
+    back = ("--resume", "runs/tiny", "--from-round", "1", "--json")
+    again = run("simulate", *back)
+    assert again.exit_code == 0, again.stderr
+    assert "training: rounds 2 to 3" in again.stderr
+    digests = [json.loads(one.stdout)["training"] for one in (first, again)]
+    assert digests[0]["state_sha256"] == digests[1]["state_sha256"]
 
 
 def test_a_run_that_could_not_start_leaves_no_folder(

@@ -19,7 +19,7 @@ OURS = "/dev/shm/knnper-12-0123abcd"
 
 
 def job(folder: str) -> Job:
-    return Job(["a"], 1, 0, "{}", shared_folder=folder)
+    return Job(["a"], 1, [0], "{}", shared_folder=folder)
 
 
 def context() -> Context:

@@ -109,32 +109,33 @@ def runtime(
     return made, source, states
 
 
-def remembered(states: ClientStateStore, before_round: int) -> float | None:
-    state = states.load(ModelState, "seen", before_round)
+def remembered(states: ClientStateStore, after_round: int) -> float | None:
+    state = states.load(ModelState, "seen", after_round)
     return None if state is None else float(state.weights)
 
 
 def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
     client, source, states = runtime(tmp_path)
     for server_round in (1, 2):
-        update = client.train("seen", ModelPayload(torch.ones(1)), server_round, 0)
+        one = ModelPayload(torch.ones(1))
+        update = client.train("seen", one, server_round, server_round - 1, [0])
         assert update.weights.tolist() == [2.0]
-    assert [remembered(states, r) for r in (1, 2, 3)] == [None, 1.0, 2.0]
+    assert [remembered(states, r) for r in (0, 1, 2)] == [None, 1.0, 2.0]
     assert source.num_test_reads == 0
 
 
 def test_a_diverged_round_is_not_remembered(tmp_path: Path) -> None:
     client, _, states = runtime(tmp_path)
-    client.train("seen", ModelPayload(torch.ones(1)), 1, 0)
+    client.train("seen", ModelPayload(torch.ones(1)), 1, 0, [0])
     with pytest.raises(TrainingDivergedError, match="weights of the client's update"):
-        client.train("seen", ModelPayload(torch.tensor([torch.inf])), 2, 0)
-    assert remembered(states, before_round=3) == 1.0
+        client.train("seen", ModelPayload(torch.tensor([torch.inf])), 2, 1, [0])
+    assert remembered(states, after_round=2) == 1.0
 
 
 def test_the_test_split_is_read_once(tmp_path: Path) -> None:
     client, source, _ = runtime(tmp_path)
     payload = ModelPayload(torch.ones(1))
-    (result,) = client.personalize(["seen"], payload, payload, last_round=2).results
+    (result,) = client.personalize(["seen"], payload, payload, [2]).results
     assert source.num_test_reads == 1
     assert result.personal.accuracy == 1.0
     assert result.reference.accuracy == 0.0

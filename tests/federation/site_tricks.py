@@ -23,6 +23,7 @@ from client.app import make_client_app
 from client.runtime import DataSource, Personalized
 from client.site.host import CONFIG, SiteHost
 from client.site.player import SitePlayer
+from knnper.config.errors import RunError
 from knnper.data.examples import ClientData, Examples
 from knnper.transport.messages import Job
 from strategies.core.evaluation import ClientResults
@@ -33,6 +34,9 @@ HAND_OVER, INSTALLING, INSTALLED = "hand-over", "installing", "installed"
 HOLD, KILL, HANG = "hold", "kill", "hang"
 NAN, INFINITE, SHAPE, NORM, NOTHING = "nan", "infinite", "shape", "norm", "nothing"
 LEAK, KEEP_MODELS, TAMPER = "leak", "keep models", "tamper"
+SCALED, BOAST, RUDE = "scaled", "boast", "rude"
+BOASTED = 2**53
+RUDENESS = "x\n2026-01-01 ERROR server: all is lost\x1b[2J[red]<script>" + "y" * 10**5
 
 _HANG_S = 600.0
 
@@ -116,23 +120,40 @@ class _Player(SitePlayer):
     tricks: Tricks = field(kw_only=True)
 
     def train(
-        self, client: str, payload: Any, server_round: int, keep_round: int
+        self,
+        client: str,
+        payload: Any,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
     ) -> Any:
         when = training(server_round)
         player = self._acting(when)
-        update = SitePlayer.train(player, client, payload, server_round, keep_round)
+        update = SitePlayer.train(
+            player, client, payload, server_round, state_round, keep_rounds
+        )
         if self.tricks.deed("models") == KEEP_MODELS:
             self._keep(f"sent-{server_round}", payload.weights)
             self._keep(f"trained-{server_round}", update.weights)
-        return SPOILING.get(self.tricks.deed(when), _as_it_is)(update)
+        deed = self.tricks.deed(when)
+        if deed == RUDE:
+            raise RunError(RUDENESS)
+        if deed == SCALED:
+            moved = update.weights - payload.weights
+            update = dataclasses.replace(update, weights=payload.weights + 900 * moved)
+        return SPOILING.get(deed, _as_it_is)(update)
 
     def personalize(
-        self, clients: Sequence[str], payload: Any, reference: Any, last_round: int
+        self,
+        clients: Sequence[str],
+        payload: Any,
+        reference: Any,
+        state_rounds: Sequence[int],
     ) -> ClientResults:
         if self.tricks.deed(HAND_OVER) == TAMPER:
             reference = _with_weights(_with_one(0.5))(reference)
         player = self._acting(HAND_OVER)
-        return SitePlayer.personalize(player, clients, payload, reference, last_round)
+        return SitePlayer.personalize(player, clients, payload, reference, state_rounds)
 
     def _acting(self, when: str) -> "_Player":
         runtime = self.runtime
@@ -167,6 +188,8 @@ class _Host(SiteHost):
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         said = super().introduce(context, job)
         tricks = _tricks(context)
+        if tricks.deed("introduction") == BOAST:
+            said.config_records["introduction"]["num_train"] = BOASTED
         if tricks.deed("introduction") == LEAK:
             for file in sorted(tricks.folder.glob("leak-*.npy")):
                 said[file.stem] = ArrayRecord({"leak": Array(np.load(file))})
@@ -204,6 +227,7 @@ SPOILING: Mapping[str, Callable[[Any], Any]] = {
     SHAPE: _with_weights(lambda weights: weights[:-1]),
     NORM: _with_weights(lambda weights: weights * 1e9),
     NOTHING: lambda update: dataclasses.replace(update, num_examples=0),
+    BOAST: lambda update: dataclasses.replace(update, num_examples=BOASTED),
 }
 
 app = make_client_app(_Host())

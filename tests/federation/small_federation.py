@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from tests.federation.running_commands import KNNPER, Commands, Running, wait_until
@@ -193,6 +194,11 @@ class Federation:
     def tricks(self, name: str) -> Tricks:
         """Return what a client that `clients` starts can be asked for."""
         return Tricks(self.client_folder(name))
+
+    def num_train(self, name: str) -> int:
+        """Return on how many examples a client trains."""
+        with np.load(self.client_folder(name) / "data.npz") as share:
+            return len(share["train_labels"])
 
     def submit(self, *words: str, stay: float = 0) -> tuple[Running, Run]:
         """Submit the experiment; changes are ``KEY=VALUE``."""

@@ -1,19 +1,27 @@
 """Clients that send nonsense, or nothing: left out of the round, named and counted."""
 
 import re
+import shutil
 
+import numpy as np
 import pytest
 
+from tests.federation.running_commands import wait_until
 from tests.federation.site_tricks import (
+    BOAST,
+    BOASTED,
     HANG,
     INFINITE,
+    KEEP_MODELS,
     NAN,
     NORM,
     NOTHING,
+    RUDE,
+    SCALED,
     SHAPE,
     training,
 )
-from tests.federation.small_federation import SEEN, Found
+from tests.federation.small_federation import SEEN, Federation, Found
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +32,9 @@ WRONG = {
     NAN: "weights is not finite",
     INFINITE: "weights is not finite",
     SHAPE: "expected tensors of shapes",
-    NORM: "the update's norm is .*, more than .*run.max_update_norm_ratio",
+    NORM: "the update moved by a norm of .*, more than .*run.max_update_norm_ratio",
+    SCALED: "weights moved by a norm of .* run.max_update_median_ratio",
+    RUDE: r"x\\n2026-01-01 ERROR server: all is lost\\x1b\[2J\[red\]<script>y",
     NOTHING: "expected at least one training example, found 0",
     HANG: f"its deadline passed|no answer within {ROUND_TIMEOUT_S} s",
 }
@@ -49,7 +59,7 @@ def test_updates_that_cannot_be_used_are_left_out(found: Found) -> None:
     federation = found()
     plan = {training(number): deed for number, deed in enumerate(WRONG, 1)}
     federation.tricks(BAD).plan(plan)
-    federation.server()
+    server = federation.server()
     federation.clients()
     num_rounds = len(WRONG) + 1
     submitted, run = federation.submit(
@@ -59,11 +69,69 @@ def test_updates_that_cannot_be_used_are_left_out(found: Found) -> None:
     assert submitted.wait() == 0
     assert [one["num_failed"] for one in run.rounds] == [*[1] * len(WRONG), 0]
     assert [one["num_clients"] for one in run.rounds] == [*[2] * len(WRONG), 3]
-    log = federation.run_log
     for number, reason in enumerate(WRONG.values(), 1):
         words = rf"round {number}: client {BAD} failed: .*({reason})"
-        assert re.search(words, log), words
+        for told in (federation.run_log, server.written, submitted.written):
+            assert re.search(words, told, re.MULTILINE), words
+            assert "\x1b[2J" not in told
+        assert re.search(reason, run.rounds[number - 1]["failures"][BAD])
     assert set(run.clients) == set(SEEN), "it gets the model all the same"
+
+
+def test_no_client_takes_the_mean_by_what_it_says_of_itself(found: Found) -> None:
+    federation = found()
+    boasts = dict.fromkeys(("introduction", training(1), training(2)), BOAST)
+    for name in SEEN:
+        planned = boasts if name == BAD else {}
+        federation.tricks(name).plan({"models": KEEP_MODELS, **planned})
+    server = federation.server()
+    federation.clients()
+    sizes = {name: federation.num_train(name) for name in SEEN}
+    others = sum(sizes.values()) - sizes[BAD]
+    submitted, _ = federation.submit("training.num_rounds=2")
+    assert submitted.wait() == 0
+    # As much as all others together, and no more.
+    assert mean_of_round_1(federation, {**sizes, BAD: others})
+    assert f"client {BAD} says that it trains on {BOASTED} examples" in server.written
+    # What the operator fixes counts from the next run on.
+    fixed = federation.server_file.parent / "authorized" / f"{BAD}.num_train"
+    fixed.write_text("77\n")
+    roster = federation.server_file.parent / "state" / "roster.json"
+    wait_until(lambda: '"num_train": 77' in roster.read_text(), "the number is known")
+    shutil.rmtree(federation.folder / "run")
+    submitted, _ = federation.submit("training.num_rounds=2")
+    assert submitted.wait() == 0
+    assert mean_of_round_1(federation, {**sizes, BAD: 77})
+
+
+def mean_of_round_1(federation: Federation, weights: dict[str, int]) -> bool:
+    """Return whether what was sent in round 2 is the mean with these weights."""
+    mean = sum(
+        count * model(federation, name, "trained-1").astype(np.float64)
+        for name, count in weights.items()
+    ) / sum(weights.values())
+    return np.allclose(model(federation, BAD, "sent-2"), mean, rtol=1e-5, atol=1e-7)
+
+
+def model(federation: Federation, name: str, which: str) -> np.ndarray:
+    found: np.ndarray = np.load(federation.client_folder(name) / f"{which}.npy")
+    return found
+
+
+def test_a_silent_client_holds_a_round_as_long_as_the_others_take(
+    found: Found,
+) -> None:
+    """Not for the hour that the operator would wait at most."""
+    federation = found()
+    federation.tricks(BAD).plan({training(2): HANG})
+    federation.server()
+    federation.clients()
+    submitted, run = federation.submit(
+        "training.num_rounds=3", "run.federation.round_patience=1"
+    )
+    assert submitted.wait() == 0
+    assert [one["num_failed"] for one in run.rounds] == [0, 1, 0]
+    assert 30 < run.rounds[1]["seconds"] < 600
 
 
 def test_data_that_never_come_block_nobody(found: Found) -> None:

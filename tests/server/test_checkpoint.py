@@ -8,7 +8,8 @@ import torch
 
 from knnper.config.errors import CheckpointError
 from knnper.transport.codec import fingerprint
-from server.checkpoint import CheckpointFolder
+from server.checkpoint import CheckpointFolder, History
+from server.comparison import Norms
 from strategies.core.records import ModelState
 
 
@@ -28,12 +29,50 @@ def test_the_newest_comes_back(tmp_path: Path) -> None:
     assert latest.fingerprint == fingerprint(state(3.0))
 
 
-def test_two_are_kept(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, "abc")
-    for server_round in (5, 10, 15):
+@pytest.mark.parametrize(
+    ("most", "every", "expected"),
+    [
+        (1, 1, [100]),
+        (2, 1, [99, 100]),
+        (6, 1, [80, 88, 96, 98, 99, 100]),
+        (8, 1, [64, 80, 88, 96, 97, 98, 99, 100]),
+        (6, 5, [40, 80, 85, 90, 95, 100]),
+        (6, 20, [20, 40, 60, 80, 100]),
+    ],
+)
+def test_older_ones_are_kept_at_growing_distances(
+    tmp_path: Path, most: int, every: int, expected: list[int]
+) -> None:
+    folder = CheckpointFolder(tmp_path, "abc", most)
+    assert folder.ways_back() == [0]
+    for server_round in range(every, 101, every):
         folder.save(server_round, state(1.0))
-    assert folder.rounds() == [10, 15]
-    assert folder.oldest_round() == 10
+    assert folder.ways_back() == folder.rounds() == expected
+
+
+def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    norms = {"weights": Norms([0.1, 1 / 3], 0.1)}
+    history = History(norms, lowest_loss=2 / 3, trained_in={"a": 2})
+    folder.save(1, state(1.0))
+    folder.save(2, state(2.0), history)
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    assert latest.history == history
+    assert latest.history.state_rounds(["b", "a"], 9) == (0, 2)
+
+
+def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    manifest = tmp_path / "round-000001" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    del told["history"]
+    manifest.write_text(json.dumps(told))
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    assert latest.history == History()
+    assert latest.history.state_rounds(["b", "a"], 9) == (9, 9)
 
 
 def flip_a_bit(content: bytes) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 
 from knnper.config.errors import RunError
+from knnper.transport import polling
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import (
     CannotPlayError,
@@ -21,7 +22,7 @@ from knnper.transport.messages import (
     to_content,
     unpack,
 )
-from knnper.transport.polling import Interrupted, Patience
+from knnper.transport.polling import Interrupted, Pace, Patience
 from server.federation import Reply, Request
 from server.flower_federation import EXPIRES_LATER_S, FlowerFederation
 from strategies.core.records import ModelPayload, ModelUpdate
@@ -63,7 +64,7 @@ def under_way(grid: FakeGrid) -> int:
 
 def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
     requests = (Request((client,), ModelPayload(WEIGHTS)) for client in clients)
-    return list(made.exchange(Purpose.TRAIN, 4, 2, requests))
+    return list(made.exchange(Purpose.TRAIN, 4, [2], requests))
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -121,7 +122,7 @@ def test_payloads_that_differ_are_given_back_when_they_are_answered(
         Request((client,), ModelPayload(torch.full((50,), float(number))))
         for number, client in enumerate("123123123123")
     )
-    assert len(list(made.exchange(Purpose.TRAIN, 4, 2, requests))) == 12
+    assert len(list(made.exchange(Purpose.TRAIN, 4, [2], requests))) == 12
     assert max(in_use) == 2
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -202,7 +203,7 @@ def test_the_payload_arrives_bit_for_bit() -> None:
     ask(clients.made, "1")
     (message,) = clients.grid.messages.values()
     job, packed = job_of(message.content), packed_of(message.content, "payload")
-    assert (job.clients, job.server_round, job.keep_round) == (["1"], 4, 2)
+    assert (job.clients, job.server_round, job.keep_rounds) == (["1"], 4, [2])
     assert packed is not None
     payload = unpack(ModelPayload, packed)
     assert fingerprint(payload) == fingerprint(ModelPayload(WEIGHTS))
@@ -214,14 +215,100 @@ def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
             return None
         return add_client_number(message)
 
-    timeouts_s = {Purpose.TRAIN: 0.3}
-    clients = federation(answer, timeouts_s=timeouts_s)
+    clients = federation(answer, paces={Purpose.TRAIN: Pace(0.3, patience=10.0)})
     first, late, last = ask(clients.made)
     assert late.failure == "no answer within 0.3 s"
     assert [first.failure, last.failure] == [None, None]
     message = next(iter(clients.grid.messages.values()))
     assert job_of(message.content).timeout_s == 0.3, "the client must know, too"
     assert message.metadata.ttl == 0.3 + EXPIRES_LATER_S
+
+
+def test_a_silent_client_is_given_up_once_the_others_have_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the first round too, and however long the operator would wait."""
+    monkeypatch.setattr(polling, "LEAST_S", 0.2)
+
+    def answer(message: Message) -> Message | None:
+        job = job_of(message.content)
+        return None if job.clients == ["2"] else add_client_number(message)
+
+    clients = federation(answer, paces={Purpose.TRAIN: Pace(3600.0, patience=3.0)})
+    first, silent, last = ask(clients.made)
+    assert "no answer within" in str(silent.failure)
+    assert [first.failure, last.failure] == [None, None]
+    ask(clients.made)
+    told = [job_of(one.content).timeout_s for one in clients.grid.messages.values()]
+    assert told[:3] == [3600.0] * 3
+    assert max(told[3:]) < 60, "what it takes is known from the round before"
+
+
+def a_round(pace: Pace, **seconds: float | None) -> None:
+    """Let nodes answer after so many seconds; None is an error."""
+    pace.begin()
+    for _ in seconds:
+        pace.sent()
+    for node, taken in seconds.items():
+        if taken is None:
+            pace.failed()
+        else:
+            pace.answered(ord(node), taken)
+
+
+def waited_for(pace: Pace, node: str) -> float:
+    return pace.timeout_s(ord(node))
+
+
+def test_how_long_a_reply_is_waited_for() -> None:
+    pace = Pace(2000.0, patience=10.0)
+    pace.begin()
+    for _ in range(4):
+        pace.sent()
+    for node, seconds in (("a", 5.0), ("b", 1.0)):
+        pace.answered(ord(node), seconds)
+    assert waited_for(pace, "d") == 2000, "two of four are not most of them"
+    pace.answered(ord("c"), 8.0)
+    assert waited_for(pace, "a") == 30 + 10 * 8
+    # It has not answered yet: nobody knows how much it has to do.
+    assert waited_for(pace, "d") == 30 + 100 * 8
+    pace.begin()
+    # Of what has answered: 1, 5, 8.
+    assert waited_for(pace, "a") == 30 + 10 * 5
+    a_round(pace, a=300.0)
+    assert waited_for(pace, "a") == 2000, "never longer"
+    for _ in range(6):
+        a_round(pace, a=0.1)
+    assert waited_for(pace, "a") == 31, "what was long ago is forgotten"
+
+
+def test_who_fails_at_once_tells_nothing_of_how_long_it_takes() -> None:
+    pace = Pace(1000.0, patience=10.0)
+    a_round(pace, a=None, b=None)
+    assert waited_for(pace, "c") == 1000
+    a_round(pace, a=None, b=None, c=7.0)
+    assert waited_for(pace, "c") == 100
+
+
+@pytest.mark.parametrize("slow_s", [3.0, 90.0, 1000.0])
+def test_a_slow_client_is_waited_for(slow_s: float) -> None:
+    pace = Pace(3600.0, patience=10.0)
+    for _ in range(5):
+        a_round(pace, a=1.0, b=1.0, c=slow_s)
+        assert waited_for(pace, "c") >= min(30 + 3 * slow_s, 3600)
+        assert waited_for(pace, "a") == 40
+
+
+def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> None:
+    pace = Pace(3600.0, patience=10.0)
+    a_round(pace, a=1.0, b=1.0, c=100.0)
+    waited = []
+    for _ in range(7):
+        waited.append(waited_for(pace, "c"))
+        pace.given_up(ord("c"))
+    assert waited == [330, 180, 105, 67.5, 48.75, 40, 40]
+    a_round(pace, a=1.0, b=1.0, c=50.0)
+    assert waited_for(pace, "c") == 180, "it is back"
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:

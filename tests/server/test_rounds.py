@@ -13,6 +13,7 @@ from knnper.config.seeding import RandomKey
 from knnper.transport.codec import fingerprint
 from knnper.transport.messages import Purpose
 from server.checkpoint import Checkpoint, CheckpointFolder
+from server.explosion import ExplodedError
 from server.federation import Federation, Reply, Request
 from server.observer import RoundRecord
 from server.rounds import RoundLoop
@@ -32,7 +33,7 @@ class Functions(Federation):
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.keep_rounds: list[int] = []
+        self.keep_rounds: list[Sequence[int]] = []
         self.awaited: list[tuple[Sequence[str], int]] = []
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:
@@ -42,13 +43,13 @@ class Functions(Federation):
         self,
         purpose: Purpose,
         server_round: int,
-        keep_round: int,
+        keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
         if purpose is Purpose.VALIDATE:
             yield from self.validate(requests)
             return
-        self.keep_rounds.append(keep_round)
+        self.keep_rounds.append(keep_rounds)
         for request in requests:
             assert isinstance(request.payload, ModelPayload)
             yield self.answer(request.client, request.payload, server_round)
@@ -95,6 +96,7 @@ def train(
     participation: float = 1.0,
     round_attempts: int = 1,
     update_problem: UpdateProblem | None = None,
+    claimed: Sequence[str] = (),
     **run: Any,
 ) -> tuple[Checkpoint, list[RoundRecord], Functions]:
     records: list[RoundRecord] = []
@@ -105,6 +107,7 @@ def train(
         method=method(num_rounds, update_problem),
         federation=federation,
         clients=SIZES,
+        claimed=claimed,
         num_validation=SIZES,
         training=TrainingSettings(num_rounds=num_rounds, participation=participation),
         run=RunSettings(**run),
@@ -193,8 +196,8 @@ def test_an_interrupted_run_ends_with_the_same_state(tmp_path: Path) -> None:
         tmp_path / "cut", add_one, 7, 0.5, checkpoint_every=2
     )
     assert [record["server_round"] for record in records] == [5, 6, 7]
-    # The server may go back to the older of its two checkpoints.
-    assert federation.keep_rounds[0] == 2
+    # The server may go back to either of its two checkpoints.
+    assert federation.keep_rounds[0] == [2, 4]
     assert resumed.fingerprint == whole.fingerprint
 
 
@@ -267,7 +270,127 @@ def test_an_update_of_an_enormous_norm_is_a_failure(
     )
     assert float(trained.state.weights.norm()) == pytest.approx(0.99 * ratio)
     assert records[0]["num_failed"] == 1
-    assert "client c failed: the update's norm is" in caplog.text
+    assert "client c failed: the update moved by a norm of" in caplog.text
+
+
+def test_who_failed_is_in_the_record_with_the_reason(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client == "d" and server_round == 1:
+            return Reply((client,), None, "no\nroom\x1b[2J" + 9999 * "x")
+        return add_one(client, payload, server_round)
+
+    _, (first, second), _ = train(tmp_path, answer)
+    assert list(first["failures"]) == ["d"]
+    assert first["failures"]["d"].startswith("no\\nroom\\x1b[2Jxxx")
+    assert len(first["failures"]["d"]) == 500
+    assert "failures" not in second
+
+
+def test_an_update_that_is_scaled_by_900_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would pass ``max_update_norm_ratio``, and take the mean."""
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        scale = 900 if (client, server_round) == ("b", 2) else 1
+        weights = payload.weights + 0.1 * scale
+        return Reply((client,), ModelUpdate(weights, SIZES[client], 0.5))
+
+    trained, records, _ = train(tmp_path, answer, num_rounds=3)
+    assert trained.state.weights.tolist() == pytest.approx([0.3, 0.3])
+    assert [one["num_failed"] for one in records] == [0, 1, 0]
+    assert "run.max_update_median_ratio" in records[1]["failures"]["b"]
+    assert "round 2: client b failed: weights moved by a norm of" in caplog.text
+
+
+def test_what_earlier_rounds_were_like_outlives_a_kill(tmp_path: Path) -> None:
+    """One client a round is judged by the rounds before, made by another process."""
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        moved = 90.0 if server_round == 3 else 0.1
+        return Reply((client,), ModelUpdate(payload.weights + moved, 1, 0.5))
+
+    train(tmp_path, answer, num_rounds=2, participation=0.25)
+    with pytest.raises(RunError, match=r"max_update_median_ratio") as caught:
+        train(tmp_path, answer, num_rounds=3, participation=0.25)
+    assert "round 3: 1 of 1 clients failed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "expected"),
+    [
+        ((), {"b": 2**53}),
+        (("a", "b"), {"b": 4000}),
+        (("a", "b", "c", "d"), {"b": 4000}),
+    ],
+)
+def test_a_claim_gives_nobody_more_than_half_of_a_round(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: Sequence[str],
+    expected: dict[str, int],
+) -> None:
+    monkeypatch.setitem(SIZES, "b", 2**53)
+    others = {"a": 1000, "c": 1000, "d": 2000}
+    weights = {**others, **expected}
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        moved = 1.0 if client == "b" else 0.0
+        return Reply(
+            (client,), ModelUpdate(payload.weights + moved, SIZES[client], 0.5)
+        )
+
+    trained, _, _ = train(tmp_path, answer, claimed=claimed, num_rounds=2)
+    share = weights["b"] / sum(weights.values())
+    assert trained.state.weights.tolist() == pytest.approx([2 * share] * 2)
+    warned = [one for one in caplog.messages if "run.federation.max_share" in one]
+    assert len(warned) == bool(claimed), "once, not in each round"
+
+
+def explodes_from(server_round: int) -> Answer:
+    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
+        loss = 1e4 if number >= server_round else 0.5
+        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
+
+    return answer
+
+
+def test_a_training_that_explodes_ends_at_its_last_good_round(tmp_path: Path) -> None:
+    with pytest.raises(ExplodedError, match="The last good round is 4"):
+        train(tmp_path, explodes_from(5), num_rounds=20)
+    folder = CheckpointFolder(tmp_path, "test")
+    assert folder.rounds() == [1, 2, 3, 4], "rounds 5 to 7 have none"
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    assert latest.history.lowest_loss == 0.5
+
+
+def test_a_training_does_not_end_with_an_explosion(tmp_path: Path) -> None:
+    with pytest.raises(ExplodedError, match=r"in round 6: .* last good round is 5"):
+        train(tmp_path, explodes_from(6), num_rounds=6)
+
+
+def test_a_training_may_explode_where_that_is_asked_for(tmp_path: Path) -> None:
+    trained, _, _ = train(tmp_path, explodes_from(2), num_rounds=6, exploding_rounds=0)
+    assert trained.server_round == 6
+
+
+def test_a_training_that_calms_down_goes_on(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
+        loss = 1e4 if number in (3, 4, 6, 7) else 0.5
+        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
+
+    trained, _, _ = train(tmp_path, answer, num_rounds=8)
+    assert trained.server_round == 8
+
+
+def test_one_client_s_loss_ends_no_training(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
+        loss = 1e99 if client == "b" else 0.5
+        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
+
+    assert train(tmp_path, answer, num_rounds=5)[0].server_round == 5
 
 
 def test_a_round_with_too_many_failures_is_made_again(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from knnper.config.catalogue import Catalogue
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment, Settings
 from knnper.durable_files import JsonLines, draft_of
+from server.checkpoint import CheckpointFolder, asides, rounds_in
 from server.run_folder import RunFolder
 from strategies.core.evaluation import ClientResult, Evaluation
+from strategies.core.records import ModelState
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,58 @@ def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
         RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
     assert folder.rounds() == [{"server_round": 1}]
     assert not folder.is_led()
+
+
+def a_run_of(folder: RunFolder, num_rounds: int) -> None:
+    checkpoints = CheckpointFolder(folder.checkpoints, "abc")
+    for number in range(1, num_rounds + 1):
+        folder.append_round({"server_round": number, "train_loss": float(number)})
+        checkpoints.save(number, ModelState(torch.full((2,), float(number))))
+    folder.write_clients_csv([result("a")])
+    folder.write_results({"of": num_rounds})
+
+
+def test_what_came_after_a_round_is_put_aside_until_the_run_has_passed_it(
+    folder: RunFolder,
+) -> None:
+    a_run_of(folder, 9)
+    folder.go_back(6)
+    assert not folder.is_finished()
+    assert [one["server_round"] for one in folder.rounds()] == list(range(1, 7))
+    assert rounds_in(folder.checkpoints) == [4, 5, 6]
+    (aside,) = asides(folder.checkpoints)
+    assert rounds_in(aside) == [7, 8, 9]
+    folder.go_back(4)
+    _, second = asides(folder.checkpoints)
+    assert rounds_in(second) == [5, 6]
+    assert CheckpointFolder(folder.checkpoints, "abc").ways_back() == [4, 6]
+    for number in range(5, 9):
+        folder.append_round({"server_round": number})
+        folder.forget_aside()
+    assert list(asides(folder.checkpoints)) == [aside], "not passed before round 9"
+    assert {path.name for path in aside.iterdir()} == {
+        *("results.json", "clients.csv", "rounds.jsonl"),
+        *("round-000007", "round-000008", "round-000009"),
+    }
+    folder.append_round({"server_round": 9})
+    folder.forget_aside()
+    assert asides(folder.checkpoints) == {}
+
+
+def test_a_round_without_a_checkpoint_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(RunError, match=r"\(none\), found 3"):
+        folder.go_back(3)
+    a_run_of(folder, 9)
+    with pytest.raises(RunError, match=r"\(4, 5, 6, 7, 8, 9\), found 3"):
+        folder.go_back(3)
+    assert folder.is_finished()
+
+
+def test_a_run_that_is_led_does_not_go_back(folder: RunFolder) -> None:
+    a_run_of(folder, 3)
+    with folder.locked(), pytest.raises(RunError, match="another process is at work"):
+        folder.go_back(2)
+    assert folder.is_finished()
 
 
 def test_a_run_has_one_session(folder: RunFolder) -> None:

@@ -55,7 +55,7 @@ def said(layout: object, array: ArrayRecord | None = None) -> RecordDict:
 def ask(content: RecordDict, purpose: Purpose = Purpose.TRAIN) -> Reply:
     grid = FakeGrid(lambda message: Message(content, reply_to=message))
     (reply,) = federation(grid).exchange(
-        purpose, 1, 0, [Request(("a",), ModelPayload(torch.ones(2)))]
+        purpose, 1, [0], [Request(("a",), ModelPayload(torch.ones(2)))]
     )
     return reply
 
@@ -140,7 +140,7 @@ def test_no_file_of_the_server_is_read_or_moved(
         made = federation(grid)
         made.shared_folder = str(tmp_path / "run") if in_memory else ""
         request = Request(("a",), ModelPayload(torch.ones(2)))
-        (reply,) = made.exchange(Purpose.TRAIN, 1, 0, [request])
+        (reply,) = made.exchange(Purpose.TRAIN, 1, [0], [request])
         assert "names the file" in str(reply.failure)
         assert secret.read_bytes() == b"12345678"
 
@@ -158,7 +158,7 @@ def test_what_a_client_says_of_its_failure_is_one_short_line() -> None:
     error = Error(code=2, reason="a\n2026 INFO all is well\x1b[2J" + "y" * 9999 + "end")
     grid = FakeGrid(lambda message: Message(error, reply_to=message))
     requests = [Request(("a",), ModelPayload(torch.ones(2)))]
-    (reply,) = federation(grid).exchange(Purpose.TRAIN, 1, 0, requests)
+    (reply,) = federation(grid).exchange(Purpose.TRAIN, 1, [0], requests)
     assert str(reply.failure).startswith("a\\n2026 INFO all is well\\x1b[2J")
     assert str(reply.failure).endswith("yend")
     assert len(str(reply.failure)) == 500
@@ -169,14 +169,15 @@ def test_no_update_weighs_more_than_the_client_s_examples(found: int) -> None:
     tally = Tally({"a": 3})
     tally.sends("a", ModelPayload(torch.ones(2)))
     update = ModelUpdate(torch.ones(2), found, 0.5)
-    ((_, used),) = usable_updates([Reply(("a",), update)], ModelUpdate, tally)
-    assert used.num_examples == 3
-    assert (tally.losses, tally.failures) == ([(3, 0.5)], {})
+    (used,) = usable_updates([Reply(("a",), update)], ModelUpdate, tally)
+    assert used is not None
+    assert used.update.num_examples == 3
+    assert tally.failures == {}
 
 
 def test_who_is_not_of_the_run_is_not_aggregated() -> None:
     tally = Tally({"a": 3})
-    assert not list(usable_updates([Reply(("b",), HONEST)], ModelUpdate, tally))
+    assert list(usable_updates([Reply(("b",), HONEST)], ModelUpdate, tally)) == [None]
     assert "takes no part in training" in tally.failures["b"]
 
 
@@ -186,8 +187,9 @@ def test_an_update_without_a_proper_weight_is_a_failure(found: Any) -> None:
     tally.sends("a", ModelPayload(torch.ones(2)))
     update = ModelUpdate(torch.ones(2), found, 0.5)
     replies = [Reply(("a",), update), Reply(("a",), HONEST)]
-    assert len(list(usable_updates(replies, ModelUpdate, tally))) == 1
-    assert tally.num_used == 1
+    wrong, right = usable_updates(replies, ModelUpdate, tally)
+    assert wrong is None
+    assert right is not None
     assert "training example" in tally.failures["a"]
 
 

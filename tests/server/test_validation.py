@@ -14,8 +14,10 @@ def test_the_first_update_does_not_decide_alone_which_shape_is_right() -> None:
         Reply((client,), ModelUpdate(torch.ones(length), 1, 0.5))
         for client, length in (("a", 2), ("b", 3))
     ]
-    used = [client for client, _ in usable_updates(replies, ModelUpdate, tally)]
-    assert used == ["b"]
+    wrong, right = usable_updates(replies, ModelUpdate, tally)
+    assert wrong is None
+    assert right is not None
+    assert right.client == "b"
     assert tally.failures == {
         "a": "expected tensors of shapes {'weights': (3,)}, found {'weights': (2,)}"
     }
@@ -35,6 +37,6 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
     answers = [Reply(("a",), ModelUpdate(torch.ones(2), 1, 0.5)), Reply(("b",), None)]
     assert len(list(usable_updates(answers[:1], ModelUpdate, tally))) == 1
     assert seen.pop() is marks[0]()
-    assert not list(usable_updates(answers[1:], ModelUpdate, tally))
+    assert list(usable_updates(answers[1:], ModelUpdate, tally)) == [None]
     tally.sends("c", ModelPayload(torch.zeros(2)))
     assert [mark() for mark in marks] == [None, None]

@@ -4,6 +4,7 @@
 every method, in this process.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from knnper.config.document import to_yaml
 from knnper.config.loading import load_experiment
 from knnper.config.sections import Experiment
+from server.checkpoint import asides
 from server.observer import RoundRecord, SilentObserver
 from server.run_folder import RunFolder
 from simulation.catalogue import experiment_catalogue
@@ -100,6 +102,37 @@ def test_a_run_that_was_left_ends_with_the_same_bits(
     assert len(folder.rounds()) == LEFT_AFTER
     simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
     assert outcome(folder) == expected
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
+        for method in WITH_ROUNDS
+    ],
+)
+def test_a_run_that_went_back_ends_with_the_same_bits(
+    tmp_path: Path, method: str
+) -> None:
+    """Clients that have a state go back with it; what came later can come back too."""
+    chosen = experiment(method)
+    chosen = replace(chosen, run=replace(chosen.run, checkpoint_every=1))
+    expected = whole(chosen, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    folder.go_back(2)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(open_workbench(chosen), folder, Leaving(), ["test"])
+    (aside,) = asides(folder.checkpoints)
+    for path in aside.glob("round-*"):
+        path.rename(folder.checkpoints / path.name)
+    (aside / "rounds.jsonl").replace(folder.path / "rounds.jsonl")
+    # From its last round: nothing but the clients' own states is used.
+    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    assert outcome(folder) == expected
+    folder.go_back(2)
+    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    assert outcome(folder) == expected
+    assert not asides(folder.checkpoints)
 
 
 @pytest.mark.slow

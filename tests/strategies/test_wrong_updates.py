@@ -1,6 +1,7 @@
 """A wrong update fails its client and nobody else, whichever comes first."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ MakeClient = Callable[..., ClientData]
 
 CLIENTS = ("a", "b", "c", "d")
 EXAMPLES = dict.fromkeys(CLIENTS, 6)
+OF_A_MODEL = {"weights", "shared", "components", "models"}
 WITH_ROUNDS = sorted(set(METHODS) - {"local"})
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 
@@ -62,7 +64,8 @@ def of_a_round(
     method: Method, state: Any, noisy: MakeClient
 ) -> tuple[Tally, dict[str, Any]]:
     """Return what is known of what was sent, and every client's honest update."""
-    tally, updates = Tally(EXAMPLES, update_problem=method.update_problem), {}
+    checks = (method.update_problem, method.started_from)
+    tally, updates = Tally(EXAMPLES, math.inf, *checks), {}
     for number, client in enumerate(CLIENTS):
         rng = RandomKey(1).child(client)
         payload = method.broadcast(state, client, rng)
@@ -70,6 +73,13 @@ def of_a_round(
         data = noisy(6, 4, seed=number)
         updates[client] = method.client_update(payload, None, data, 1, rng)[1]
     return tally, updates
+
+
+def used_of(
+    replies: list[Reply], method: Method, tally: Tally
+) -> list[tuple[str, Any]]:
+    found = usable_updates(replies, method.update_type, tally)
+    return [(one.client, one.update) for one in found if one is not None]
 
 
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
@@ -87,10 +97,26 @@ def test_a_wrong_first_update_is_that_client_s_failure(
     for wrong in wrong_ones:
         tally, _ = of_a_round(method, state, noisy)
         replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]
-        used = list(usable_updates(replies, method.update_type, tally))
+        used = used_of(replies, method, tally)
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
         assert list(tally.failures) == ["a"]
         method.aggregate(state, iter(used))
+
+
+@pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
+def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
+    method: Method, noisy: MakeClient
+) -> None:
+    state = method.init(CLIENTS, RandomKey(1))
+    tally, honest = of_a_round(method, state, noisy)
+    replies = [Reply((client,), update) for client, update in honest.items()]
+    for one in usable_updates(replies, method.update_type, tally):
+        assert one is not None
+        fields = [name for name in one.changes if name in OF_A_MODEL]
+        assert fields
+        for name in fields:
+            # A step moves a model by a part of its length.
+            assert 0 <= one.changes[name].norm < one.changes[name].sent
 
 
 @pytest.mark.parametrize("method", ["fedattn"], indirect=True)
@@ -101,6 +127,6 @@ def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
     tally, honest = of_a_round(method, state, noisy)
     honest["a"] = dataclasses.replace(honest["a"], representation=None)
     replies = [Reply((client,), update) for client, update in honest.items()]
-    used = list(usable_updates(replies, method.update_type, tally))
+    used = used_of(replies, method, tally)
     assert [client for client, _ in used] == list(CLIENTS)
     assert method.aggregate(state, iter(used)).known.names == ("b", "c", "d")

@@ -65,7 +65,7 @@ def test_what_is_shared_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_request_carries_job_and_records() -> None:
-    job = Job(["0007"], 3, 1, '{"name": "x"}', "runs/x", "")
+    job = Job(["0007"], 3, [1], '{"name": "x"}', "runs/x", "")
     content = to_content(job, {"payload": pack(PAYLOAD, None)})
     assert job_of(content) == job
     packed = packed_of(content, "payload")

@@ -24,15 +24,27 @@ Host = Annotated[
     ),
 ]
 
+NumTrain = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="On how many examples it trains: it weighs as much in the mean.",
+        show_default="as many as it says, within run.federation.max_share",
+    ),
+]
 
-def add_client(folder: Folder, name: ClientName, host: Host = None) -> None:
+
+def add_client(
+    folder: Folder, name: ClientName, host: Host = None, num_train: NumTrain = None
+) -> None:
     """Make a new client's key and settings, and let it in."""
     from server.link.founding import add_client as write_client
     from server.link.founding import known_server
     from server.link.layout import FederationFolder
 
     place = FederationFolder(folder)
-    written = write_client(place, name, known_server(place, host))
+    written = write_client(place, name, known_server(place, host), num_train)
     say(
         f"Copy {written} to the client's machine. A server that runs from "
         f"{place.server} lets it in now; elsewhere: knnper federation register "
@@ -41,13 +53,15 @@ def add_client(folder: Folder, name: ClientName, host: Host = None) -> None:
     )
 
 
-def register(server: Place, name: ClientName, key: PublicKey) -> None:
+def register(
+    server: Place, name: ClientName, key: PublicKey, num_train: NumTrain = None
+) -> None:
     """Let a client in whose public key is known."""
     from knnper.transport.credentials.node_keys import fingerprint, read_public_key
 
     public_key = read_public_key(key)
     folder = _authorized(server)
-    folder.add(name, public_key)
+    folder.add(name, public_key, num_train)
     say(f"{name} ({fingerprint(public_key)}) may connect; see {folder.path}.")
 
 

@@ -15,3 +15,6 @@ def test_what_is_not_known_is_quoted_in_one_line() -> None:
     refusal = refusal_of(0, "Failed\nbecause of  this")
     assert str(refusal).endswith("did not take this client: Failed because of this")
     assert not refusal.lasting
+    long = str(refusal_of(0, "Failed \x1b[2J" + "x" * 10**6))
+    assert "Failed \\x1b[2J" in long
+    assert len(long) < 1000

@@ -47,12 +47,12 @@ class HostileServer:
     run: int = 1
 
     def introduced(self, settings: Experiment) -> Introduction:
-        job = Job([], 0, 0, to_json(settings))
+        job = Job([], 0, [0], to_json(settings))
         return read_introduction(SiteHost().introduce(self._context, job))
 
     def player(self, settings: Experiment) -> SitePlayer:
         """Return what answers a message, as a process of its own would."""
-        return SiteHost().open(self._context, Job([CLIENT], 1, 0, to_json(settings)))
+        return SiteHost().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
 
     def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
         """Return what was sent in a round, and the update."""
@@ -60,7 +60,7 @@ class HostileServer:
         method, key = player.runtime.method, player.runtime.key
         state = method.init([CLIENT, "0000", "0003"], key)
         payload = method.broadcast(state, CLIENT, key)
-        return payload, player.train(CLIENT, payload, server_round, 0)
+        return payload, player.train(CLIENT, payload, server_round, 0, [0])
 
     def told(self, reason: str) -> None:
         """Say that the site may not take part."""

@@ -31,7 +31,12 @@ def context_of(file: Path, run: int = 1) -> Context:
 
 
 def job(**changes: object) -> Job:
-    values = {"server_round": 1, "keep_round": 0, "experiment": EXPERIMENT, **changes}
+    values = {
+        "server_round": 1,
+        "keep_rounds": [0],
+        "experiment": EXPERIMENT,
+        **changes,
+    }
     return Job(["0001"], **values)  # type: ignore[arg-type]
 
 

@@ -148,8 +148,8 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     factors[rare] = 1.0
     hostile = dataclasses.replace(payload, label_factors=factors)
     with pytest.raises(RefusedError, match=f"found {counts[rare]} examples"):
-        player.train(CLIENT, hostile, 1, 0)
-    player.train(CLIENT, payload, 1, 0)
+        player.train(CLIENT, hostile, 1, 0, [0])
+    player.train(CLIENT, payload, 1, 0, [0])
 
 
 @pytest.mark.parametrize(
@@ -258,12 +258,12 @@ def test_rounds_of_validation_are_limited(file: Path) -> None:
     method, key = player.runtime.method, player.runtime.key
     payload = method.broadcast(method.init([CLIENT], key), CLIENT, key)
     assert player.validate([CLIENT], payload).num_examples > 0
-    shown = player.personalize([CLIENT], payload, payload, 2)
+    shown = player.personalize([CLIENT], payload, payload, [2])
     assert len(shown.results) + len(shown.failures) == 1
     again = HostileServer(file, run=2).player(asked())
     with pytest.raises(RefusedError, match=r"2 of 2 in 30 days \(limits.validation"):
         again.validate([CLIENT], payload)
-    hidden = again.personalize([CLIENT], payload, payload, 2)
+    hidden = again.personalize([CLIENT], payload, payload, [2])
     assert (hidden.results, len(hidden.withheld) + len(hidden.failures)) == ((), 1)
 
 

@@ -18,11 +18,11 @@ def test_a_second_run_finds_nothing_of_the_first(tmp_path: Path) -> None:
     import torch
 
     first = ClientStateStore(run_states(tmp_path, EXPERIMENT, "aa"))
-    first.save("site-a", 1, ModelPayload(torch.ones(2)), keep=0)
+    first.save("site-a", 1, ModelPayload(torch.ones(2)), keep=[0])
     again = ClientStateStore(run_states(tmp_path, EXPERIMENT, "aa"))
-    assert again.load(ModelPayload, "site-a", 2) is not None
+    assert again.load(ModelPayload, "site-a", 1) is not None
     second = ClientStateStore(run_states(tmp_path, EXPERIMENT, "bb"))
-    assert second.load(ModelPayload, "site-a", 2) is None
+    assert second.load(ModelPayload, "site-a", 1) is None
 
 
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:

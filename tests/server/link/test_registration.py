@@ -12,6 +12,7 @@ from server.link.control import UNREGISTERED, Node
 from server.link.layout import FederationFolder
 from server.link.registration import reconcile
 from server.link.roster_file import read_roster
+from server.sites.registry import Registry
 
 
 @dataclass
@@ -79,6 +80,40 @@ def test_a_client_leaves_with_its_file(desk: Desk) -> None:
     desk.folder.remove("site-a")
     assert desk.names() == {}
     assert [node.status for node in desk.flower.known] == [UNREGISTERED]
+
+
+def test_a_number_that_the_operator_fixed_is_in_the_roster(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, fixed in (("a", 1200), ("b", None), ("c", 7), ("d", 7)):
+        desk.folder.add(name, public_key(), fixed)
+    desk.names()
+    (desk.folder.path / "b.num_train").write_text("  300\n")
+    (desk.folder.path / "c.num_train").write_text("many")
+    (desk.folder.path / "d.num_train").unlink()
+    desk.names()
+    found = Registry.read(desk.roster)
+    assert found.num_train == {"a": 1200, "b": 300}
+    assert sorted(found.names.values()) == list("abcd")
+    assert "c.num_train: expected a number of training examples" in caplog.text
+    desk.folder.remove("a")
+    assert sorted(path.name for path in desk.folder.path.iterdir()) == [
+        *("b.num_train", "b.pub", "c.num_train", "c.pub", "d.pub")
+    ]
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "1e3", "٣", "9" * 17, "", "12 13"])
+def test_what_is_no_number_is_not_taken_for_one(desk: Desk, text: str) -> None:
+    desk.folder.add("a", public_key())
+    (desk.folder.path / "a.num_train").write_text(text)
+    counts, problems = desk.folder.counts()
+    assert (counts, len(problems)) == ({}, 1)
+
+
+def test_no_number_is_fixed_that_no_client_has(desk: Desk) -> None:
+    with pytest.raises(CredentialError, match=f"found {2**53 + 1}"):
+        desk.folder.add("a", public_key(), 2**53 + 1)
+    assert desk.names() == {}
 
 
 def test_a_removed_key_does_not_come_back(

@@ -54,6 +54,22 @@ def test_an_open_state_folder_is_closed(
     assert caplog.text == ""
 
 
+def test_a_log_is_read_on_by_whole_lines(tmp_path: Path) -> None:
+    log, position = LogFile(tmp_path / "warnings.log", largest=20), 0
+    assert log.read_from(position) == ([], 0)
+    steps = {"one\ntw": ["one"], "o\n": ["two"], "": [], "é\n\nx\n": ["é", "", "x"]}
+    for text, expected in steps.items():
+        with log.path.open("a") as writer:
+            writer.write(text)
+        lines, position = log.read_from(position)
+        assert lines == expected
+    with log.path.open("a") as writer:
+        writer.write("a line too many\n")
+    log.put_aside()
+    log.path.write_text("anew\n")
+    assert log.read_from(position) == (["anew"], 5)
+
+
 def test_a_log_is_put_aside_while_it_is_written(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "superlink.log", largest=10, num_kept=2)
     log.put_aside()

@@ -34,6 +34,28 @@ def test_clients_are_known_by_the_names_they_say() -> None:
     assert (found.node_of("a"), found.node_of("c")) == (2, None)
 
 
+def test_what_a_client_says_it_has_is_a_claim_unless_the_operator_knows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    people = People({1: "a", 2: "b", 3: "c", 4: "d"})
+    people.change(1, num_train=2**53)
+    people.change(3, num_train=0)
+    fixed = {"a": 700, "b": 20, "c": 30}
+    registry = Registry({1: "a", 2: "b", 3: "c", 4: "d"}, fixed)
+    made = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    look(made)
+    found = made.members()
+    numbers = {name: (one.num_train, one.is_claim) for name, one in found.items()}
+    assert numbers == {
+        "a": (700, False),
+        "b": (20, False),
+        "c": (0, False),  # it has nothing to train on
+        "d": (40, True),
+    }
+    warned = [one for one in caplog.messages if "the operator fixed" in one]
+    assert len(warned) == 2
+
+
 def test_a_client_is_asked_once_and_forgotten_when_it_leaves() -> None:
     people = People({1: "a", 2: "b"})
     found = directory(people)

@@ -51,7 +51,7 @@ def test_every_client_is_asked_alone_and_who_is_away_fails() -> None:
     made, messenger = federation(People({1: "a", 2: "b"}))
     made.gather()
     requests = [Request(("a", "x", "b"), None), Request(("y",), None)]
-    replies = list(made.exchange(Purpose.VALIDATE, 1, 0, requests))
+    replies = list(made.exchange(Purpose.VALIDATE, 1, [0], requests))
     assert messenger.asked == [("a",), ("b",)]
     assert [(one.clients, one.failure) for one in replies] == [
         (("a",), None),

@@ -1,0 +1,348 @@
+"""Whether an update is like the others of its round: known before it is folded.
+
+An update is judged by how far it moves each of its fields (`weights`, `components`,
+...) from what the client was sent; a field that nobody was sent, such as a control
+variate, by its own norm. More than `most` times the median of its round counts as an
+attack, or as a training that diverged. Where the median has fallen, since most clients
+have learned what there is to learn, it is a part of the largest median so far, at the
+same learning rate: those that still learn are no attack.
+
+The verdict depends on the norms of the whole round and of the rounds before, never on
+who answered first: so it is the same on any engine and after a resume, and holds while
+less than half of the round's updates are bad. Updates are passed on in the order in
+which they come. One that is no more than the rounds before account for is passed on at
+once; any other waits, and all behind it, until enough norms are known. Those that wait
+are kept on disk once they take much memory.
+"""
+
+import bisect
+import math
+import shutil
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from knnper.transport.codec import take_apart
+from knnper.transport.messages import Packed, discard, pack, unpack
+
+ROUNDS_COMPARED = 5
+"""Rounds before the present one whose updates a new one is compared with."""
+
+MOST_WAITING_BYTES = 128 * 1024**2
+"""Of updates that wait in memory; more of them wait on disk."""
+
+# Below the length from which BLAS shares the sum out between threads: their number
+# must not show in the last bits.
+_BLOCK = 8192
+
+# Of what a median of this round may be exceeded by, what the largest of earlier rounds
+# may: honest clients were seen at 4 times that one, and at 25 times their round's.
+_OF_THE_LARGEST = 0.2
+
+# A norm of what nobody was sent, such as a loss, is never strange below the limit of
+# this median: the losses of clients differ by orders of magnitude.
+_LEAST_UNSENT = 1.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far a client moved one field of what it was sent.
+
+    Attributes
+    ----------
+    norm
+        Euclidean, of the difference; of the field itself if it was not sent.
+    sent
+        Norm of what was sent; 0 if it was not.
+    """
+
+    norm: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An update that can be aggregated, unless it is unlike the others.
+
+    Attributes
+    ----------
+    client
+        Whose it is.
+    update
+        The method's record.
+    changes
+        By the name of the record's field.
+    """
+
+    client: str
+    update: Any
+    changes: Mapping[str, Change]
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What rounds tell of the norms of one field, at a learning rate of 1.
+
+    Attributes
+    ----------
+    medians
+        Of the last `ROUNDS_COMPARED` rounds, oldest first.
+    largest
+        Of all `usual` ones so far, which a single round cannot move.
+    """
+
+    medians: Sequence[float] = ()
+    largest: float = 0.0
+
+    def usual(self) -> float:
+        """Return the median of the last rounds' medians; 0 if there was none."""
+        return statistics.median_low(self.medians) if self.medians else 0.0
+
+    def after(self, median: float) -> "Norms":
+        """Return this with the median of one more round."""
+        medians = [*self.medians, median][-ROUNDS_COMPARED:]
+        return Norms(medians, max(self.largest, statistics.median_low(medians)))
+
+
+def changes_of(
+    tensors: Mapping[str, Tensor],
+    origin: Mapping[str, Tensor],
+    norms: Mapping[str, float],
+) -> dict[str, Change]:
+    """Return how far an update moved each of its fields.
+
+    Parameters
+    ----------
+    tensors
+        The update's, by path.
+    origin, norms
+        What they started from, by the same paths, and the norms of that. What is
+        missing, or of another shape, was not sent.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for path, tensor in tensors.items():
+        start = origin.get(path)
+        if start is None or start.shape != tensor.shape:
+            pair = norm(tensor), 0.0
+        else:
+            pair = norm(tensor, start), norms[path]
+        pairs.setdefault(path.partition("/")[0], []).append(pair)
+    return {
+        name: Change(*(math.hypot(*values) for values in zip(*found, strict=True)))
+        for name, found in pairs.items()
+    }
+
+
+def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
+    """Return the Euclidean norm of a tensor, or of its difference from another.
+
+    Infinite or NaN where a number is, or where a square overflows.
+    """
+    values = tensor.reshape(-1).numpy()
+    start = None if origin is None else origin.reshape(-1).numpy()
+    buffer = np.empty(min(_BLOCK, len(values)), np.float32)
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at in range(0, len(values), _BLOCK):
+            block = values[at : at + _BLOCK]
+            if start is not None:
+                rest = buffer[: len(block)]
+                block = np.subtract(block, start[at : at + _BLOCK], out=rest)
+            total += float(np.dot(block, block))
+    return math.sqrt(total)
+
+
+class Comparison:
+    """Passes the updates of one round on, but for those that are unlike the others.
+
+    Parameters
+    ----------
+    most
+        Times the median that a norm may be; None for any.
+    past
+        What earlier rounds tell of the norms, by field.
+    rate
+        This round's learning rate, in whatever unit.
+    leeway
+        What ``most`` is multiplied with, by client; 1 for those who are not named.
+    folder
+        For updates that wait on disk; it is made, and removed.
+    """
+
+    def __init__(
+        self,
+        most: float | None,
+        past: Mapping[str, Norms],
+        rate: float,
+        leeway: Mapping[str, float],
+        folder: Path,
+    ) -> None:
+        self._most = most
+        self._leeway = leeway
+        self._past, self._rate = past, rate
+        self._known = {
+            name: sorted(rate * median for median in norms.medians)
+            for name, norms in past.items()
+        }
+        self._accepted: dict[str, list[Change]] = {}
+        self._waiting = _Waiting(folder)
+
+    def passed(
+        self,
+        updates: Iterable[Measured | None],
+        expected: int,
+        refuse: Callable[[str, str], None],
+    ) -> Iterator[Measured]:
+        """Yield the updates that are like the others, in their order.
+
+        Parameters
+        ----------
+        updates
+            One for each reply; None for those that cannot be used anyway.
+        expected
+            The number of replies; fewer may come.
+        refuse
+            Is told the client, and the reason, of every other update.
+        """
+        missing = expected
+        with self._waiting:
+            for update in updates:
+                missing -= 1
+                if update is not None:
+                    self._waiting.push(update)
+                    for name, change in update.changes.items():
+                        bisect.insort(self._known.setdefault(name, []), change.norm)
+                yield from self._settled(missing, refuse)
+            yield from self._settled(0, refuse)
+
+    def norms(self) -> dict[str, Norms]:
+        """Return what the rounds tell of the norms, with what this one passed on."""
+        medians = {
+            name: statistics.median_low(change.norm for change in changes) / self._rate
+            for name, changes in self._accepted.items()
+        }
+        now = {
+            name: self._past.get(name, Norms()).after(median)
+            for name, median in medians.items()
+        }
+        return {**self._past, **now}
+
+    def distances(self) -> dict[str, float]:
+        """Return the same in multiples of the length of what was sent, plus 1."""
+        return {
+            name: statistics.median_low(one.norm / (one.sent + 1) for one in changes)
+            for name, changes in self._accepted.items()
+            if any(one.sent for one in changes)
+        }
+
+    def _settled(
+        self, missing: int, refuse: Callable[[str, str], None]
+    ) -> Iterator[Measured]:
+        """Yield the first in turn for as long as their verdict is certain.
+
+        Whatever is still missing, the median lies between those with nothing but zeros
+        and with nothing but infinities to come.
+        """
+        while (first := self._waiting.first()) is not None:
+            objection = self._objection(first, 0, missing)
+            if objection is None and self._objection(first, missing, 0) is not None:
+                return
+            update = self._waiting.pop()
+            if objection is not None:
+                refuse(update.client, objection)
+                continue
+            for name, change in update.changes.items():
+                self._accepted.setdefault(name, []).append(change)
+            yield update
+
+    def _objection(self, update: Measured, zeros: int, endless: int) -> str | None:
+        """Return why an update is unlike the others, with so many more to come."""
+        if self._most is None:
+            return None
+        most = self._most * self._leeway.get(update.client, 1.0)
+        for name, change in update.changes.items():
+            past = self._past.get(name, Norms())
+            scale = max(
+                self._median(name, zeros, endless),
+                self._rate * past.usual(),
+                self._rate * past.largest * _OF_THE_LARGEST,
+            )
+            if not change.sent:
+                scale = max(scale, _LEAST_UNSENT)
+            # Before any round has said how far clients move, to move something by its
+            # own length is nothing strange.
+            limit = max(most * scale, 0.0 if past.largest else change.sent + 1)
+            if change.norm > limit:
+                return (
+                    f"{name} moved by a norm of {change.norm:.3g}, more than "
+                    f"{limit:.3g}, which follows from run.max_update_median_ratio and "
+                    "the medians of this round and those before: training diverged, or "
+                    "the client sends nonsense"
+                )
+        return None
+
+    def _median(self, name: str, zeros: int, endless: int) -> float:
+        """Return the lower median of the known norms with zeros and infinities."""
+        known = self._known[name]
+        place = (len(known) + zeros + endless - 1) // 2 - zeros
+        if place < 0:
+            return 0.0
+        return known[place] if place < len(known) else math.inf
+
+
+class _Waiting:
+    """Updates in their order; those that take too much memory are on disk.
+
+    Parameters
+    ----------
+    folder
+        Made when it is needed, and removed at the end of the context.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._queue: deque[tuple[Measured, Packed | None]] = deque()
+        self._num_bytes = 0
+
+    def __enter__(self) -> "_Waiting":
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def first(self) -> Measured | None:
+        """Return the next in turn, perhaps without its update; None without any."""
+        return self._queue[0][0] if self._queue else None
+
+    def push(self, one: Measured) -> None:
+        """Put an update behind the others."""
+        size = num_bytes(one.update)
+        if self._num_bytes + size <= MOST_WAITING_BYTES or not self._queue:
+            self._num_bytes += size
+            self._queue.append((one, None))
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        packed = pack(one.update, self._folder)
+        self._queue.append((replace(one, update=type(one.update)), packed))
+
+    def pop(self) -> Measured:
+        """Take the next in turn out."""
+        one, packed = self._queue.popleft()
+        if packed is None:
+            self._num_bytes -= num_bytes(one.update)
+            return one
+        update = unpack(one.update, packed, self._folder)
+        discard(packed, self._folder)
+        return replace(one, update=update)
+
+
+def num_bytes(record: object) -> int:
+    """Return the size of a record's tensors, which is what travels, in bytes."""
+    return sum(tensor.nbytes for tensor in take_apart(record).tensors.values())

@@ -1,0 +1,216 @@
+"""Which updates are like the others of their round; by hand, and in any order."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from knnper.transport.codec import fingerprint
+from server import comparison
+from server.comparison import Change, Comparison, Measured, Norms, changes_of, norm
+from strategies.core.records import ModelUpdate
+
+LEARNED = {"weights": Norms([0.4, 0.5, 0.6], 0.5)}
+MOST = 50.0
+
+
+def measured(client: str, moved: float, sent: float = 6.0) -> Measured:
+    update = ModelUpdate(torch.full((3,), moved), 1, 0.5)
+    return Measured(client, update, {"weights": Change(moved, sent)})
+
+
+def judge(
+    norms: Sequence[float | None],
+    folder: Path,
+    past: Mapping[str, Norms] | None = None,
+    most: float | None = MOST,
+    rate: float = 1.0,
+    leeway: Mapping[str, float] | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """Return who passed, and why who did not; clients are called a, b, ..."""
+    refused: dict[str, str] = {}
+    compared = Comparison(most, past or {}, rate, leeway or {}, folder / "waiting")
+    updates = [
+        None if one is None else measured(name, one)
+        for name, one in zip("abcdefghijkl", norms, strict=False)
+    ]
+    passed = compared.passed(updates, len(updates), refused.__setitem__)
+    return [one.client for one in passed], refused
+
+
+@pytest.mark.parametrize("length", [0, 1, 8191, 8192, 100_003])
+def test_a_norm_is_that_of_all_numbers(length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    one, other = torch.randn(2, length, generator=generator)
+    exact = float((one.double() - other.double()).norm())
+    assert norm(one, other) == pytest.approx(exact, rel=1e-6)
+    assert norm(one) == pytest.approx(float(one.double().norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+def test_a_norm_of_what_is_no_number_is_none_either(value: float) -> None:
+    numbers = torch.zeros(9000)
+    numbers[8500] = value
+    assert not math.isfinite(norm(numbers))
+    assert not math.isfinite(norm(numbers, torch.zeros(9000)))
+
+
+def test_what_was_not_sent_counts_by_itself() -> None:
+    sent = {"models/0": torch.tensor([3.0, 4.0]), "control": torch.zeros(2)}
+    arrived = {
+        "models/0": torch.tensor([3.0, 5.0]),
+        "models/1": torch.tensor([2.0, 0.0]),
+        "control": torch.tensor([6.0]),  # of another shape
+        "loss": torch.tensor(-7.0),
+    }
+    norms = {"models/0": 5.0, "control": 0.0}
+    assert changes_of(arrived, sent, norms) == {
+        "models": Change(math.hypot(1.0, 2.0), 5.0),
+        "control": Change(6.0, 0.0),
+        "loss": Change(7.0, 0.0),
+    }
+
+
+@pytest.mark.parametrize("past", [{}, LEARNED])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_of_three_that_is_scaled_by_900_is_refused(
+    tmp_path: Path, past: Mapping[str, Norms], place: int
+) -> None:
+    norms = [0.3, 0.4, 0.5]
+    norms[place] *= 900
+    passed, refused = judge(norms, tmp_path, past)
+    assert list(refused) == ["abc"[place]]
+    assert "max_update_median_ratio" in refused["abc"[place]]
+    assert passed == [one for one in "abc" if one not in refused]
+
+
+def test_the_order_of_replies_decides_nothing(tmp_path: Path) -> None:
+    """Less than half are bad, whoever comes first; the others keep their order."""
+    honest, bad = [0.02, 0.3, 0.5], [90.0, 400.0]
+    for norms in itertools.permutations([*honest, *bad]):
+        passed, refused = judge(norms, tmp_path)
+        assert sorted(norms["abcde".index(one)] for one in refused) == bad
+        assert passed == [one for one in "abcde" if one not in refused]
+
+
+@pytest.mark.parametrize("past", [{}, LEARNED])
+def test_clients_that_differ_are_all_taken(
+    tmp_path: Path, past: Mapping[str, Norms]
+) -> None:
+    # What was seen in training: from nothing at all to 25 times the median.
+    passed, refused = judge([12.0, 0.0, 0.5, 0.4, 1.0, 0.003], tmp_path, past)
+    assert (len(passed), refused) == (6, {})
+
+
+@pytest.mark.parametrize("norms", [[300.0], [300.0, 300.0], [9000.0, 0.0]])
+def test_fewer_than_three_are_judged_by_the_rounds_before(
+    tmp_path: Path, norms: list[float]
+) -> None:
+    large = ["ab"[place] for place, one in enumerate(norms) if one]
+    assert list(judge(norms, tmp_path, LEARNED)[1]) == large
+    assert judge([0.2] * len(norms), tmp_path, LEARNED)[1] == {}
+
+
+def test_without_rounds_before_one_alone_is_taken(tmp_path: Path) -> None:
+    assert judge([300.0], tmp_path)[1] == {}
+    assert judge([300.0, None], tmp_path)[1] == {}
+
+
+def test_one_of_two_may_move_the_model_by_its_length_at_first(tmp_path: Path) -> None:
+    assert judge([0.0, 6.9], tmp_path)[1] == {}
+    assert list(judge([0.0, 7.1], tmp_path)[1]) == ["b"]
+
+
+def test_where_most_have_learned_the_others_may_still_learn(tmp_path: Path) -> None:
+    fitted = {"weights": Norms([1e-6] * 5, 0.5)}
+    norms = [0.7, 1e-6, 1e-6, 0.0, 2e-6]
+    assert judge(norms, tmp_path, fitted)[1] == {}
+    assert list(judge([0.7 * 900, *norms[1:]], tmp_path, fitted)[1]) == ["a"]
+
+
+def test_the_largest_median_falls_with_the_learning_rate(tmp_path: Path) -> None:
+    norms = [4.9, 1e-6, 1e-6, 0.0, 2e-6]
+    fitted = {"weights": Norms([1e-6] * 5, 0.5)}
+    assert judge(norms, tmp_path, fitted)[1] == {}
+    assert list(judge(norms, tmp_path, fitted, rate=0.1)[1]) == ["a"]
+
+
+def test_a_loss_may_be_far_above_the_others(tmp_path: Path) -> None:
+    updates = [
+        replace(measured(client, loss), changes={"loss": Change(loss, 0.0)})
+        for client, loss in (("a", 1e-4), ("b", 4.0), ("c", 1e-5), ("d", 51.0))
+    ]
+    refused: dict[str, str] = {}
+    compared = Comparison(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    list(compared.passed(updates, 4, refused.__setitem__))
+    assert list(refused) == ["d"]
+
+
+def test_who_is_known_to_have_more_data_may_move_farther(tmp_path: Path) -> None:
+    norms = [0.5, 0.5, 40.0]
+    assert list(judge(norms, tmp_path)[1]) == ["c"]
+    assert judge(norms, tmp_path, leeway={"c": 2.0})[1] == {}
+
+
+def test_any_norm_is_taken_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert judge([0.1, 0.1, 1e9], tmp_path, most=None)[1] == {}
+
+
+@pytest.mark.parametrize("past", [{}, LEARNED])
+def test_ordinary_updates_do_not_wait_for_the_others(
+    tmp_path: Path, past: Mapping[str, Norms]
+) -> None:
+    pulled: list[str] = []
+
+    def updates() -> Iterator[Measured]:
+        for client in "abc":
+            pulled.append(client)
+            yield measured(client, 0.4)
+
+    compared = Comparison(MOST, past, 1.0, {}, tmp_path / "waiting")
+    passed = compared.passed(updates(), 3, lambda *_: None)
+    assert [(next(passed).client, len(pulled)) for _ in "abc"] == [
+        *(("a", 1), ("b", 2), ("c", 3))
+    ]
+
+
+def test_those_behind_one_that_is_strange_wait_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST_WAITING_BYTES", 20)
+    on_disk: list[int] = []
+    sent = [measured("a", 90.0), *(measured(client, 0.25) for client in "bcdef")]
+
+    def updates() -> Iterator[Measured]:
+        for one in sent:
+            yield one
+            on_disk.append(len(list((tmp_path / "waiting").glob("*.f32"))))
+
+    compared = Comparison(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    passed = list(compared.passed(updates(), 6, lambda *_: None))
+    # The verdict on the first is certain once four of the six are known.
+    assert on_disk == [0, 1, 2, 0, 0, 0]
+    assert [one.client for one in passed] == list("bcdef")
+    assert fingerprint(passed[1].update) == fingerprint(sent[2].update)
+    assert not (tmp_path / "waiting").exists()
+
+
+def test_what_the_next_rounds_are_compared_with() -> None:
+    norms = Norms()
+    for median in (0.1, 0.4, 9.0, 0.4, 0.3, 0.2):
+        norms = norms.after(median)
+    # By hand: the lower medians of up to five are 0.1, 0.1, 0.4, 0.4, 0.4, 0.4.
+    assert norms == Norms([0.4, 9.0, 0.4, 0.3, 0.2], 0.4)
+    assert norms.usual() == 0.4
+
+
+def test_medians_are_of_what_was_passed_on_at_a_rate_of_1(tmp_path: Path) -> None:
+    compared = Comparison(MOST, {}, 0.5, {}, tmp_path / "waiting")
+    updates = [measured("a", 0.2), measured("b", 0.4), measured("c", 700.0)]
+    list(compared.passed(updates, 3, lambda *_: None))
+    assert compared.norms() == {"weights": Norms([0.4], 0.4)}
+    assert compared.distances() == {"weights": pytest.approx(0.2 / 7)}
