@@ -3,22 +3,30 @@
 import asyncio
 import contextlib
 import socket
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import httpx
 import uvloop
 
 from knnper.config.address import Address
-from server.link.gateway.allowed import Rules
+from knnper.transport.credentials.node_keys import fingerprint, new_node_key
 from server.link.gateway.application import Gateway
-from server.link.gateway.entrance import EntranceLimits
-from server.link.gateway.explanation import Clients
-from server.link.gateway.listener import Listener, bind
+from server.link.gateway.listener import Limits, Listener, bind
+from server.link.gateway.metering import Meter, Notices
+from server.link.gateway.replies import Replies
+from server.link.gateway.rules import Caller, Clients, Rules
+from server.link.roster_file import Registered
 from server.settings import TlsFiles
+from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
+KEY, NODE = new_node_key(), 7
+ROSTER = {str(NODE): Registered("site-a", fingerprint(KEY.public_key()), "folder")}
 PIECE = 65_536
 HOST = "127.0.0.1"
 
@@ -60,8 +68,9 @@ class Stage:
     upstream: Upstream
     address: Address
     clients: Clients
+    client: Peer
     http: httpx.Client
-    connected: list[bool]
+    looked: list[bool]
     listener: Listener
     gateway: Gateway
 
@@ -77,18 +86,41 @@ class Stage:
 def gateway_stage(
     insecure: bool = False,
     tls: TlsFiles | None = None,
-    limits: EntranceLimits | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[Stage]:
     address = Address(HOST, free_port())
-    upstream, clients, connected = Upstream(), Clients(), list[bool]()
-    transport = httpx.MockTransport(upstream.answer)
-    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
-    rules = Rules(insecure, LARGEST)
-    gateway = Gateway(behind, rules, clients, lambda: connected.append(True))
+    upstream, clients, looked = Upstream(), Clients(), list[bool]()
+    clients.learn(ROSTER)
+    gateway = gateway_to(upstream.answer, clients, insecure, looked)
     url = f"http://{address}"
     listener = Listener(gateway, tls, limits)
     with _serving(listener, address), httpx.Client(base_url=url) as http:
-        yield Stage(upstream, address, clients, http, connected, listener, gateway)
+        client = Peer(KEY, http, NODE)
+        yield Stage(upstream, address, clients, client, http, looked, listener, gateway)
+
+
+def gateway_to(
+    answer: Callable[[httpx.Request], Any],
+    clients: Clients,
+    insecure: bool = False,
+    looked: list[bool] | None = None,
+) -> Gateway:
+    """Return a gateway with ``answer`` for Flower."""
+    transport = httpx.MockTransport(answer)
+    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
+    notices, seen = Notices(), [] if looked is None else looked
+
+    def tell(caller: Caller, why: str) -> None:
+        notices.warn(caller.name, why, why)
+
+    return Gateway(
+        behind,
+        Rules(insecure, LARGEST, clients),
+        Replies(behind, Path(tempfile.gettempdir()), None, tell),
+        Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
+        lambda: seen.append(True),
+        notices,
+    )
 
 
 @contextlib.contextmanager
