@@ -142,7 +142,7 @@ class Gateway:
         except Refusal as refusal:
             self._log(scope, headers, caller, refusal)
             more = [*_VERSIONS] if path == HEALTH else []
-            if caller is None:
+            if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
                 more.append(_THE_END)
             await _answer(send, refusal.status, refusal.body(), more=more)
 
@@ -298,14 +298,15 @@ class Gateway:
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
+        did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),
             f"{who}: {kind_of_path(path)}: {refusal.why}",
-            f"refused {scope['method']} '{plain(path)}' of {who}: {refusal}",
+            f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
         )
 
 
-# Nothing more is read of somebody unknown, and no place is kept for it.
+# Nothing more is read of somebody unknown or slow, and no place is kept for it.
 _THE_END = (b"connection", b"close")
 _VERSIONS = [
     (header.encode(), own_versions()[package].encode())

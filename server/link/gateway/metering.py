@@ -21,7 +21,7 @@ _WINDOW_BYTES = 100_000
 """A body's next 100 kB, or its rest, arrive within 10 s: Flower gives a reply up that
 does not get on for 180 s, which is an object of 5 MB at three times that pace."""
 
-_LONGEST_WAIT_S = 10.0  # for other bodies to be done; then the client tries again
+_LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
 _REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
 _IPV6_PREFIX = 64  # bits; what one household or machine is given
 

@@ -42,6 +42,7 @@ class Upstream:
     """Remembers what reaches it; answers with what it is given, or as told."""
 
     status: int = 200
+    content: bytes | None = None
     error: httpx.HTTPError | None = None
     seen: list[tuple[str, str]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
@@ -51,9 +52,15 @@ class Upstream:
             raise self.error
         self.seen.append((request.method, request.url.raw_path.decode()))
         self.headers = dict(request.headers)
-        body = await request.aread()
+        body = await request.aread() if self.content is None else self.content
         headers = {"content-type": "application/x", "x-internal": "1"}
         return httpx.Response(self.status, content=_pieces(body), headers=headers)
+
+    def reset(self) -> None:
+        """Forget what was seen and told."""
+        self.status, self.error, self.content = 200, None, None
+        self.seen.clear()
+        self.headers.clear()
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

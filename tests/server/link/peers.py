@@ -195,7 +195,8 @@ class Peer:
     def _pulled(self, run_id: int, name: str) -> PullObjectResponse:
         request = PullObjectRequest(node=self.node, run_id=run_id, object_id=name)
         answer = self.post("pull-object", request).raise_for_status()
-        return PullObjectResponse.FromString(answer.content)
+        told: PullObjectResponse = PullObjectResponse.FromString(answer.content)
+        return told
 
     def announce(self, reply: Reply) -> httpx.Response:
         return self.post("push-messages", reply.request(self.node_id))

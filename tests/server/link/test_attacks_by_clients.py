@@ -91,14 +91,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         running_server(folder / "fed", NAMES) as server,
         contextlib.ExitStack() as held,
     ):
-        peers = []
+        peers: list[Peer] = []
         for name in NAMES:
             client = server.folder.client(name)
             key = client / f"{name}.key"
             one = held.enter_context(peer(server.gateway, client / "ca.crt", key))
             one.activate()
             peers.append(one)
-        yield Scene(server, *peers, folder)
+        evil, good, other = peers
+        yield Scene(server, evil, good, other, folder)
         for log in (server.said, (server.settings.state / "superlink.log").read_text()):
             assert "Traceback" not in log
 

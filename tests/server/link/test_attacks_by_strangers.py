@@ -108,7 +108,7 @@ def test_headers_and_requests_without_end_take_no_memory(
         lambda: b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 500,
     ]
     for more in endless:
-        sent = []
+        sent: list[int] = []
 
         def send(more: Callable[[], bytes] = more, sent: list[int] = sent) -> None:
             with (
