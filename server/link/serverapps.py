@@ -22,6 +22,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from knnper import lifeline
 from server.link.commands import flower_command
+from server.link.processes import Note
 from server.link.superlink import SuperLink
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class ServerApps:
             async with self._superlink.client() as client:
                 while True:
                     found = await _acquired(client)
+                    if found is not None:
+                        Note.is_true(self._superlink.folder)
                     if found is None or not found.token:
                         await asyncio.sleep(_ASK_S)
                     else:

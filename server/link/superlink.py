@@ -21,7 +21,7 @@ from knnper.transport.credentials.certificates import (
 )
 from server.link.commands import commands_folder, flower_command
 from server.link.log_file import LogFile
-from server.link.processes import end_children
+from server.link.processes import Note, end_children
 from server.settings import ServerSettings
 
 SERVER_FILE_VARIABLE = "KNNPER_SERVER"
@@ -59,6 +59,7 @@ class SuperLink:
         self._settings = settings
         self._server_file = server_file
         self._process: asyncio.subprocess.Process | None = None
+        self._starts = 0
 
     @property
     def ca(self) -> Path | None:
@@ -125,6 +126,8 @@ class SuperLink:
                 cwd=self.folder,
                 start_new_session=True,
             )
+        self._starts += 1
+        Note(self._process.pid, self._starts).write(self.folder)
 
     async def wait(self) -> int:
         """Wait for the process to end; return its exit status."""

@@ -19,6 +19,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     ActivateNodeResponse,
+    DeactivateNodeRequest,
     PullMessagesRequest,
     PullMessagesResponse,
     PushMessagesRequest,
@@ -169,6 +170,9 @@ class Peer:
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
         answer = self.post("activate-node", request).raise_for_status()
         self.node_id = ActivateNodeResponse.FromString(answer.content).node_id
+
+    def deactivate(self) -> None:
+        self.post("deactivate-node", DeactivateNodeRequest(node_id=self.node_id))
 
     def receive(self, patience_s: float = 60.0) -> tuple[Message, ObjectTree]:
         """Return the next message with its tree; do not fetch its objects."""
