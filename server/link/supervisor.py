@@ -162,7 +162,7 @@ class Supervisor:
                 upstream,
                 settings.state,
                 None if quota is None else quota * _BYTES_PER_MB,
-                lambda caller, why: notices.warn(caller.name, why, why),
+                notices.warn,
             ),
             Meter(in_all, *parts),
             self._registrar.look,

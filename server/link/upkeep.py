@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
+_REST_SECONDS = 1.0
 _CERTIFICATE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
 _DATABASE_SECONDS = 5.0
@@ -91,6 +92,7 @@ class Registrar:
                 logger.warning("registrations were not looked at: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(_REST_SECONDS)  # strangers are a reason, too
 
     async def _reason(self) -> None:
         while self._folder.snapshot() == self._seen and not self._wanted.is_set():

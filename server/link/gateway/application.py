@@ -45,7 +45,6 @@ from server.link.gateway.rules import (
     kind_of_path,
     parsed,
     raw_path,
-    reason_for,
     with_reason,
 )
 
@@ -57,7 +56,12 @@ _PASSED_BACK = frozenset({"content-type", "content-length"})
 _PASSED_ON = frozenset({"content-type", "accept"})
 _FLOWERS = "flwr-"
 _LONGEST_ERROR = 64 * 1024
-_NEW_CLIENT_S = 2.0  # until a key that was just registered is known here
+_IS_CONNECTED = (
+    "is connected already, or was until less than a minute ago: another process uses "
+    "its key, or the last one was killed. Stop the other one; after a kill, try again "
+    "in a minute."
+)
+_NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
 _LOOK_S = 0.1
 
 
@@ -147,17 +151,17 @@ class Gateway:
             await _answer(send, refusal.status, refusal.body(), more=more)
 
     async def _caller(self, path: str, headers: Mapping[str, str]) -> Caller:
-        """Return who asks; one that was only just registered is waited for."""
-        end = time.monotonic() + _NEW_CLIENT_S
-        while True:
-            try:
-                return self.rules.caller(path, headers)
-            except Refusal as refusal:
-                is_new = refusal.status == HTTPStatus.PRECONDITION_FAILED
-                if not is_new or time.monotonic() > end:
-                    raise
-            self.look()
+        """Return who asks; one that was only just registered is looked for."""
+        try:
+            return self.rules.caller(path, headers)
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.PRECONDITION_FAILED:
+                raise
+        self.look()
+        key, end = key_of(headers), time.monotonic() + _NEW_CLIENT_S
+        while key not in self.rules.clients.names and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
+        return self.rules.caller(path, headers)
 
     async def _answer(
         self,
@@ -260,12 +264,12 @@ class Gateway:
         )
         try:
             response = await self.upstream.send(asked, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
         except httpx.HTTPError as error:
             raise unreachable(error) from error
-        try:
-            yield response
-        finally:
-            await response.aclose()
 
     async def _tell_why(
         self, scope: Scope, caller: Caller, response: httpx.Response, send: Send
@@ -276,14 +280,10 @@ class Gateway:
         if standing is not None:
             await _answer(send, status, with_standing(body, standing))
             return
-        why = reason_for(self.rules.clients, path, caller.key, status)
-        if why is not None:
-            body = with_reason(body, why)
-        self.notices.warn(
-            _host(scope),
-            f"{caller.name}: {path}: {status}",
-            f"Flower refused {path}: {why or body.decode(errors='replace')}",
-        )
+        if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
+            body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
+        said = f"Flower refused {path}: {body.decode(errors='replace')}"
+        self.notices.warn(_host(scope), f"{caller.name}: {path}: {status}", said)
         await _answer(send, status, body)
 
     def _log(

@@ -83,7 +83,7 @@ _UNREADABLE = (
     *(DecodeError, RecursionError),
 )
 Children = Mapping[str, tuple[str, ...]]
-Tell = Callable[[Caller, str], None]
+Warn = Callable[[str, str, str], None]
 
 
 @dataclass
@@ -170,15 +170,15 @@ class Replies:
     quota
         Bytes that a client may send in one run; None for the sum of what its replies
         may be.
-    tell
-        Is told why a reply is refused.
+    warn
+        Is told what no client is told; see `Notices.warn`.
     """
 
     def __init__(
-        self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, tell: Tell
+        self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, warn: Warn
     ) -> None:
         self._upstream, self._folder = upstream, folder
-        self._quota, self._tell = quota, tell
+        self._quota, self._warn = quota, warn
         self._sent: dict[int, dict[str, _Sent]] = {}
         self._used: Counter[tuple[int, int]] = Counter()
         self._passing = asyncio.Semaphore(_AT_ONCE)
@@ -232,7 +232,10 @@ class Replies:
         if upload is not None and upload.root != metadata.message_id:
             raise Refusal(409, "a message that was answered already")
         if upload is None:
-            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            try:
+                file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            except OSError as error:
+                raise _no_room(error) from error
             sent.upload = upload = _Upload(caller, request, children, file)
         told = PushMessagesResponse(
             results={metadata.message_id: 0},
@@ -252,15 +255,16 @@ class Replies:
         upload.received += num_bytes
         self._used[used] += num_bytes
         try:
-            if name not in upload.places:
+            if not upload.is_whole:
                 self._require_room(sent, upload, used)
+            if name not in upload.places:
                 content = request.object_content
                 await asyncio.to_thread(upload.write, name, content, start)
         except Refusal as refusal:
             await self._excuse(sent, upload, refusal)
             raise
         except (OSError, ValueError) as error:  # a full disk; a file just closed
-            raise Refusal(503, "an object cannot be kept", str(error)) from error
+            raise _no_room(error) from error
 
         async def passed_on() -> None:
             if upload.is_whole:
@@ -330,15 +334,20 @@ class Replies:
             refusal = _too_much(sent.most, "one piece stands in many places")
             await self._excuse(sent, upload, refusal)
             raise refusal
-        async with self._passing:
-            asked = await self._announce(upload.request, upload.caller)
-            if upload.root not in asked.objects_to_push and not upload.announced:
-                raise Refusal(409, "Flower did not take this reply")
-            upload.announced = True
-            for name in asked.objects_to_push:
-                content = await asyncio.to_thread(upload.read, name)
-                await self._push(upload, asked.session_id, name, content)
-        self._over(sent)
+        try:
+            async with self._passing:
+                asked = await self._announce(upload.request, upload.caller)
+                if upload.root not in asked.objects_to_push and not upload.announced:
+                    raise Refusal(409, "Flower did not take this reply")
+                upload.announced = True
+                for name in asked.objects_to_push:
+                    content = await asyncio.to_thread(upload.read, name)
+                    await self._push(upload, asked.session_id, name, content)
+        except Refusal as refusal:
+            if refusal.status < 500:
+                self._over(sent, upload)
+            raise
+        self._over(sent, upload)
 
     async def _announce(
         self, request: PushMessagesRequest, caller: Caller
@@ -378,9 +387,8 @@ class Replies:
         """Answer with an error instead, in the client's name, and end the upload."""
         if upload.file.closed:
             return
-        self._over(sent)
+        self._over(sent, upload)
         why = f"the gateway refused this reply: {refusal}"
-        self._tell(upload.caller, f"its reply was refused: {refusal}")
         asked = upload.request
         metadata = Metadata()
         metadata.CopyFrom(asked.messages_list[0].metadata)
@@ -398,15 +406,19 @@ class Replies:
             for name in told.objects_to_push:
                 await self._push(upload, told.session_id, name, message.deflate())
         except Refusal as unheard:
-            self._tell(upload.caller, f"the run was not told of it: {unheard}")
+            said = f"the run was not told that its reply is refused: {unheard}"
+            self._warn(upload.caller.name, unheard.why, said)
 
-    def _over(self, sent: _Sent) -> None:
+    def _over(self, sent: _Sent, upload: _Upload) -> None:
         sent.answered = time.monotonic()
-        self._close(sent)
+        upload.file.close()
 
     def _close(self, sent: _Sent) -> None:
-        if sent.upload is not None:
-            sent.upload.file.close()
+        upload = sent.upload
+        if upload is not None and (
+            upload.passing_on is None or upload.passing_on.done()
+        ):
+            upload.file.close()
 
     async def _tidy(self, of_node: dict[str, _Sent], name: str, one: _Sent) -> None:
         upload = one.upload
@@ -419,6 +431,7 @@ class Replies:
             and time.monotonic() > upload.heard + _STALLED_S
         ):
             why = Refusal(408, "a reply of which nothing more comes")
+            self._warn(upload.caller.name, why.why, f"refused {why}")
             await self._excuse(one, upload, why)
 
 
@@ -428,6 +441,10 @@ def unreachable(error: httpx.HTTPError) -> Refusal:
     if isinstance(error, httpx.TimeoutException):
         return Refusal(504, "Flower's SuperLink did not answer in time", what)
     return Refusal(503, "Flower's SuperLink cannot be reached at the moment", what)
+
+
+def _no_room(error: Exception) -> Refusal:
+    return Refusal(503, "a reply cannot be kept", str(error))
 
 
 def _not_sent(why: str) -> Refusal:

@@ -99,14 +99,12 @@ class Clients:
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
 
     def learn(self, roster: Mapping[str, Registered]) -> None:
         """Take over the clients of ``roster``."""
         self.names = {one.key_sha256: one.name for one in roster.values()}
-        known = {one.key_sha256: int(node_id) for node_id, one in roster.items()}
-        # Without authentication, nodes are learned of as they come.
-        self.nodes = known or self.nodes
+        self.nodes = {one.key_sha256: int(node_id) for node_id, one in roster.items()}
 
 
 @dataclass(frozen=True)
@@ -181,8 +179,8 @@ class Rules:
         if not name and not self.insecure and path != ACTIVATE:
             raise _unknown(key, 401)
         if not verify_signature(found, timestamp, signature):
-            found_ = f"The signature of {name or 'a client'} is not that of its key"
-            raise Refusal(401, found_, key)
+            whose = name or "a client"
+            raise Refusal(401, f"The signature of {whose} is not that of its key", key)
         if not name and not self.insecure:
             # Flower answers nothing else to a key that it does not know.
             raise _unknown(key, 412)
@@ -237,18 +235,6 @@ def parsed(path: str, body: bytes | bytearray) -> Message:
         code = ApiErrorCode.INVALID_PROTOBUF_PAYLOAD
         raise Refusal(400, "the body is not what Flower sends", code=code) from error
     return request
-
-
-def reason_for(clients: Clients, path: str, key: str, status: int) -> str | None:
-    """Return what a client whom Flower refused should be told beside it."""
-    name = clients.names.get(key)
-    if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED and name:
-        return (
-            f"{name} is connected already, or was until less than a minute ago: "
-            "another process uses its key, or the last one was killed. Stop the other "
-            "one; after a kill, try again in a minute."
-        )
-    return None
 
 
 def with_reason(body: bytes, reason: str) -> bytes:
@@ -314,11 +300,11 @@ def _seconds_ahead(headers: Mapping[str, str]) -> float | None:
 
 def _wrong_time(name: str, ahead: float | None) -> tuple[str, str]:
     if ahead is None:
-        return "expected the time of the signature", f"found none of {name}"
+        return "expected the time of the signature", f"{name} gave none"
     direction = "ahead of" if ahead > 0 else "behind"
     return (
-        f"The clock of {name} is not the server's",
-        f"it is {abs(ahead):.0f} s {direction} it; set the clock (NTP).",
+        "The client's clock is not the server's",
+        f"that of {name} is {abs(ahead):.0f} s {direction} it; set the clock (NTP).",
     )
 
 

@@ -19,7 +19,7 @@ from server.link.gateway.application import Gateway
 from server.link.gateway.listener import Limits, Listener, bind
 from server.link.gateway.metering import Meter, Notices
 from server.link.gateway.replies import Replies
-from server.link.gateway.rules import Caller, Clients, Rules
+from server.link.gateway.rules import Clients, Rules
 from server.link.roster_file import Registered
 from server.settings import TlsFiles
 from tests.server.link.peers import Peer
@@ -116,14 +116,10 @@ def gateway_to(
     transport = httpx.MockTransport(answer)
     behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
     notices, seen = Notices(), [] if looked is None else looked
-
-    def tell(caller: Caller, why: str) -> None:
-        notices.warn(caller.name, why, why)
-
     return Gateway(
         behind,
         Rules(insecure, LARGEST, clients),
-        Replies(behind, Path(tempfile.gettempdir()), None, tell),
+        Replies(behind, Path(tempfile.gettempdir()), None, notices.warn),
         Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
         lambda: seen.append(True),
         notices,

@@ -19,6 +19,7 @@ from flwr.proto.fleet_pb2 import (
     DeactivateNodeRequest,
     PullMessagesRequest,
     PushMessagesResponse,
+    RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
@@ -29,9 +30,12 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from knnper.transport.credentials.node_keys import new_node_key
 from tests.server.link.message_run import MessageRun, submitted
 from tests.server.link.peers import (
+    PROTOBUF,
     Peer,
     Reply,
     deflated,
@@ -353,3 +357,29 @@ def test_honest_rounds(scene: Scene) -> None:
     assert run.finished() == "finished completed"
     assert len(run.replies) == 12
     assert not [one for one in run.replies if one["error"]]
+
+
+def test_without_authentication_a_node_speaks_for_itself_too(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path / "fed", insecure=True) as server,
+        peer(server.gateway, None, new_node_key()) as honest,
+        peer(server.gateway, None, new_node_key()) as evil,
+    ):
+        for one in (honest, evil):
+            public = public_key_to_bytes(one.key.public_key())
+            one.post("register-node", RegisterNodeFleetRequest(public_key=public))
+            one.activate()
+        run = submitted(server, tmp_path / "run", [honest.node_id], size=2_000_000)
+        message, tree = honest.receive()
+        for reply in (reply_to(message), changed(reply_to(message), src_node_id=1)):
+            answer = evil.announce(reply)
+            assert answer.is_client_error or answer.status_code == 503
+        claimed = PullMessagesRequest(node=honest.node)
+        assert evil.post("pull-messages", claimed).status_code == 401
+        assert honest.post("pull-messages", claimed, PROTOBUF).status_code == 401
+        honest.take(message, tree)
+        reply = reply_to(message, arrays(2_000_000))
+        wait_until(lambda: honest.announce(reply).is_success)
+        honest.send(reply)[-1].raise_for_status()
+        assert run.finished() == "finished completed"
+        assert [one["error"] for one in run.replies] == [None]
