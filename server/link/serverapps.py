@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 
 import httpx
@@ -20,7 +19,6 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from knnper import lifeline
 from server.link.commands import flower_command
 from server.link.processes import Note
 from server.link.superlink import SuperLink
@@ -62,20 +60,13 @@ class ServerApps:
 
     async def _start(self, found: AcquireTaskResponse) -> None:
         superlink = self._superlink
-        with _in_memory(found.token.encode()) as token, superlink.opened_log() as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
+        with _in_memory(found.token.encode()) as token:
+            process = await superlink.spawn(
                 str(flower_command(TASK_TYPE_TO_COMMAND[TaskType.SERVER_APP])),
                 *("--runtime-api-address", superlink.address),
                 *("--token-file", f"/proc/self/fd/{token}"),
                 *superlink.trust,
-                pass_fds=(token,),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=superlink.environment,
-                cwd=superlink.folder,
-                start_new_session=True,
+                inherited=(token,),
             )
         watching = asyncio.create_task(_watch(process, found.task.run_id))
         self._watched.add(watching)

@@ -8,7 +8,6 @@ import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import httpx
 
@@ -93,10 +92,6 @@ class SuperLink:
         """Where SuperLink and ServerApps write, with its earlier parts."""
         return LogFile(self.folder / "superlink.log")
 
-    def opened_log(self) -> IO[bytes]:
-        """Return the same for a process to write to."""
-        return self.log.path.open("ab")
-
     def prepare(self) -> None:
         """Make certificates for Flower's own port, which nobody else needs to trust."""
         if self._settings.insecure:
@@ -114,20 +109,26 @@ class SuperLink:
     async def start(self) -> None:
         """Start the process; it may not answer yet."""
         self.log.put_aside()
-        command = self._command()
-        with self.opened_log() as log:
-            self._process = await asyncio.create_subprocess_exec(
+        self._process = await self.spawn(*self._command())
+        self._starts += 1
+        Note(self._process.pid, self._starts).write(self.folder)
+
+    async def spawn(
+        self, *command: str, inherited: Sequence[int] = ()
+    ) -> asyncio.subprocess.Process:
+        """Start a command of Flower's that writes to the log and ends with us."""
+        with self.log.path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
                 *command,
+                pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self.environment,
+                env=self._environment(),
                 cwd=self.folder,
                 start_new_session=True,
             )
-        self._starts += 1
-        Note(self._process.pid, self._starts).write(self.folder)
 
     async def wait(self) -> int:
         """Wait for the process to end; return its exit status."""
@@ -204,10 +205,8 @@ class SuperLink:
             "--enable-supernode-auth",
         ]
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of SuperLink and ServerApps."""
-        # They look for helpers by name.
+    def _environment(self) -> dict[str, str]:
+        # Flower looks for its helpers by name.
         paths = os.environ.get("PATH", os.defpath)
         path = os.pathsep.join((str(commands_folder()), paths))
         return {

@@ -208,7 +208,7 @@ class Replies:
 
         def fetched(num_bytes: int) -> None:
             for one in found:
-                one.objects[name] = num_bytes
+                one.objects[name] = max(one.objects[name], num_bytes)
 
         return fetched
 

@@ -5,7 +5,6 @@ The whole server runs, with a run that waits for replies.
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -335,15 +334,9 @@ def _piece(number: int) -> tuple[str, int]:
 def test_large_bodies_of_a_client_take_turns(scene: Scene) -> None:
     evil = scene.evil
     content = deflated("ArrayChunk", bytes(15_000_000))
-    with growth(scene.server.process.pid) as grown:
-        threads = [
-            threading.Thread(target=evil.push, args=(1, "", "ab" * 32, content))
-            for _ in range(40)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with growth(scene.server.process.pid) as grown, ThreadPoolExecutor(40) as pool:
+        for _ in range(40):
+            pool.submit(evil.push, 1, "", "ab" * 32, content)
     assert grown[0] < 2 * MOST_MB
     scene.beat()
 

@@ -7,7 +7,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def is_well(server: RunningServer, honest: Peer) -> None:
         assert "Traceback" not in log
 
 
+def at_once(works: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def _push(connection: socket.socket, start: bytes) -> None:
     with contextlib.suppress(OSError), connection:
         connection.sendall(start)
@@ -86,16 +95,12 @@ def test_bodies_of_strangers_take_no_memory(
         headers = {**signed(key(server, "site-b")), "flwr-signature": "AAAA"}
     start = head(f"{FLEET}push-object", BODY, headers)
     with growth(server.process.pid) as grown:
-        threads = [
-            threading.Thread(
-                target=_push, args=(connected(server.gateway, ca(server)), start)
-            )
-            for _ in range(NUM_BODIES)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(
+            [
+                partial(_push, connected(server.gateway, ca(server)), start)
+                for _ in range(NUM_BODIES)
+            ]
+        )
     assert grown[0] < MOST_MB
     is_well(server, honest)
 
@@ -122,11 +127,7 @@ def test_headers_and_requests_without_end_take_no_memory(
                     sent.append(1)
 
         with growth(server.process.pid) as grown:
-            threads = [threading.Thread(target=send) for _ in range(10)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            at_once([send] * 10)
         assert grown[0] < MOST_MB
     is_well(server, honest)
 
