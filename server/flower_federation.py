@@ -24,7 +24,9 @@ from knnper.transport.messages import (
 )
 from knnper.transport.polling import (
     ENDLESS,
+    LEAST_LIMIT_BYTES,
     MESSAGES_AT_ONCE,
+    MOST_TIMES_SENT,
     NoReply,
     Pace,
     Patience,
@@ -36,11 +38,6 @@ from strategies.core.evaluation import ClientResults, Evaluation
 
 EXPIRES_LATER_S = 10.0
 """Flower forgets a message this long after its reply is due: we say so first."""
-
-MOST_TIMES_SENT = 16
-LEAST_LIMIT_BYTES = 64 * 1024**2
-"""A reply's numbers may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
-"""
 
 
 @dataclass

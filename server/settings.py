@@ -65,6 +65,13 @@ class ServerSettings(Settings):
     max_request_mb
         Largest body of a client's request, in 10^6 bytes. Flower sends arrays in
         pieces of 5 MB.
+    max_in_flight_mb
+        Bodies of clients' requests that are held at a time, in 10^6 bytes: half of
+        that for one address, an eighth for one client. Who comes when they are held
+        waits, or tries again.
+    max_upload_mb
+        What one client may send in one run, in 10^6 bytes. Without it, each of its
+        replies may have 16 times the bytes of what it answers, or 64 MiB.
     max_connections_per_address
         Connections that the gateway keeps at a time with one address, be it a client,
         several behind one router, or a stranger.
@@ -78,7 +85,9 @@ class ServerSettings(Settings):
     authorized: Path = Path("authorized")
     state: Path = Path("state")
     runs: Path | None = None
-    max_request_mb: PositiveInt = 64
+    max_request_mb: PositiveInt = 16
+    max_in_flight_mb: PositiveInt = 256
+    max_upload_mb: PositiveInt | None = None
     max_connections_per_address: PositiveInt = 200
 
     @property

@@ -27,6 +27,11 @@ LOOKS_FOR_THE_FIRST = 10
 OF_WHAT_WAS_WAITED = 0.05
 _WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
 """Flower raises these of a reply whose arrays are not what it says they are."""
+
+MOST_TIMES_SENT = 16
+LEAST_LIMIT_BYTES = 64 * 1024**2
+"""A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these."""
+
 NOT_ACCEPTED = "Flower did not accept a message"
 
 MESSAGES_AT_ONCE = 64

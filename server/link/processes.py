@@ -1,13 +1,59 @@
-"""Processes below this one, however they came there."""
+"""Processes below this one, however they came there, and a note of them."""
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from knnper.durable_files import write_atomically
+
 _PR_SET_CHILD_SUBREAPER = 36
+_NOTE = "processes.json"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a running server says of its processes, for `knnper doctor`.
+
+    Attributes
+    ----------
+    superlink
+        Process id of Flower's SuperLink.
+    starts
+        How often it was started since the server was.
+    """
+
+    superlink: int
+    starts: int
+
+    def write(self, state: Path) -> None:
+        """Write the note into the server's state folder."""
+        write_atomically(state / _NOTE, json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(state: Path) -> tuple["Note", float] | None:
+        """Return the note and how many seconds ago it was true; None without one."""
+        try:
+            found = Note(**json.loads((state / _NOTE).read_text()))
+            return found, time.time() - (state / _NOTE).stat().st_mtime
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @staticmethod
+    def is_true(state: Path) -> None:
+        """Take down that the SuperLink answers, and is asked for runs to start."""
+        with contextlib.suppress(OSError):
+            os.utime(state / _NOTE)
+
+    def lives(self) -> bool:
+        """Whether the SuperLink's process is there, and is one."""
+        with contextlib.suppress(OSError):
+            return b"superlink" in Path(f"/proc/{self.superlink}/cmdline").read_bytes()
+        return False
 
 
 def adopt_orphans() -> None:

@@ -20,7 +20,7 @@ from knnper.transport.credentials.certificates import (
 )
 from server.link.commands import commands_folder, flower_command
 from server.link.log_file import WARNINGS_VARIABLE, LogFile
-from server.link.processes import end_children
+from server.link.processes import Note, end_children
 from server.settings import ServerSettings
 
 SERVER_FILE_VARIABLE = "KNNPER_SERVER"
@@ -30,6 +30,9 @@ _LOG_TAIL = 2000
 _STOP_SECONDS = 10.0
 _HELPERS_SECONDS = 5.0
 _POLL_SECONDS = 0.1
+# Flower ends idle connections after 5 s; one that is older is not used again.
+_IDLE_SECONDS = 2.0
+_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 def control_authority(settings: ServerSettings) -> Path | None:
@@ -55,6 +58,7 @@ class SuperLink:
         self._settings = settings
         self._server_file = server_file
         self._process: asyncio.subprocess.Process | None = None
+        self._starts = 0
 
     @property
     def ca(self) -> Path | None:
@@ -62,19 +66,36 @@ class SuperLink:
         return control_authority(self._settings)
 
     @property
-    def log_file(self) -> Path:
-        """Where SuperLink and ServerApp write."""
-        return self.log.path
+    def folder(self) -> Path:
+        """The server's state folder, where its processes are."""
+        return self._settings.state
+
+    @property
+    def database(self) -> Path:
+        """Where Flower keeps registrations, runs and what is on its way."""
+        return self.folder / "superlink.db"
+
+    @property
+    def address(self) -> str:
+        """Flower's own port."""
+        return str(self._settings.control_address)
+
+    @property
+    def trust(self) -> Sequence[str]:
+        """The options with which Flower's commands reach it."""
+        if self.ca is None:
+            return ["--insecure"]
+        return ["--root-certificates", str(self.ca)]
 
     @property
     def log(self) -> LogFile:
-        """The same, with its earlier parts."""
-        return LogFile(self._settings.state / "superlink.log")
+        """Where SuperLink and ServerApps write, with its earlier parts."""
+        return LogFile(self.folder / "superlink.log")
 
     @property
     def warnings(self) -> LogFile:
         """Where the ServerApp writes what the server's own log has to say too."""
-        return LogFile(self._settings.state / "warnings.log")
+        return LogFile(self.folder / "warnings.log")
 
     def prepare(self) -> None:
         """Make certificates for Flower's own port, which nobody else needs to trust."""
@@ -93,16 +114,24 @@ class SuperLink:
     async def start(self) -> None:
         """Start the process; it may not answer yet."""
         self.log.put_aside()
-        command = self._command()
-        with self.log_file.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+        self._process = await self.spawn(*self._command())
+        self._starts += 1
+        Note(self._process.pid, self._starts).write(self.folder)
+
+    async def spawn(
+        self, *command: str, inherited: Sequence[int] = ()
+    ) -> asyncio.subprocess.Process:
+        """Start a command of Flower's that writes to the log and ends with us."""
+        with self.log.path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
                 *command,
+                pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self._environment(),
-                cwd=self._settings.state,
+                cwd=self.folder,
                 start_new_session=True,
             )
 
@@ -113,7 +142,7 @@ class SuperLink:
         return await self._process.wait()
 
     async def end_helpers(self) -> None:
-        """End what an ended SuperLink left behind: its helpers and ServerApps."""
+        """End what an ended SuperLink left behind: the ServerApps."""
         await asyncio.to_thread(end_children, _HELPERS_SECONDS)
 
     async def answers(self) -> None:
@@ -126,7 +155,7 @@ class SuperLink:
         """
         ended = asyncio.ensure_future(self.wait())
         try:
-            async with self._client() as client:
+            async with self.client() as client:
                 while not await _is_healthy(client):
                     await asyncio.wait([ended], timeout=_POLL_SECONDS)
                     if ended.done():
@@ -146,19 +175,27 @@ class SuperLink:
     def _tls_folder(self) -> Path:
         return _tls_folder(self._settings)
 
-    def _client(self) -> httpx.AsyncClient:
-        scheme = "http" if self.ca is None else "https"
+    def client(self) -> httpx.AsyncClient:
+        """Return what asks Flower's own port."""
         verify = self.ca is None or ssl.create_default_context(cafile=self.ca)
-        base = f"{scheme}://{self._settings.control_address}"
-        return httpx.AsyncClient(base_url=base, verify=verify, trust_env=False)
+        return httpx.AsyncClient(
+            base_url=f"{'http' if self.ca is None else 'https'}://{self.address}",
+            verify=verify,
+            timeout=_TIMEOUT,
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS),
+            # Not by way of a proxy that the environment names.
+            trust_env=False,
+        )
 
     def _command(self) -> list[str]:
         address = self._settings.control_address
         return [
             str(flower_command("flower-superlink")),
             *("--host", address.host, "--port", str(address.port)),
-            *("--database", str(self._settings.state / "superlink.db")),
+            *("--database", str(self.database)),
             "--disable-runtime-dependency-installation",
+            # Without a flower-superexec; see server.link.serverapps.
+            *("--isolation", "process"),
             *self._security(),
         ]
 
@@ -174,7 +211,7 @@ class SuperLink:
         ]
 
     def _environment(self) -> dict[str, str]:
-        # SuperLink looks for its helpers by name.
+        # Flower looks for its helpers by name.
         paths = os.environ.get("PATH", os.defpath)
         path = os.pathsep.join((str(commands_folder()), paths))
         return {
@@ -184,18 +221,16 @@ class SuperLink:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            # How long a run that was submitted waits to be started, at most.
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "PYTHONUNBUFFERED": "1",
             SERVER_FILE_VARIABLE: str(self._server_file),
             WARNINGS_VARIABLE: str(self.warnings.path.resolve()),
         }
 
     def _failure(self, status: int) -> str:
-        tail = self.log_file.read_text(errors="replace")[-_LOG_TAIL:]
+        tail = self.log.path.read_text(errors="replace")[-_LOG_TAIL:]
         return (
             f"Flower's SuperLink ended with status {status} before it was ready; the "
-            f"end of {self.log_file}:\n{tail}"
+            f"end of {self.log.path}:\n{tail}"
         )
 
 

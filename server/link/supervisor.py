@@ -16,20 +16,23 @@ from knnper.config.errors import RunError
 from server.link.authorized import AuthorizedFolder
 from server.link.descriptors import allow_descriptors
 from server.link.flower_home import write_connection
-from server.link.gateway.allowed import Rules
 from server.link.gateway.application import Gateway
-from server.link.gateway.entrance import EntranceLimits
-from server.link.gateway.explanation import Clients
-from server.link.gateway.listener import Listener, bind, upstream_client
+from server.link.gateway.listener import Limits, Listener, bind
+from server.link.gateway.metering import Meter, Notices
+from server.link.gateway.replies import Replies
+from server.link.gateway.rules import Clients, Rules
 from server.link.layout import LOCK
 from server.link.permissions import keep_to_owner
 from server.link.processes import adopt_orphans
+from server.link.serverapps import ServerApps
 from server.link.superlink import SuperLink
 from server.link.upkeep import (
     Registrar,
     keep_certificate,
+    keep_database_small,
     keep_log_small,
     keep_superlink,
+    prepare_database,
     tell_warnings,
 )
 from server.settings import ServerSettings
@@ -37,8 +40,9 @@ from server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 _BYTES_PER_MB = 1_000_000
-# One to the client and one to Flower; some more for files.
-_DESCRIPTORS = 2 * EntranceLimits().in_all + 100
+# One to the client, one to Flower, one for its reply; some more for files.
+_DESCRIPTORS = 3 * Limits().in_all + 100
+_ADDRESS_PART, _KEYS_PART = 2, 8  # of the bytes in flight
 
 
 def run_server(
@@ -119,6 +123,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         self._superlink.prepare()
+        prepare_database(self._superlink.database)
         write_connection(
             self._settings.flower_home,
             self._settings.control_address,
@@ -126,29 +131,46 @@ class Supervisor:
         )
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:
-        settings, ca = self._settings, self._superlink.ca
-        await self._superlink.start()
-        await self._superlink.answers()
-        await self._registrar.register(ca)
-        async with upstream_client(settings.control_address, ca) as upstream:
-            most = settings.max_connections_per_address
-            limits = EntranceLimits(per_address=most)
-            listener = Listener(self._gateway(upstream), settings.tls, limits)
+        settings, superlink = self._settings, self._superlink
+        await superlink.start()
+        await superlink.answers()
+        await self._registrar.register(superlink.ca)
+        async with superlink.client() as upstream:
+            limits = Limits(per_address=settings.max_connections_per_address)
+            gateway = self._gateway(upstream)
+            listener = Listener(gateway, settings.tls, limits)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(listener.serve_until_cancelled(self._listening))
-                tasks.create_task(keep_superlink(self._superlink))
-                for log in (self._superlink.log, self._superlink.warnings):
+                tasks.create_task(gateway.replies.keep_tidy())
+                tasks.create_task(keep_superlink(superlink))
+                tasks.create_task(ServerApps(superlink).keep_starting())
+                for log in (superlink.log, superlink.warnings):
                     tasks.create_task(keep_log_small(log))
-                tasks.create_task(tell_warnings(self._superlink.warnings))
-                tasks.create_task(self._registrar.keep_registered(ca))
+                tasks.create_task(tell_warnings(superlink.warnings))
+                tasks.create_task(self._registrar.keep_registered(superlink.ca))
                 tasks.create_task(keep_certificate(listener, settings.tls))
+                tasks.create_task(keep_database_small(superlink, gateway.replies))
                 on_ready()
 
     def _gateway(self, upstream: httpx.AsyncClient) -> Gateway:
-        rules = Rules(
-            self._settings.insecure, self._settings.max_request_mb * _BYTES_PER_MB
+        settings, notices = self._settings, Notices()
+        largest = settings.max_request_mb * _BYTES_PER_MB
+        in_all = max(settings.max_in_flight_mb * _BYTES_PER_MB, largest)
+        parts = (max(largest, in_all // part) for part in (_ADDRESS_PART, _KEYS_PART))
+        quota = settings.max_upload_mb
+        return Gateway(
+            upstream,
+            Rules(settings.insecure, largest, self._clients),
+            Replies(
+                upstream,
+                settings.state,
+                None if quota is None else quota * _BYTES_PER_MB,
+                notices.warn,
+            ),
+            Meter(in_all, *parts),
+            self._registrar.look,
+            notices,
         )
-        return Gateway(upstream, rules, self._clients, self._registrar.look)
 
 
 @contextlib.contextmanager

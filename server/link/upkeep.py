@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import sqlite3
 import time
 from pathlib import Path
 
-from knnper.config.address import Address
+from knnper.config.address import Address, parse_address
 from knnper.config.errors import RunError
 from knnper.transport.foreign_text import printable
+from server.link import database
 from server.link.authorized import AuthorizedFolder, Snapshot
 from server.link.control import ControlPort
-from server.link.gateway.explanation import Clients
 from server.link.gateway.listener import Listener
+from server.link.gateway.replies import Replies
+from server.link.gateway.rules import Clients
 from server.link.log_file import LogFile
 from server.link.registration import reconcile
 from server.link.roster_file import Registered
@@ -22,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
+_REST_SECONDS = 1.0
 _CERTIFICATE_SECONDS = 5.0
 _LOG_SECONDS = 5.0
+_DATABASE_SECONDS = 5.0
 _FIRST_BACKOFF = 1.0
 _LONGEST_BACKOFF = 30.0
 _STABLE_SECONDS = 60.0
@@ -88,6 +93,7 @@ class Registrar:
                 logger.warning("registrations were not looked at: %s", error)
                 self._wanted.set()
                 await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(_REST_SECONDS)  # strangers are a reason, too
 
     async def _reason(self) -> None:
         while self._folder.snapshot() == self._seen and not self._wanted.is_set():
@@ -114,7 +120,7 @@ async def keep_superlink(superlink: SuperLink) -> None:
             "Starting it again in %.0f s; its log is %s",
             status,
             backoff,
-            superlink.log_file,
+            superlink.log.path,
         )
         await superlink.end_helpers()
         await asyncio.sleep(backoff)
@@ -125,6 +131,37 @@ async def keep_superlink(superlink: SuperLink) -> None:
             logger.info("Flower's SuperLink runs again; registrations are kept")
         except RunError as error:
             logger.error("%s", error)
+
+
+def prepare_database(path: Path) -> None:
+    """Make the SuperLink's database ready, before that is started."""
+    try:
+        database.prepare(path)
+    except sqlite3.Error as error:
+        logger.warning("%s is not kept small: %s", path, error)
+
+
+async def keep_database_small(superlink: SuperLink, replies: Replies) -> None:
+    """Have what finished runs left behind removed, and the file shrink."""
+    path, said = superlink.database, ""
+    while True:
+        await asyncio.sleep(_DATABASE_SECONDS)
+        try:
+            for run_id in await asyncio.to_thread(database.left_behind, path):
+                replies.forget_run(run_id)
+                await asyncio.to_thread(_have_flower_remove, superlink, run_id)
+            await asyncio.to_thread(database.shrink, path)
+        except (sqlite3.Error, RunError) as error:
+            # Of a busy database or a SuperLink that is away, the next look is in time.
+            if str(error) != said:
+                logger.warning("%s is not kept small: %s", path, error)
+            said = str(error)
+
+
+def _have_flower_remove(superlink: SuperLink, run_id: int) -> None:
+    """Ask for a finished run: Flower removes what is left of one that is asked for."""
+    with ControlPort(parse_address(superlink.address), superlink.ca) as control:
+        control.run_status(run_id)
 
 
 async def keep_log_small(log: LogFile) -> None:

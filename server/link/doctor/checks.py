@@ -34,6 +34,8 @@ def _checks(settings: ServerSettings) -> Iterator[Check]:
     yield Check("server", ports.server)
     yield Check("gateway port", ports.gateway)
     yield Check("control port", ports.control)
+    if is_running(settings.state):
+        yield Check("processes", ports.processes)
     if settings.tls is not None:
         yield Check("authorized", clients.authorized)
         yield Check("roster", clients.roster)

@@ -1,4 +1,4 @@
-"""The server's two ports: free while it does not run, its own while it does."""
+"""The server's two ports, free or its own, and its processes."""
 
 import fcntl
 import os
@@ -17,10 +17,12 @@ from knnper.transport.diagnosis.network import (
 from knnper.transport.diagnosis.versions import told_versions
 from server.link.gateway.listener import bind
 from server.link.layout import LOCK
+from server.link.processes import Note
 from server.settings import ServerSettings
 
 _HEALTH = "/health"
 _OK = 200
+_SILENT_S = 30.0
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -49,6 +51,35 @@ class Ports:
     def control(self) -> Finding:
         """Look who has the port that is for the operator."""
         return self._port(self.settings.control_address, "control", is_gateway=False)
+
+    def processes(self) -> Finding:
+        """Look whether all that a running server needs is there."""
+        state = self.settings.state
+        found = Note.read(state)
+        if found is None:
+            return problem(
+                f"the server runs, and {state} says nothing of its processes",
+                "start it again: it may be of an earlier version",
+            )
+        (note, age_s), log = found, state / "superlink.log"
+        if not note.lives():
+            return problem(
+                f"Flower's SuperLink, process {note.superlink}, is gone",
+                f"the server starts it again within seconds; {log} says why it ended",
+            )
+        if age_s > _SILENT_S:
+            return problem(
+                f"no run that is submitted begins: Flower's SuperLink, process "
+                f"{note.superlink}, did not answer the server for {age_s:.0f} s",
+                f"look into {log}; end that process, and the server starts it again",
+            )
+        if note.starts > 1:
+            return warning(
+                f"Flower's SuperLink was started {note.starts} times",
+                f"{log} and the server's log say why it ended; runs that were under "
+                "way have failed: submit them again with --resume",
+            )
+        return fine(f"Flower's SuperLink is process {note.superlink}, and starts runs")
 
     def _port(self, address: Address, setting: str, *, is_gateway: bool) -> Finding:
         if not is_running(self.settings.state):

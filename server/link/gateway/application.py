@@ -1,43 +1,101 @@
-"""Passes allowed requests on to Flower, both ways as a stream."""
+"""Passes on to Flower what the rules let through; knows who was heard of."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import httpx
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as _PROTOBUF
+from google.protobuf.message import Message
 
-from knnper.transport.diagnosis.standing import with_standing
+from knnper.transport.diagnosis.standing import Standing, with_standing
 from knnper.transport.diagnosis.versions import GATEWAY_HEADERS, own_versions
-from server.link.gateway.allowed import (
+from server.link.gateway.metering import Meter, Notices, Receive, plain, read_body
+from server.link.gateway.replies import Replies, unreachable
+from server.link.gateway.rules import (
     ACTIVATE,
+    DEACTIVATE,
     HEALTH,
+    PUSH_OBJECT,
+    Caller,
+    Clients,
     Refusal,
     Rules,
-    kind_of_path,
-    raw_path,
-)
-from server.link.gateway.explanation import (
-    Clients,
-    explain,
     key_of,
-    with_explanation,
+    kind_of_path,
+    parsed,
+    raw_path,
+    with_reason,
 )
-from server.link.gateway.notices import Notices, plain
-from server.link.gateway.presence import Presence
 
 Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-_PASSED_ON = frozenset({"content-type", "content-length", "content-encoding", "accept"})
+_PASSED_BACK = frozenset({"content-type", "content-length"})
+_PASSED_ON = frozenset({"content-type", "accept"})
 _FLOWERS = "flwr-"
-_SLOWEST_PIECE = 60.0  # seconds until the next piece of a body
-_SLOWEST_BYTES_PER_SECOND = 2000
 _LONGEST_ERROR = 64 * 1024
+_IS_CONNECTED = (
+    "is connected already, or was until less than a minute ago: another process uses "
+    "its key, or the last one was killed. Stop the other one; after a kill, try again "
+    "in a minute."
+)
+_NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
+_LOOK_S = 0.1
+
+
+@dataclass
+class Presence:
+    """When each registered client was last heard of, by the key of its client.
+
+    Flower tells a client neither that nor its name, and `knnper doctor` asks for both;
+    see `knnper.transport.diagnosis.standing`.
+    """
+
+    clients: Clients
+    heard: dict[str, float] = field(default_factory=dict)
+
+    def note(self, path: str, key: str) -> None:
+        """Take note of a request that succeeded."""
+        known = self.clients.names
+        if path == DEACTIVATE:
+            self.heard.pop(key, None)
+        elif key in known:
+            self.heard[key] = time.monotonic()
+        if len(self.heard) > len(known):
+            self.heard = {one: last for one, last in self.heard.items() if one in known}
+
+    def standing(self, path: str, key: str, status: int) -> Standing | None:
+        """Return what to tell a client that asked in the way of the doctor's.
+
+        Flower refuses what it cannot read with this status as well.
+        """
+        if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
+            return None
+        heard = self.heard.get(key)
+        idle_s = None if heard is None else round(time.monotonic() - heard, 1)
+        return Standing(self.clients.names.get(key), idle_s)
 
 
 @dataclass(frozen=True)
@@ -49,11 +107,13 @@ class Gateway:
     upstream
         Reaches Flower; its base address is Flower's own port.
     rules
-        What is let through.
-    clients
-        Who is registered.
-    on_connected
-        Called when a client has connected.
+        What is let through, and who is registered.
+    replies
+        What was sent to clients, and what they answer.
+    meter
+        How much at a time.
+    look
+        Called when a client may have been registered by other means.
     notices
         What is said of refusals.
     presence
@@ -62,179 +122,235 @@ class Gateway:
 
     upstream: httpx.AsyncClient
     rules: Rules
-    clients: Clients
-    on_connected: Callable[[], None]
-    notices: Notices = field(default_factory=Notices)
+    replies: Replies
+    meter: Meter
+    look: Callable[[], None]
+    notices: Notices
     presence: Presence = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "presence", Presence(self.clients))
+        object.__setattr__(self, "presence", Presence(self.rules.clients))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = _headers(scope["headers"])
-        refusal = self.rules.refusal(scope, headers.get("content-length"))
-        if raw_path(scope) == HEALTH:
-            send = _telling_versions(send)
-        if refusal is None:
-            await self._pass_on(scope, headers, receive, send)
-            return
-        path, why = raw_path(scope), refusal.status.phrase
-        self.notices.warn(
-            _host(scope),
-            f"refused {kind_of_path(path)}: {why}",
-            f"refused {scope['method']} '{plain(path)}': {why}",
-        )
-        await _answer(send, refusal.status, refusal.body())
-
-    async def _pass_on(
-        self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
-    ) -> None:
-        path = raw_path(scope)
-        content = None
-        if path != HEALTH:
-            content = _body(receive, int(headers["content-length"]))
-        request = self.upstream.build_request(
-            scope["method"], path, headers=_passed_on(headers.items()), content=content
-        )
+        headers, path = _headers(scope["headers"]), raw_path(scope)
+        caller: Caller | None = None
         try:
-            response = await self.upstream.send(request, stream=True)
-        except httpx.HTTPError as error:
-            refusal = _unreachable(error)
-            self.notices.warn(
-                _host(scope),
-                f"{self._name(headers)}: {refusal.message}",
-                f"{self._name(headers)}: {path} cannot be answered: {refusal.message}",
-            )
-            await _answer(send, refusal.status, refusal.body())
-            return
-        try:
-            if response.is_error:
-                await self._tell_why(scope, headers, response, send)
-            else:
-                await _stream(response, send)
-        finally:
-            await response.aclose()
-        if response.is_success:
-            self.presence.note(path, headers)
-            if path == ACTIVATE:
-                self.on_connected()
+            self.rules.require_open(scope, headers.get("content-length"))
+            if path == HEALTH:
+                await self._tell_health(scope["method"], headers, send)
+                return
+            caller = await self._caller(path, headers)
+            with self.meter.one_request(caller.key):
+                await self._answer(scope, headers, caller, receive, send)
+        except Refusal as refusal:
+            self._log(scope, headers, caller, refusal)
+            more = [*_VERSIONS] if path == HEALTH else []
+            if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
+                more.append(_THE_END)
+            await _answer(send, refusal.status, refusal.body(), more=more)
 
-    async def _tell_why(
+    async def _caller(self, path: str, headers: Mapping[str, str]) -> Caller:
+        """Return who asks; one that was only just registered is looked for."""
+        try:
+            return self.rules.caller(path, headers)
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.PRECONDITION_FAILED:
+                raise
+        self.look()
+        key, end = key_of(headers), time.monotonic() + _NEW_CLIENT_S
+        while key not in self.rules.clients.names and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_S)
+        return self.rules.caller(path, headers)
+
+    async def _answer(
         self,
         scope: Scope,
         headers: Mapping[str, str],
-        response: httpx.Response,
+        caller: Caller,
+        receive: Receive,
         send: Send,
     ) -> None:
-        body = (await response.aread())[:_LONGEST_ERROR]
-        path = raw_path(scope)
-        standing = self.presence.standing(path, headers, response.status_code)
-        if standing is not None:
-            await _answer(send, response.status_code, with_standing(body, standing))
+        path, length = raw_path(scope), int(headers["content-length"])
+        self.rules.require_size(path, length)
+        async with self.meter.room(_host(scope), caller.key, length):
+            body = await read_body(receive, length)
+            if path == PUSH_OBJECT:
+                request = await asyncio.to_thread(parsed, path, body)
+            else:
+                request = parsed(path, body)
+            node_id = self.rules.require_own(caller, request)
+            if isinstance(request, PushObjectRequest):
+                self._require_node(caller)
+                body.clear()
+                passed_on = await self.replies.store(caller, request, length)
+        if isinstance(request, PushObjectRequest):
+            await passed_on()
+            told = PushObjectResponse(stored=True).SerializeToString()
+            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+        elif isinstance(request, PushMessagesRequest):
+            self._require_node(caller)
+            told = self.replies.announce(caller, request)
+            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+        else:
+            await self._pass_on(scope, headers, caller, node_id, request, send)
             return
-        why = explain(self.clients, path, headers, response.status_code)
-        if why is not None:
-            body = with_explanation(body, why)
-        said = why or body.decode(errors="replace")
+        self.presence.note(path, caller.key)
+
+    def _require_node(self, caller: Caller) -> None:
+        """Have a client wait whose node is not known yet, as in insecure mode."""
+        if caller.node_id is None:
+            self.look()
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "this node is not known yet")
+
+    async def _pass_on(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        caller: Caller,
+        node_id: int,
+        request: Message,
+        send: Send,
+    ) -> None:
+        path = raw_path(scope)
+        fetched: Callable[[int], None] | None = None
+        if isinstance(request, (GetRunRequest, GetFabRequest)):
+            self.replies.require_run(node_id, request.run_id)
+        elif isinstance(request, ConfirmMessageReceivedRequest):
+            name = request.message_object_id
+            self.replies.require_message(node_id, request.run_id, name)
+        elif isinstance(request, PullObjectRequest):
+            name = request.object_id
+            fetched = self.replies.require_object(node_id, request.run_id, name)
+        async with self._asked("POST", path, headers, request) as response:
+            if response.is_error:
+                await self._tell_why(scope, caller, response, send)
+                return
+            if isinstance(request, PullMessagesRequest):
+                told = await response.aread()
+                self.replies.sent(node_id, told)
+                await _answer(send, response.status_code, told, _PROTOBUF)
+            else:
+                if fetched is not None:
+                    fetched(int(response.headers.get("content-length", 0)))
+                await _stream(response, send)
+        self.presence.note(path, caller.key)
+        if path == ACTIVATE:
+            self.look()
+
+    async def _tell_health(
+        self, method: str, headers: Mapping[str, str], send: Send
+    ) -> None:
+        async with self._asked(method, HEALTH, headers) as response:
+            await _stream(response, send, [*_VERSIONS, _THE_END])
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        request: Message | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        passed_on = {
+            name: value
+            for name, value in headers.items()
+            if name in _PASSED_ON or name.startswith(_FLOWERS)
+        }
+        # What is passed on is what was read here, and nothing beside it.
+        content = None if request is None else request.SerializeToString()
+        asked = self.upstream.build_request(
+            method, path, headers=passed_on, content=content
+        )
+        try:
+            response = await self.upstream.send(asked, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise unreachable(error) from error
+
+    async def _tell_why(
+        self, scope: Scope, caller: Caller, response: httpx.Response, send: Send
+    ) -> None:
+        body = (await response.aread())[:_LONGEST_ERROR]
+        path, status = raw_path(scope), response.status_code
+        standing = self.presence.standing(path, caller.key, status)
+        if standing is not None:
+            await _answer(send, status, with_standing(body, standing))
+            return
+        if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
+            body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
+        said = f"Flower refused {path}: {body.decode(errors='replace')}"
+        self.notices.warn(_host(scope), f"{caller.name}: {path}: {status}", said)
+        await _answer(send, status, body)
+
+    def _log(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        caller: Caller | None,
+        refusal: Refusal,
+    ) -> None:
+        path = raw_path(scope)
+        known = self.rules.clients.names.get(key_of(headers))
+        who = caller.name if caller else f"somebody with the key of {known}"
+        if caller is None and known is None:
+            who = "a stranger"
+        did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),
-            f"{self._name(headers)}: {path}: {response.status_code}",
-            f"Flower refused {path}: {said}",
+            f"{who}: {kind_of_path(path)}: {refusal.why}",
+            f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
         )
-        await _answer(send, response.status_code, body)
-
-    def _name(self, headers: Mapping[str, str]) -> str:
-        return self.clients.names.get(key_of(headers) or "", "a stranger")
 
 
-class _GoneError(httpx.ReadError):
-    """The client went away before it had sent all."""
-
-
-class _SlowError(httpx.ReadTimeout):
-    """The client takes too long to send."""
+# Nothing more is read of somebody unknown or slow, and no place is kept for it.
+_THE_END = (b"connection", b"close")
+_VERSIONS = [
+    (header.encode(), own_versions()[package].encode())
+    for package, header in GATEWAY_HEADERS.items()
+]
 
 
 def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
 
 
-def _passed_on(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that Flower needs; hop-by-hop ones and cookies are not."""
-    return {
-        name: value
-        for name, value in headers
-        if name in _PASSED_ON or name.startswith(_FLOWERS)
+async def _stream(
+    response: httpx.Response, send: Send, more: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    passed = {
+        name.encode(): value.encode()
+        for name, value in response.headers.items()
+        if name in _PASSED_BACK or name.startswith(_FLOWERS)
     }
-
-
-async def _body(receive: Receive, length: int) -> AsyncIterator[bytes]:
-    end = time.monotonic() + _SLOWEST_PIECE + length / _SLOWEST_BYTES_PER_SECOND
-    more = True
-    while more:
-        patience = min(_SLOWEST_PIECE, end - time.monotonic())
-        try:
-            event = await asyncio.wait_for(receive(), patience)
-        except TimeoutError as error:
-            raise _SlowError("the client sends too slowly") from error
-        if event["type"] == "http.disconnect":
-            raise _GoneError("the client went away")
-        yield event.get("body", b"")
-        more = event.get("more_body", False)
-
-
-async def _stream(response: httpx.Response, send: Send) -> None:
-    passed = _passed_on(response.headers.items())
-    raw = [(name.encode(), value.encode()) for name, value in passed.items()]
-    await _start(send, response.status_code, raw)
-    async for piece in response.aiter_raw():
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await _start(send, response.status_code, [*passed.items(), *more])
+    try:
+        async for piece in response.aiter_raw():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except httpx.HTTPError:
+        return  # uvicorn ends the connection: the client sees half of an answer
     await send({"type": "http.response.body", "body": b""})
 
 
-def _telling_versions(send: Send) -> Send:
-    """Return what sends the same, with the installed versions among the headers."""
-    own = own_versions()
-    told = [
-        (header.encode(), own[package].encode())
-        for package, header in GATEWAY_HEADERS.items()
-    ]
-
-    async def tell(event: Mapping[str, Any]) -> None:
-        if event["type"] == "http.response.start":
-            event = {**event, "headers": [*event["headers"], *told]}
-        await send(event)
-
-    return tell
-
-
-async def _answer(send: Send, status: int, body: bytes) -> None:
+async def _answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    kind: str = "application/json",
+    more: Headers | None = None,
+) -> None:
     length = str(len(body)).encode()
-    kind = b"application/json"
-    await _start(send, status, [(b"content-type", kind), (b"content-length", length)])
+    headers = [(b"content-type", kind.encode()), (b"content-length", length)]
+    await _start(send, status, [*headers, *(more or ())])
     await send({"type": "http.response.body", "body": body})
 
 
 async def _start(send: Send, status: int, headers: Headers) -> None:
     start = {"type": "http.response.start", "status": int(status), "headers": headers}
     await send(start)
-
-
-def _unreachable(error: httpx.HTTPError) -> Refusal:
-    """Return an answer after which SuperNodes try again."""
-    if isinstance(error, _GoneError):
-        message = "The client went away before it had sent all of its request."
-        return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, 0, message)
-    if isinstance(error, _SlowError):
-        message = "The client sends its request too slowly."
-        return Refusal(HTTPStatus.GATEWAY_TIMEOUT, 0, message)
-    what = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
-    if isinstance(error, httpx.TimeoutException):
-        message = f"Flower's SuperLink did not answer in time ({what})."
-        return Refusal(HTTPStatus.GATEWAY_TIMEOUT, 0, message)
-    message = f"Flower's SuperLink cannot be reached at the moment ({what})."
-    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, 0, message)
 
 
 def _host(scope: Scope) -> str:

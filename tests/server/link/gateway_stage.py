@@ -3,22 +3,30 @@
 import asyncio
 import contextlib
 import socket
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import httpx
 import uvloop
 
 from knnper.config.address import Address
-from server.link.gateway.allowed import Rules
+from knnper.transport.credentials.node_keys import fingerprint, new_node_key
 from server.link.gateway.application import Gateway
-from server.link.gateway.entrance import EntranceLimits
-from server.link.gateway.explanation import Clients
-from server.link.gateway.listener import Listener, bind
+from server.link.gateway.listener import Limits, Listener, bind
+from server.link.gateway.metering import Meter, Notices
+from server.link.gateway.replies import Replies
+from server.link.gateway.rules import Clients, Rules
+from server.link.roster_file import Registered
 from server.settings import TlsFiles
+from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
+KEY, NODE = new_node_key(), 7
+ROSTER = {str(NODE): Registered("site-a", fingerprint(KEY.public_key()), "folder")}
 PIECE = 65_536
 HOST = "127.0.0.1"
 
@@ -34,6 +42,7 @@ class Upstream:
     """Remembers what reaches it; answers with what it is given, or as told."""
 
     status: int = 200
+    content: bytes | None = None
     error: httpx.HTTPError | None = None
     seen: list[tuple[str, str]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
@@ -43,9 +52,15 @@ class Upstream:
             raise self.error
         self.seen.append((request.method, request.url.raw_path.decode()))
         self.headers = dict(request.headers)
-        body = await request.aread()
+        body = await request.aread() if self.content is None else self.content
         headers = {"content-type": "application/x", "x-internal": "1"}
         return httpx.Response(self.status, content=_pieces(body), headers=headers)
+
+    def reset(self) -> None:
+        """Forget what was seen and told."""
+        self.status, self.error, self.content = 200, None, None
+        self.seen.clear()
+        self.headers.clear()
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -60,8 +75,9 @@ class Stage:
     upstream: Upstream
     address: Address
     clients: Clients
+    client: Peer
     http: httpx.Client
-    connected: list[bool]
+    looked: list[bool]
     listener: Listener
     gateway: Gateway
 
@@ -77,18 +93,37 @@ class Stage:
 def gateway_stage(
     insecure: bool = False,
     tls: TlsFiles | None = None,
-    limits: EntranceLimits | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[Stage]:
     address = Address(HOST, free_port())
-    upstream, clients, connected = Upstream(), Clients(), list[bool]()
-    transport = httpx.MockTransport(upstream.answer)
-    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
-    rules = Rules(insecure, LARGEST)
-    gateway = Gateway(behind, rules, clients, lambda: connected.append(True))
+    upstream, clients, looked = Upstream(), Clients(), list[bool]()
+    clients.learn(ROSTER)
+    gateway = gateway_to(upstream.answer, clients, insecure, looked)
     url = f"http://{address}"
     listener = Listener(gateway, tls, limits)
     with _serving(listener, address), httpx.Client(base_url=url) as http:
-        yield Stage(upstream, address, clients, http, connected, listener, gateway)
+        client = Peer(KEY, http, NODE)
+        yield Stage(upstream, address, clients, client, http, looked, listener, gateway)
+
+
+def gateway_to(
+    answer: Callable[[httpx.Request], Any],
+    clients: Clients,
+    insecure: bool = False,
+    looked: list[bool] | None = None,
+) -> Gateway:
+    """Return a gateway with ``answer`` for Flower."""
+    transport = httpx.MockTransport(answer)
+    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
+    notices, seen = Notices(), [] if looked is None else looked
+    return Gateway(
+        behind,
+        Rules(insecure, LARGEST, clients),
+        Replies(behind, Path(tempfile.gettempdir()), None, notices.warn),
+        Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
+        lambda: seen.append(True),
+        notices,
+    )
 
 
 @contextlib.contextmanager

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
 
-from server.link.gateway.entrance import EntranceLimits, _origin
-from tests.server.link.gateway_stage import HOST, Stage, gateway_stage
+from server.link.gateway.listener import Limits
+from server.link.gateway.metering import origin_of
+from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
+from tests.server.link.peers import head, signed
 from tests.server.link.test_gateway_tls import files
 
 SOON = 0.3
-STRICT = EntranceLimits(per_address=3, in_all=5, first_words_s=SOON)
-PATIENT = EntranceLimits(per_address=3, in_all=5, first_words_s=30)
+STRICT = Limits(per_address=3, in_all=5, first_words_s=SOON)
+PATIENT = Limits(per_address=3, in_all=5, first_words_s=30)
+BEAT = SendNodeHeartbeatRequest(node=Node(node_id=NODE), heartbeat_interval=30)
+BODY: bytes = BEAT.SerializeToString()
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -60,9 +66,36 @@ def test_a_header_that_comes_byte_by_byte_does_not_gain_time(stage: Stage) -> No
         pytest.fail("the connection is still open")
 
 
+def beat(name: str = "send-node-heartbeat") -> bytes:
+    return head(f"/v1/fleet/{name}", len(BODY), signed(KEY)) + BODY
+
+
+def test_a_header_has_an_end(patient_stage: Stage) -> None:
+    with connected(patient_stage) as connection, contextlib.suppress(OSError):
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(1000):
+            connection.sendall(b"x: " + b"y" * 8000 + b"\r\n")
+        pytest.fail("the header is still read")
+
+
+def test_requests_before_an_answer_have_an_end(stage: Stage) -> None:
+    with connected(stage) as connection:
+        connection.sendall(HEALTH * 1000)
+        assert seconds_until_closed(connection) < 5
+    assert len(stage.upstream.seen) < 3
+
+
+def test_a_stranger_keeps_no_place(stage: Stage) -> None:
+    for said in (HEALTH, head("/v1/fleet/get-run", 9, {}), b"GET / HTTP/1.1\r\n\r\n"):
+        with connected(stage) as connection:
+            connection.sendall(said)
+            assert connection.recv(1000).startswith(b"HTTP/1.1")
+            assert seconds_until_closed(connection) < SOON
+
+
 def test_a_second_header_has_to_end_in_time_too(stage: Stage) -> None:
     with connected(stage) as connection:
-        connection.sendall(HEALTH)
+        connection.sendall(beat())
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         connection.sendall(b"POST /v1/fl")
         assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
@@ -71,18 +104,44 @@ def test_a_second_header_has_to_end_in_time_too(stage: Stage) -> None:
 def test_a_connection_may_rest_between_requests(stage: Stage) -> None:
     with connected(stage) as connection:
         for _ in range(2):
-            connection.sendall(HEALTH)
+            connection.sendall(beat())
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
             time.sleep(2 * SOON)
 
 
 def test_a_slow_body_is_waited_for(stage: Stage) -> None:
-    head = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
     with connected(stage) as connection:
-        connection.sendall(head + b"a")
+        connection.sendall(beat()[:-1])
         time.sleep(2 * SOON)
-        connection.sendall(b"b")
+        connection.sendall(beat()[-1:])
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_is_too_slow_is_not(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.link.gateway.metering._WINDOW_S", SOON)
+    start = head("/v1/fleet/push-object", 5_000_000, signed(KEY))
+    with connected(stage) as connection, contextlib.suppress(OSError):
+        connection.sendall(start)
+        for _ in range(10):
+            connection.sendall(bytes(1000))
+            time.sleep(SOON / 4)
+        pytest.fail("the connection is still open")
+
+
+def test_who_is_fast_enough_may_send_for_long(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.link.gateway.metering._WINDOW_S", SOON)
+    pieces, piece = 20, bytes(60_000)
+    start = head("/v1/fleet/push-object", pieces * len(piece), signed(KEY))
+    with connected(stage) as connection:
+        connection.sendall(start)
+        for _ in range(pieces):
+            connection.sendall(piece)
+            time.sleep(SOON / 4)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
 
 
 def test_one_address_does_not_keep_the_others_out(
@@ -148,21 +207,16 @@ def test_whoever_shakes_hands_and_says_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_who_does_not_read_the_answer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.link.gateway.connection._UNREAD_SECONDS", SOON)
-    body = bytes(9_000_000)
-    head = (
-        b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(body)
-    )
+    monkeypatch.setattr("server.link.gateway.listener._UNREAD_SECONDS", SOON)
     with gateway_stage(limits=STRICT) as stage, connected(stage) as connection:
-        with contextlib.suppress(OSError):
-            connection.sendall(head + body)
+        stage.upstream.content = large = bytes(9_000_000)
+        connection.sendall(beat())
         time.sleep(4 * SOON)
         got = 0
         with contextlib.suppress(ConnectionResetError):
             while piece := connection.recv(1_000_000):
                 got += len(piece)
-        assert got < len(body)
+        assert got < len(large)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +229,14 @@ def test_who_does_not_read_the_answer_goes(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_addresses_of_one_origin(host: str, origin: str) -> None:
-    assert _origin(host) == origin
+    assert origin_of(host) == origin
 
 
 def test_nothing_is_left_of_connections(stage: Stage) -> None:
     with connected(stage):
         pass
-    entrance = stage.listener._entrance
+    listener = stage.listener
     end = time.monotonic() + 5
-    while entrance._inside and time.monotonic() < end:
+    while listener._inside and time.monotonic() < end:
         time.sleep(0.01)
-    assert (dict(entrance._held), entrance._inside) == ({}, set[asyncio.Task[None]]())
+    assert (dict(listener._held), listener._inside) == ({}, set[asyncio.Task[None]]())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 from knnper.config.address import Address
 from knnper.transport.credentials.certificates import (
@@ -15,7 +16,8 @@ from knnper.transport.credentials.certificates import (
     write_certificate,
 )
 from server.settings import TlsFiles
-from tests.server.link.gateway_stage import HOST, Stage, gateway_stage
+from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
+from tests.server.link.peers import Peer
 
 AUTHORITY = new_authority("test authority")
 
@@ -58,8 +60,11 @@ def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> No
     with gateway_stage(tls=files(tmp_path)) as stage:
         context = trusting(AUTHORITY, tmp_path)
         with httpx.Client(base_url=f"https://{stage.address}", verify=context) as http:
-            body = bytes(5_000_000)
-            assert http.post("/v1/fleet/push-object", content=body).content == body
+            client = Peer(KEY, http, NODE)
+            beat = SendNodeHeartbeatRequest(node=client.node, heartbeat_interval=30)
+            assert client.post("send-node-heartbeat", beat).is_success
+            stage.upstream.content = large = bytes(5_000_000)
+            assert client.post("send-node-heartbeat", beat).content == large
             assert http.post("/v1/control/start-run", content=b"").status_code == 403
 
 

@@ -98,8 +98,8 @@ def test_a_client_can_neither_register_nor_run(
     for arguments in (register, ("run", app, "gateway")):
         said = server.flwr(tmp_path, *arguments)
         assert "This is the clients' port of the federation" in said
-    assert "refused POST '/v1/control/register-node': Forbidden" in server.said
-    assert "refused POST '/v1/control/start-run': Forbidden" in server.said
+    assert "refused POST '/v1/control/register-node'" in server.said
+    assert "refused POST '/v1/control/start-run'" in server.said
 
 
 def test_flowers_own_commands_work_on_the_server(

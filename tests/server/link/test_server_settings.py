@@ -1,9 +1,10 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from knnper.config.errors import ConfigError
-from server.settings import read_server
+from server.settings import ServerSettings, read_server
 
 TLS = "tls: {ca: ca.crt, certificate: server.crt, key: /keys/server.key}\n"
 
@@ -61,3 +62,21 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="knnper federation init"):
         read_server(tmp_path / "server.yaml")
+
+
+def test_the_page_has_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
+    table = page.partition("## The server's file")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if "| `" in line]
+    told = {key.strip(" `"): default.strip(" `") for key, default in rows}
+    others = {"tls": "*required*", "runs": "state/runs", "max_upload_mb": "none"}
+    assert told == {
+        one.name: others.get(one.name, str(one.default).lower())
+        for one in dataclasses.fields(ServerSettings)
+    } | {"insecure": "false"}
+
+
+@pytest.mark.parametrize("key", ["max_in_flight_mb", "max_upload_mb", "max_request_mb"])
+def test_limits_are_at_least_one(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read_server(written(tmp_path, f"{TLS}{key}: 0\n"))
