@@ -1,7 +1,7 @@
 """``knnper report``: finished runs side by side, as a table and as a page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,7 +9,7 @@ from knnper.cli.options import AsJson
 from knnper.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from simulation.reporting.report import Findings, Report
+    from simulation.reporting.report import AllFindings, Report
 
 RunFolders = Annotated[
     list[Path],
@@ -63,28 +63,40 @@ def report(
         _show(findings, as_json)
 
 
-def _show(findings: "Findings", as_json: bool) -> None:
-    from simulation.reporting.table import as_cells, as_documents
+def _show(findings: "AllFindings", as_json: bool) -> None:
+    from simulation.reporting.table import as_cells
 
     if as_json:
-        print_json(as_documents(findings.rows))
+        print_json(_documents(findings))
         return
-    header, *cells = as_cells(findings.rows)
-    print_table(header, cells)
+    for part in findings.parts:
+        typer.echo("\n".join(f"{name}: {value}" for name, value in part.facts.items()))
+        header, *cells = as_cells(part.rows)
+        print_table(header, cells)
+        for remark in part.remarks:
+            say(remark)
     for remark in findings.remarks:
         say(remark)
 
 
-def _write_csv(findings: "Findings", path: Path) -> None:
+def _documents(findings: "AllFindings") -> list[dict[str, Any]]:
+    from simulation.reporting.table import as_documents
+
+    return [
+        row for part in findings.parts for row in as_documents(part.rows, part.over)
+    ]
+
+
+def _write_csv(findings: "AllFindings", path: Path) -> None:
     from simulation.reporting.files import write_text
     from simulation.reporting.table import as_csv
 
-    write_text(path, as_csv(findings.rows))
+    write_text(path, as_csv(_documents(findings)))
     say(f"The table with all figures is in {path}")
 
 
 def _write(
-    findings: "Findings", markdown: bool, html: Path | None, figures: Path | None
+    findings: "AllFindings", markdown: bool, html: Path | None, figures: Path | None
 ) -> None:
     from simulation.reporting.page import as_markdown_report
     from simulation.reporting.report import report_of

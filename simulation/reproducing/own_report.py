@@ -1,10 +1,14 @@
 """The page on the runs of one file, as ``knnper report`` makes it."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from knnper.config.errors import RunError
+from simulation.reporting.drawing import Picture
 from simulation.reporting.files import write_figures, write_text
 from simulation.reporting.page import as_html
 from simulation.reporting.report import findings_of, report_of
@@ -16,9 +20,9 @@ PAGE = "report.html"
 def write_own_report(
     folder: Path, runs: Iterable[Path], remarks: Sequence[str] = ()
 ) -> tuple[Chart, ...]:
-    """Write the page on runs; return its first chart.
+    """Write the page on runs; return its first chart, one a data set and partition.
 
-    The chart is written beside the page, as SVG and PDF.
+    It is written beside the page, as SVG and PDF.
 
     Parameters
     ----------
@@ -42,9 +46,19 @@ def write_own_report(
     told = (*remarks, *findings.remarks)
     report = report_of(replace(findings, remarks=told))
     write_text(folder / PAGE, as_html(report))
-    first = report.sections[0]
-    write_figures([first], folder)
-    if first.picture is None:
-        return ()
-    figure = first.picture.figure
-    return (Chart(first.name, f"{first.title}. {first.text}", lambda: figure),)
+    firsts = [chapter.sections[0] for chapter in report.chapters]
+    write_figures(firsts, folder)
+    titles = [chapter.findings.over.title for chapter in report.chapters]
+    return tuple(
+        Chart(
+            first.name,
+            f"{first.title}{f', {title}' if len(titles) > 1 else ''}. {first.text}",
+            functools.partial(_figure, first.picture),
+        )
+        for first, title in zip(firsts, titles, strict=True)
+        if first.picture is not None
+    )
+
+
+def _figure(picture: Picture) -> Figure:
+    return picture.figure

@@ -193,7 +193,7 @@ def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
     outcomes = compare(comparison, tmp_path / "runs", 1, ignore)
     assert sorted(outcomes[1].failures) == [1, 2]
     assert outcomes[1].runs == {}
-    cells = as_cells(table_of(outcomes, "mean"))[2]
+    cells = as_cells(table_of(outcomes, "mean"), "mean")[2]
     assert cells == ["Hot (2 failed)", *(7 * ["-"])]
 
     only = plan(tmp_path, grid=grid, rows={"mean": hot})

@@ -128,7 +128,7 @@ def test_how_to_repeat_it(page: Page) -> None:
 
 
 def test_remarks_stand_above_the_table(report: Report, page: Page) -> None:
-    (remark,) = report.findings.remarks
+    (remark,) = report.chapters[0].findings.remarks
     assert remark in page.text
 
 
