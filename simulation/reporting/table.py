@@ -271,7 +271,7 @@ def _fedavg_of(setups: Sequence[Setup]) -> _Fedavg:
     }
     if len(found) != 1:
         return {}
-    return _accuracies(*found.values(), lambda one: one.accuracy_global)
+    return _accuracies(next(iter(found.values())), lambda one: one.accuracy_global)
 
 
 def _accuracies(setup: Setup, of: Callable[[ClientRow], float]) -> _Fedavg:
