@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.config.document import dotted
@@ -22,6 +22,8 @@ from simulation.batch.playing import Family, is_done
 Settings = frozenset[tuple[str, str]]
 _TELL_NOTHING = ("name", "run.seed")
 """Settings that do not change how long a run takes."""
+
+_FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,16 @@ Advance = Callable[[Progress], None]
 
 
 class _Measured:
-    """How long pieces of work took, by the settings of their runs."""
+    """How long pieces of work took, by the settings of their runs.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    fewest
+        Pieces that tell anything: the first rounds of a training take longer.
+    """
+
+    def __init__(self, fewest: int) -> None:
+        self._fewest = fewest
         self._seconds: dict[Settings, list[float]] = {}
         self._distance = functools.cache(lambda one, other: len(one ^ other))
 
@@ -75,13 +84,15 @@ class _Measured:
         self._seconds.setdefault(settings, []).append(seconds)
 
     def like(self, settings: Settings) -> float | None:
-        """Return the median over the runs of which the fewest settings differ."""
-        if not self._seconds:
-            return None
+        """Return the median over the pieces of which the fewest settings differ."""
         by_distance: dict[int, list[float]] = {}
         for other, seconds in self._seconds.items():
             by_distance.setdefault(self._distance(settings, other), []).extend(seconds)
-        return statistics.median(by_distance[min(by_distance)])
+        nearest: list[float] = []
+        for distance in sorted(by_distance):
+            if len(nearest) < self._fewest:
+                nearest += by_distance[distance]
+        return statistics.median(nearest) if len(nearest) >= self._fewest else None
 
 
 @dataclass
@@ -121,7 +132,6 @@ class _State:
     handing: float | None = None
     num_clients: int = 0
     part: float = 0.0
-    round_seconds: list[float] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -151,7 +161,7 @@ class Tracker:
     ) -> None:
         self._num_workers = num_workers
         self._clock = clock
-        self._rounds, self._hand_overs = _Measured(), _Measured()
+        self._rounds, self._hand_overs = _Measured(_FEWEST_ROUNDS), _Measured(1)
         self._states: list[_State] = []
         self._played: list[_State] = []
         self._later: list[_State] = []
@@ -201,7 +211,7 @@ class Tracker:
         )
 
     def left(self) -> TimeLeft | None:
-        """Return how long the rest takes; None while no round was timed."""
+        """Return how long the rest takes; None while too few rounds were timed."""
         now, seconds, is_least = self._clock(), 0.0, False
         for stage in (self._played, self._later):
             rest = [self._rest(one, now) for one in stage if not one.is_done]
@@ -216,11 +226,7 @@ class Tracker:
         """Return how long a family keeps a worker busy from now on."""
         seconds, num_left = 0.0, state.num_rounds - state.num_made
         if num_left > 0:
-            # A median: the first rounds of a process take longer.
-            own = state.round_seconds
-            each = (
-                statistics.median(own) if own else self._rounds.like(state.of_training)
-            )
+            each = self._rounds.like(state.of_training)
             if each is None:
                 return None
             waited = 0.0 if state.present is None else now - state.marked
@@ -282,7 +288,6 @@ class Tracker:
         state.marked = event.at
         state.trained += seconds
         state.num_made += 1
-        state.round_seconds.append(seconds)
         self._rounds.note(state.of_training, seconds)
 
     def _personalizes(self, state: _State, event: Event) -> None:

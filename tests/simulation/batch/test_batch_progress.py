@@ -160,18 +160,18 @@ def test_what_nobody_timed_is_not_foretold(tmp_path: Path) -> None:
 def test_between_two_rounds_time_goes_on(tmp_path: Path) -> None:
     works = [work(tmp_path, "one", 10.0)]
     told, _ = timeline(works, 1)
-    now = [20.0]
+    now = [30.0]
     tracker = Tracker(1, lambda: now[0])
     tracker.expect([works[0].family])
-    tracker.note(one for moment, one in told if moment <= 20.0)
+    tracker.note(one for moment, one in told if moment <= 30.0)
     found = []
-    for moment in (20.0, 24.0, 29.0, 60.0):
+    for moment in (30.0, 34.0, 39.0, 70.0):
         now[0] = moment
         left = tracker.left()
         assert left is not None
         found.append(left.seconds)
     # A round that takes too long is no reason to believe that the others are shorter.
-    assert found == [80.0, 76.0, 71.0, 70.0]
+    assert found == [70.0, 66.0, 61.0, 60.0]
 
 
 def test_a_later_stage_is_waited_for(tmp_path: Path) -> None:
