@@ -69,7 +69,9 @@ def _show(findings: "AllFindings", as_json: bool) -> None:
     if as_json:
         print_json(_documents(findings))
         return
-    for part in findings.parts:
+    for number, part in enumerate(findings.parts):
+        if number > 0:
+            typer.echo()
         typer.echo("\n".join(f"{name}: {value}" for name, value in part.facts.items()))
         header, *cells = as_cells(part.rows)
         print_table(header, cells)

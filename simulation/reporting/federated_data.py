@@ -19,6 +19,9 @@ from simulation.sweep.terms import TERMS
 
 _UNKNOWN = "not known"
 _TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
+_TREATMENT = "unseen_train_fraction"
+"""Of a partition; with another one the same clients are tested on the same data."""
+
 _FINGERPRINT = 12  # digits
 
 
@@ -73,7 +76,7 @@ def by_data(runs: Sequence[Run]) -> list[tuple[FederatedData, list[Run]]]:
             groups.append([run])
         else:
             found.append(run)
-    named = [_federated_data(group[0]) for group in groups]
+    named = [_federated_data(group) for group in groups]
     return [
         (over if named.count(over) == 1 else _with_content(over, group), group)
         for over, group in zip(named, groups, strict=True)
@@ -88,7 +91,7 @@ def model_of(run: Run) -> str:
 def _is_over(run: Run, group: Sequence[Run]) -> bool:
     same = False
     for other in group:
-        if _section(run, "partition") != _section(other, "partition"):
+        if _dealt(run) != _dealt(other):
             return False
         contents = {_content(run), _content(other)}
         if "" not in contents:
@@ -97,6 +100,12 @@ def _is_over(run: Run, group: Sequence[Run]) -> bool:
             same = True
         same = same or _section(run, "data") == _section(other, "data")
     return same
+
+
+def _dealt(run: Run) -> dict[str, Any]:
+    """Return what of a partition decides what clients are tested on."""
+    settings = _section(run, "partition")
+    return {key: value for key, value in settings.items() if key != _TREATMENT}
 
 
 def _content(run: Run) -> str:
@@ -114,8 +123,11 @@ def _section(run: Run, section: str) -> dict[str, Any]:
     }
 
 
-def _federated_data(run: Run) -> FederatedData:
-    partition, settings = _told(run, "partition", PARTITIONS)
+def _federated_data(runs: Sequence[Run]) -> FederatedData:
+    run = runs[0]
+    treatments = {as_text(_section(one, "partition").get(_TREATMENT)) for one in runs}
+    of_labels = [_TREATMENT] if len(treatments) > 1 else []
+    partition, settings = _told(run, "partition", PARTITIONS, of_labels)
     counts = ((group, run.results[group]["num_clients"]) for group in GROUPS)
     clients = " and ".join(f"{count} {group}" for group, count in counts if count)
     if clients:
@@ -142,7 +154,12 @@ class _Spec(Protocol):
     def settings_type(self) -> type[Settings]: ...
 
 
-def _told(run: Run, section: str, specs: Mapping[str, _Spec]) -> tuple[str, list[str]]:
+def _told(
+    run: Run,
+    section: str,
+    specs: Mapping[str, _Spec],
+    told_elsewhere: Sequence[str] = (),
+) -> tuple[str, list[str]]:
     """Return the title of what a section names, and its settings in words.
 
     These are what differs from the default; and of a partition all that it does not
@@ -162,7 +179,7 @@ def _told(run: Run, section: str, specs: Mapping[str, _Spec]) -> tuple[str, list
     return specs[name].title, [
         f"{TERMS.get(f'{section}.{key}', key)} {as_text(value)}"
         for key, value in settings.items()
-        if key not in _TOLD_BY_COUNTS
+        if key not in (*_TOLD_BY_COUNTS, *told_elsewhere)
         and (key in always or key not in usual or usual[key] != value)
     ]
 

@@ -59,6 +59,24 @@ def test_each_data_set_and_partition_has_a_table(tmp_path: Path) -> None:
     assert tables(*paths) == [["a", "d", "e"], ["b"], ["c"]]
 
 
+def test_how_much_unseen_clients_learn_from_is_no_other_data(tmp_path: Path) -> None:
+    """They are tested on the same, as a sweep of the capacity does."""
+    fractions = (0.5, 1.0)
+    paths = [
+        run(
+            tmp_path / str(fraction),
+            partition={**DIRICHLET, "unseen_train_fraction": fraction},
+        )
+        for fraction in fractions
+    ]
+    assert tables(*paths) == [["0.5", "1.0"]]
+    (part,) = findings_of(paths).parts
+    assert "capacity" not in part.over.title
+    (half, *_) = findings_of(paths[:1]).parts
+    assert "capacity 0.5" in half.over.title
+    assert all("unseen_train_fraction" in one.label for one in part.setups)
+
+
 def test_the_same_content_is_the_same_data_wherever_it_is(tmp_path: Path) -> None:
     here, there = ({"name": "cifar10", "root": root} for root in ("here", "there"))
     paths = [
