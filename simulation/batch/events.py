@@ -11,8 +11,6 @@ from typing import Any
 from knnper.lifeline import die_with_parent
 from server.observer import SilentObserver
 
-_SECONDS_BETWEEN_CLIENTS = 0.5
-
 
 class Step(Enum):
     """What happened."""
@@ -23,10 +21,6 @@ class Step(Enum):
     """Training of so many rounds goes on, ``first`` of them the next."""
     ROUND = auto()
     """A round was made."""
-    PERSONALIZES = auto()
-    """So many clients are about to be personalised."""
-    CLIENTS = auto()
-    """So many of them are."""
     ENDED = auto()
     """The run has results, or has failed."""
 
@@ -72,8 +66,6 @@ class TellingObserver(SilentObserver):
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._clock = clock
-        self._num_clients = 0
-        self._last_told = clock()
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Tell which rounds there are."""
@@ -82,19 +74,6 @@ class TellingObserver(SilentObserver):
     def round_finished(self, record: Mapping[str, float | int]) -> None:  # noqa: ARG002 - an observer's
         """Tell that there is one more."""
         self._tell(Event(Step.ROUND, self._clock()))
-
-    def personalization_started(self, num_clients: int) -> None:
-        """Tell how many clients there are."""
-        self._num_clients = 0
-        self._tell(Event(Step.PERSONALIZES, self._clock(), num_clients))
-
-    def client_personalized(self) -> None:
-        """Tell how many are done, now and then."""
-        self._num_clients += 1
-        now = self._clock()
-        if now - self._last_told >= _SECONDS_BETWEEN_CLIENTS:
-            self._last_told = now
-            self._tell(Event(Step.CLIENTS, now, self._num_clients))
 
 
 Told = tuple[int, Event]

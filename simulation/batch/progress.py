@@ -96,53 +96,65 @@ class _Measured:
 
 
 @dataclass
-class _Run:
-    settings: Settings
-    folder: Path
-    is_done: bool
-
-
-@dataclass
 class _State:
     """How far a family is.
 
     Attributes
     ----------
     runs
-        In their order.
+        Their settings.
+    ahead
+        The places of those that are not done.
     num_rounds, num_made
         Rounds that its training takes, and those that are there.
+    present
+        The place of the run that is made now; None before, and between two runs.
     began, marked
-        When the present run began; when its last round or client was told.
+        When it began; when its training began or its last round ended.
     trained
-        What the rounds of the present run took.
-    handing
-        When the hand-over of the present run began; None before.
-    part
-        Which part of its clients is personalised.
+        What its rounds took; None before training.
     """
 
-    runs: list[_Run]
+    runs: list[Settings]
+    ahead: set[int]
     num_rounds: int
-    num_made: int
+    num_made: int = 0
     present: int | None = None
     began: float = 0.0
     marked: float = 0.0
-    trained: float = 0.0
-    handing: float | None = None
-    num_clients: int = 0
-    part: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        return all(run.is_done for run in self.runs)
+    trained: float | None = None
 
     @property
     def of_training(self) -> Settings:
         """The settings that a training depends on."""
-        return frozenset(
-            one for one in self.runs[0].settings if not one[0].startswith("personal")
-        )
+        return frozenset(one for one in self.runs[0] if "personal" not in one[0])
+
+    def began_run(self, event: Event) -> None:
+        self.present, self.began, self.trained = event.count, event.at, None
+        self.marked = event.at
+
+    def trains(self, event: Event) -> None:
+        self.marked, self.trained = event.at, 0.0
+        num_new = event.count - event.first + 1
+        if len(self.ahead) == len(self.runs):
+            self.num_rounds, self.num_made = event.count, event.first - 1
+        elif num_new > 0:
+            # What is on top of the method has a state of its own, and trains anew.
+            self.num_rounds = self.num_made + num_new
+
+    def made_round(self, event: Event) -> float:
+        """Return how long it took."""
+        seconds, self.marked = event.at - self.marked, event.at
+        self.trained = (self.trained or 0.0) + seconds
+        self.num_made += 1
+        return seconds
+
+    def ended_run(self, event: Event) -> float | None:
+        """Return how long all but its rounds took; None of one that failed."""
+        self.ahead.discard(-1 if self.present is None else self.present)
+        failed = self.trained is None or self.num_made < self.num_rounds
+        self.num_rounds = self.num_made  # one that diverged makes no more
+        return None if failed else event.at - self.began - (self.trained or 0.0)
 
 
 class Tracker:
@@ -186,17 +198,30 @@ class Tracker:
         """
         self._states = [self._state(family) for family in families]
         self._later = [self._state(family) for family in later]
-        self._played = [state for state in self._states if not state.is_done]
+        self._played = [state for state in self._states if state.ahead]
         return [
             family
             for family, state in zip(families, self._states, strict=True)
-            if not state.is_done
+            if state.ahead
         ]
 
     def note(self, told: Iterable[Told]) -> None:
         """Take what workers told; families are numbered as `expect` returned them."""
         for number, event in told:
-            _NOTED[event.step](self, self._played[number], event)
+            state = self._played[number]
+            match event.step:
+                case Step.BEGAN:
+                    state.began_run(event)
+                case Step.TRAINS:
+                    state.trains(event)
+                case Step.ROUND:
+                    self._rounds.note(state.of_training, state.made_round(event))
+                case Step.ENDED:
+                    settings = state.runs[state.present or 0]
+                    seconds = state.ended_run(event)
+                    if seconds is not None:
+                        self._hand_overs.note(settings, seconds)
+                    state.present = None
 
     @property
     def num_steps(self) -> int:
@@ -207,14 +232,14 @@ class Tracker:
     def num_made(self) -> int:
         """Those that are there."""
         return sum(
-            one.num_made + sum(run.is_done for run in one.runs) for one in self._states
+            one.num_made + len(one.runs) - len(one.ahead) for one in self._states
         )
 
     def left(self) -> TimeLeft | None:
         """Return how long the rest takes; None while too few rounds were timed."""
         now, seconds, is_least = self._clock(), 0.0, False
         for stage in (self._played, self._later):
-            rest = [self._rest(one, now) for one in stage if not one.is_done]
+            rest = [self._rest(one, now) for one in stage if one.ahead]
             known = [one for one in rest if one is not None]
             if len(known) < len(rest):
                 return None
@@ -225,97 +250,46 @@ class Tracker:
     def _rest(self, state: _State, now: float) -> TimeLeft | None:
         """Return how long a family keeps a worker busy from now on."""
         seconds, num_left = 0.0, state.num_rounds - state.num_made
+        waited = 0.0 if state.present is None else now - state.marked
         if num_left > 0:
             each = self._rounds.like(state.of_training)
             if each is None:
                 return None
-            waited = 0.0 if state.present is None else now - state.marked
             seconds += max(num_left * each - waited, (num_left - 1) * each)
-        is_least = False
-        for place, run in enumerate(state.runs):
-            if run.is_done:
-                continue
-            each = self._hand_overs.like(run.settings)
-            is_least = is_least or each is None
-            of_run = each or 0.0
-            if place == state.present and state.handing is not None:
-                if state.part > 0:
-                    of_run = (state.marked - state.handing) / state.part
-                of_run = max(of_run - (now - state.handing), 0.0)
-            seconds += of_run
-        return TimeLeft(seconds, is_least)
+        expected = {
+            place: self._hand_overs.like(state.runs[place]) for place in state.ahead
+        }
+        for place, hand_over in expected.items():
+            goes_on = place == state.present and num_left <= 0
+            seconds += max((hand_over or 0.0) - waited * goes_on, 0.0)
+        return TimeLeft(seconds, is_least=None in expected.values())
 
     def _state(self, family: Family) -> _State:
-        runs = [
-            _Run(_settings(order.experiment), order.folder, is_done(order.folder))
-            for order in family.orders
-        ]
-        state = _State(runs, family.num_rounds, 0)
-        if any(run.is_done for run in runs) or family.earlier is not None:
+        folders = [order.folder for order in family.orders]
+        state = _State(
+            [_settings(order.experiment) for order in family.orders],
+            {place for place, folder in enumerate(folders) if not is_done(folder)},
+            family.num_rounds,
+        )
+        if len(state.ahead) < len(folders) or family.earlier is not None:
             state.num_made = family.num_rounds
         else:
-            made = max(len(RunFolder(run.folder).rounds()) for run in runs)
+            made = max(len(RunFolder(folder).rounds()) for folder in folders)
             state.num_made = min(made, family.num_rounds)
-        for run in runs:
-            self._recall(state, run)
+        for folder, settings in zip(folders, state.runs, strict=True):
+            self._recall(folder, settings, state.of_training)
         return state
 
-    def _recall(self, state: _State, run: _Run) -> None:
-        """Note how long a run took that was made before; a failed one tells nothing."""
-        if not run.is_done or not RunFolder(run.folder).is_finished():
+    def _recall(self, folder: Path, settings: Settings, of_training: Settings) -> None:
+        """Note how long a run took that was made before."""
+        if not RunFolder(folder).is_finished():
             return
-        training = RunFolder(run.folder).results()["training"]
+        training = RunFolder(folder).results()["training"]
         if training["num_rounds"]:
             each = training["seconds"] / training["num_rounds"]
-            self._rounds.note(state.of_training, each)
-        self._hand_overs.note(run.settings, training["personalization_seconds"])
-
-    def _began(self, state: _State, event: Event) -> None:
-        state.present, state.began, state.marked = event.count, event.at, event.at
-        state.trained, state.handing, state.part = 0.0, None, 0.0
-
-    def _trains(self, state: _State, event: Event) -> None:
-        state.marked = event.at
-        num_new = event.count - event.first + 1
-        if not any(run.is_done for run in state.runs):
-            state.num_rounds, state.num_made = event.count, event.first - 1
-        elif num_new > 0:
-            # What is on top of the method has a state of its own, and trains anew.
-            state.num_rounds = state.num_made + num_new
-
-    def _round(self, state: _State, event: Event) -> None:
-        seconds = event.at - state.marked
-        state.marked = event.at
-        state.trained += seconds
-        state.num_made += 1
-        self._rounds.note(state.of_training, seconds)
-
-    def _personalizes(self, state: _State, event: Event) -> None:
-        state.handing, state.num_clients = event.at, event.count
-
-    def _clients(self, state: _State, event: Event) -> None:
-        state.part, state.marked = event.count / max(state.num_clients, 1), event.at
-
-    def _ended(self, state: _State, event: Event) -> None:
-        if state.present is None:
-            return
-        run = state.runs[state.present]
-        run.is_done = True
-        if state.handing is not None:
-            self._hand_overs.note(run.settings, event.at - state.began - state.trained)
-        # A training that diverged makes no more rounds.
-        state.num_rounds = state.num_made
-        state.present, state.handing = None, None
-
-
-_NOTED: dict[Step, Callable[[Tracker, _State, Event], None]] = {
-    Step.BEGAN: Tracker._began,
-    Step.TRAINS: Tracker._trains,
-    Step.ROUND: Tracker._round,
-    Step.PERSONALIZES: Tracker._personalizes,
-    Step.CLIENTS: Tracker._clients,
-    Step.ENDED: Tracker._ended,
-}
+            for _ in range(_FEWEST_ROUNDS):
+                self._rounds.note(of_training, each)
+        self._hand_overs.note(settings, training["personalization_seconds"])
 
 
 def _side_by_side(seconds: Iterable[float], num_workers: int) -> float:

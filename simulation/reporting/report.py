@@ -1,17 +1,14 @@
 """All that a report says, before it is a page, a text or files."""
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from simulation.reporting.comparability import comparability, missing_files
 from simulation.reporting.federated_data import FederatedData, by_data, facts_of
-from simulation.reporting.provenance import (
-    Repetition,
-    environments,
-    repetition_of,
-)
-from simulation.reporting.runs import find_runs
+from simulation.reporting.provenance import Repetition, environments, repetition_of
+from simulation.reporting.runs import Run, find_runs
 from simulation.reporting.sections import Section, draw_sections
 from simulation.reporting.setups import (
     Departures,
@@ -25,70 +22,59 @@ from simulation.reporting.table import Row, table_of
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What the runs over one data set and partition found, as a table.
-
-    Attributes
-    ----------
-    over
-        The data set and the partition.
-    facts
-        What else they have in common, as words by name: see `facts_of`.
-    setups
-        The runs, those that differ in the seed alone together.
-    rows
-        The table.
-    remarks
-        Sentences on what makes setups hard to compare.
-    """
-
-    over: FederatedData
-    facts: Mapping[str, str]
-    setups: tuple[Setup, ...]
-    rows: tuple[Row, ...]
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class AllFindings:
-    """What runs found, each data set and partition by itself.
-
-    Attributes
-    ----------
-    parts
-        One for each.
-    remarks
-        Sentences on all of it, as on what is left out.
-    """
-
-    parts: tuple[Findings, ...]
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Chapter:
-    """What a report says of one data set and partition.
+    """What a report says of the runs over one data set and partition.
 
     Attributes
     ----------
     name
         Its place in the page; empty for the only one.
-    findings
+    over
+        The data set and the partition.
+    setups
+        The runs, those that differ in the seed alone together.
+    rows
         The table.
-    split
-        Which split the clients were tested on, see `split_of`.
-    sections
-        The charts.
-    departures, common
-        In which settings setups differ, and which all have with the same value.
+    remarks
+        Sentences on what makes the setups hard to compare.
     """
 
     name: str
-    findings: Findings
-    split: str
-    sections: tuple[Section, ...]
-    departures: Departures
-    common: Mapping[str, str]
+    over: FederatedData
+    setups: tuple[Setup, ...]
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What stands at the top, by its name."""
+        return facts_of(self.over, self.setups)
+
+    @property
+    def split(self) -> str:
+        """Which split the clients were tested on."""
+        return split_of(self.setups)
+
+    @functools.cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The charts; the runs' other files are read, and may be damaged."""
+        prefix = f"{self.name}-" if self.name else ""
+        return tuple(draw_sections(self.setups, self.rows, prefix))
+
+    @property
+    def remarks_on_charts(self) -> tuple[str, ...]:
+        """Sentences on files that charts lack."""
+        return tuple(missing_files(self.setups))
+
+    @property
+    def departures(self) -> Departures:
+        """In which settings the setups differ."""
+        return departures([setup.runs[0] for setup in self.setups])
+
+    @property
+    def common(self) -> Mapping[str, str]:
+        """Which settings all have with the same value."""
+        return in_common([setup.runs[0] for setup in self.setups])
 
 
 @dataclass(frozen=True)
@@ -97,35 +83,59 @@ class Report:
 
     Attributes
     ----------
-    title
-        Names the experiments.
-    remarks
-        Sentences on all of it.
     chapters
         One a data set and partition.
-    repetitions, environments
-        How the runs were made, and with what.
+    remarks
+        Sentences on all of it, as on what is left out.
     """
 
-    title: str
-    remarks: tuple[str, ...]
     chapters: tuple[Chapter, ...]
-    repetitions: tuple[Repetition, ...]
-    environments: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The names of the experiments."""
+        names = (str(run.experiment.get("name", run.name)) for run in self._runs)
+        return ", ".join(dict.fromkeys(names))
 
     @property
     def setups(self) -> list[Setup]:
         """Those of all chapters."""
-        return [setup for one in self.chapters for setup in one.findings.setups]
+        return [setup for one in self.chapters for setup in one.setups]
 
     @property
     def sections(self) -> list[Section]:
         """Those of all chapters."""
         return [section for one in self.chapters for section in one.sections]
 
+    @property
+    def repetitions(self) -> list[Repetition]:
+        """How the runs were made."""
+        several = len(self.chapters) > 1
+        labels = [
+            f"{setup.label}, {one.over.title}" if several else setup.label
+            for one in self.chapters
+            for setup in one.setups
+        ]
+        return [
+            repetition_of(setup, label, number)
+            for number, (setup, label) in enumerate(
+                zip(self.setups, labels, strict=True), start=1
+            )
+        ]
 
-def findings_of(paths: Sequence[Path]) -> AllFindings:
-    """Return the tables of the runs in ``paths``, see `find_runs`.
+    @property
+    def environments(self) -> list[str]:
+        """With what they were made."""
+        return environments(self._runs)
+
+    @property
+    def _runs(self) -> list[Run]:
+        return [run for setup in self.setups for run in setup.runs]
+
+
+def report_of(paths: Sequence[Path]) -> Report:
+    """Return the report on the runs in ``paths``, see `find_runs`.
 
     Raises
     ------
@@ -133,63 +143,16 @@ def findings_of(paths: Sequence[Path]) -> AllFindings:
         If there is no run that is done in one of them, or one is damaged.
     """
     found = find_runs(paths)
-    parts = []
-    for over, runs in by_data(found.runs):
-        setups = tuple(setups_of(runs))
-        rows, remarks = tuple(table_of(setups)), tuple(comparability(setups))
-        parts.append(Findings(over, facts_of(over, setups), setups, rows, remarks))
-    apart = (
-        [
-            f"The runs are over {len(parts)} data sets or partitions. Figures over one "
-            "do not compare with those over another: each has a table of its own."
-        ]
-        if len(parts) > 1
-        else []
-    )
-    return AllFindings(tuple(parts), (*found.remarks, *apart))
-
-
-def report_of(findings: AllFindings) -> Report:
-    """Return the report; the runs' other files are read for the charts.
-
-    Raises
-    ------
-    RunError
-        If one of them is damaged.
-    """
-    several = len(findings.parts) > 1
-    chapters = tuple(
-        _chapter(part, f"part-{number}" if several else "")
-        for number, part in enumerate(findings.parts, start=1)
-    )
-    setups = [
-        (setup, f"{setup.label}, {part.over.title}" if several else setup.label)
-        for part in findings.parts
-        for setup in part.setups
-    ]
-    runs = [run for setup, _ in setups for run in setup.runs]
-    names = dict.fromkeys(str(run.experiment.get("name", run.name)) for run in runs)
-    return Report(
-        title=", ".join(names),
-        remarks=findings.remarks,
-        chapters=chapters,
-        repetitions=tuple(
-            repetition_of(setup, label, number)
-            for number, (setup, label) in enumerate(setups, start=1)
-        ),
-        environments=tuple(environments(runs)),
-    )
-
-
-def _chapter(part: Findings, name: str) -> Chapter:
-    firsts = [setup.runs[0] for setup in part.setups]
-    remarks = (*part.remarks, *missing_files(part.setups))
-    prefix = f"{name}-" if name else ""
-    return Chapter(
-        name=name,
-        findings=replace(part, remarks=remarks),
-        split=split_of(part.setups),
-        sections=tuple(draw_sections(part.setups, part.rows, prefix)),
-        departures=departures(firsts),
-        common=in_common(firsts),
-    )
+    groups = by_data(found.runs)
+    several = len(groups) > 1
+    chapters, remarks = list[Chapter](), list(found.remarks)
+    for number, (over, runs) in enumerate(groups, start=1):
+        setups, name = tuple(setups_of(runs)), f"part-{number}" if several else ""
+        rows, told = tuple(table_of(setups)), tuple(comparability(setups))
+        chapters.append(Chapter(name, over, setups, rows, told))
+    if several:
+        remarks.append(
+            f"The runs are over {len(groups)} data sets or partitions. Figures over "
+            "one do not compare with those over another: each has a table of its own."
+        )
+    return Report(tuple(chapters), tuple(remarks))

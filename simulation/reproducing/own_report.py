@@ -11,7 +11,7 @@ from knnper.config.errors import RunError
 from simulation.reporting.drawing import Picture
 from simulation.reporting.files import write_figures, write_text
 from simulation.reporting.page import as_html
-from simulation.reporting.report import findings_of, report_of
+from simulation.reporting.report import report_of
 from simulation.showing import Chart
 
 PAGE = "report.html"
@@ -42,13 +42,12 @@ def write_own_report(
     paths = list(dict.fromkeys(runs))
     if not paths:
         raise RunError(f"no run of the file has results: {' '.join(remarks)}")
-    findings = findings_of(paths)
-    told = (*remarks, *findings.remarks)
-    report = report_of(replace(findings, remarks=told))
+    report = report_of(paths)
+    report = replace(report, remarks=(*remarks, *report.remarks))
     write_text(folder / PAGE, as_html(report))
     firsts = [chapter.sections[0] for chapter in report.chapters]
     write_figures(firsts, folder)
-    titles = [chapter.findings.over.title for chapter in report.chapters]
+    titles = [chapter.over.title for chapter in report.chapters]
     return tuple(
         Chart(
             first.name,

@@ -60,10 +60,6 @@ def played(number: int, one: Work, start: float) -> Iterator[tuple[float, Told]]
         for _ in range(first, ROUNDS + 1):
             now += one.round_s
             yield now, (number, Event(Step.ROUND, now))
-        yield now, (number, Event(Step.PERSONALIZES, now, 4))
-        for done in (1, 2, 3):
-            moment = now + done * one.hand_over_s / 4
-            yield moment, (number, Event(Step.CLIENTS, moment, done))
         now += one.hand_over_s
         yield now, (number, Event(Step.ENDED, now))
 
@@ -150,11 +146,6 @@ def test_what_nobody_timed_is_not_foretold(tmp_path: Path) -> None:
     assert left is not None
     # Five rounds of two seconds; how long the hand-over takes is not known yet.
     assert (left.seconds, left.is_least) == (10.0, True)
-    now[0] = 20.0 + 15.0
-    tracker.note(one for moment, one in told if 10.0 < moment <= now[0])
-    half = tracker.left()
-    assert half is not None
-    assert half.seconds == pytest.approx(15.0)
 
 
 def test_between_two_rounds_time_goes_on(tmp_path: Path) -> None:
@@ -217,21 +208,25 @@ def test_what_trains_anew_and_what_diverges_changes_the_steps(tmp_path: Path) ->
     assert left.seconds == 0.0
 
 
-def test_an_observer_tells_its_steps_and_not_every_client() -> None:
+def test_an_observer_tells_its_steps() -> None:
     now, told = [0.0], list[Event]()
     observer = TellingObserver(told.append, lambda: now[0])
     observer.training_started(3, 2)
     now[0] = 1.0
     observer.round_finished({})
     observer.personalization_started(100)
-    for _ in range(100):
-        now[0] += 0.1
-        observer.client_personalized()
-    assert [event.step for event in told[:3]] == [
-        Step.TRAINS,
-        Step.ROUND,
-        Step.PERSONALIZES,
-    ]
-    assert (told[0].count, told[0].first) == (3, 2)
-    assert {event.step for event in told[3:]} == {Step.CLIENTS}
-    assert 10 <= len(told[3:]) <= 21
+    assert told == [Event(Step.TRAINS, 0.0, 3, 2), Event(Step.ROUND, 1.0)]
+
+
+def test_what_was_made_before_tells_how_long_it_takes(tmp_path: Path) -> None:
+    works = [work(tmp_path, name, 1.0, 2.0) for name in ("made", "missing")]
+    made = works[0].family.orders[0].folder
+    made.mkdir(parents=True)
+    training = {"num_rounds": ROUNDS, "seconds": 20.0, "personalization_seconds": 7.0}
+    (made / "results.json").write_text(json.dumps({"training": training}))
+    tracker = Tracker(1, lambda: 0.0)
+    assert tracker.expect([one.family for one in works]) == [works[1].family]
+    left = tracker.left()
+    assert left is not None
+    assert (left.seconds, left.is_least) == (27.0, False)
+    assert tracker.num_made == ROUNDS + 1

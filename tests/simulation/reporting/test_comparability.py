@@ -7,19 +7,19 @@ import pytest
 
 from simulation.batch.code import CODE
 from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import Report, findings_of, report_of
+from simulation.reporting.report import Report, report_of
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 
 
 def remarks(*paths: Path) -> tuple[str, ...]:
-    (part,) = findings_of(paths).parts
+    (part,) = report_of(paths).chapters
     return part.remarks
 
 
 def remarks_with_charts(*paths: Path) -> tuple[str, ...]:
-    (chapter,) = report_of(findings_of(paths)).chapters
-    return chapter.findings.remarks
+    (chapter,) = report_of(paths).chapters
+    return (*chapter.remarks, *chapter.remarks_on_charts)
 
 
 def test_other_seeds(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_runs_on_validation_data_are_told(tmp_path: Path) -> None:
     ]
     (remark,) = remarks(*paths)
     assert remark.startswith("These runs were evaluated on validation data")
-    report = report_of(findings_of(paths))
+    report = report_of(paths)
     texts = [as_markdown_report(report), Page(as_html(report)).text]
     texts += told(report)
     assert "Accuracies on the clients' validation splits" in texts[0]
@@ -69,11 +69,11 @@ def test_runs_on_validation_data_are_told(tmp_path: Path) -> None:
 def test_test_and_validation_data_are_kept_apart(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / "test")]
     paths.append(made_run(tmp_path / "validation", evaluate_on="validation"))
-    findings = findings_of(paths)
-    of_test, of_validation = findings.parts
+    report = report_of(paths)
+    of_test, of_validation = report.chapters
     assert of_test.remarks == ()
     assert len(of_validation.remarks) == 1
-    text = as_markdown_report(report_of(findings))
+    text = as_markdown_report(report)
     for split in ("test", "validation"):
         assert f"clients' {split} splits" in text
 

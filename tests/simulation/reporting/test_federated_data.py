@@ -13,7 +13,7 @@ from knnper.cli.app import app
 from simulation.batch.inputs import Inputs, keep_inputs
 from simulation.reporting.federated_data import by_data
 from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import findings_of, report_of
+from simulation.reporting.report import report_of
 from simulation.reporting.runs import load_run
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
@@ -70,9 +70,9 @@ def test_how_much_unseen_clients_learn_from_is_no_other_data(tmp_path: Path) -> 
         for fraction in fractions
     ]
     assert tables(*paths) == [["0.5", "1.0"]]
-    (part,) = findings_of(paths).parts
+    (part,) = report_of(paths).chapters
     assert "capacity" not in part.over.title
-    (half, *_) = findings_of(paths[:1]).parts
+    (half, *_) = report_of(paths[:1]).chapters
     assert "capacity 0.5" in half.over.title
     assert all("unseen_train_fraction" in one.label for one in part.setups)
 
@@ -93,17 +93,17 @@ def test_the_same_content_is_the_same_data_wherever_it_is(tmp_path: Path) -> Non
 
 def test_the_top_names_data_partition_model_and_seeds(tmp_path: Path) -> None:
     paths = [run(tmp_path / str(seed), seed=seed) for seed in (3, 5)]
-    report = report_of(findings_of(paths))
+    report = report_of(paths)
     (chapter,) = report.chapters
-    assert list(chapter.findings.facts) == ["data set", "partition", "model", "seeds"]
-    data, partition, model, seeds = chapter.findings.facts.values()
+    assert list(chapter.facts) == ["data set", "partition", "model", "seeds"]
+    data, partition, model, seeds = chapter.facts.values()
     assert data == "Digits"
     assert "\N{GREEK SMALL LETTER ALPHA} 0.3" in partition
     assert "9 seen and 3 unseen clients" in partition
     assert "embedding_dim 8" in model
     assert seeds == "3, 5"
     page, text = Page(as_html(report)), as_markdown_report(report)
-    for fact in chapter.findings.facts.values():
+    for fact in chapter.facts.values():
         assert page.text.index(fact) < page.text.index("Seen clients")
         assert text.index(fact) < text.index("Seen clients")
 
@@ -114,7 +114,7 @@ def two(tmp_path: Path) -> list[Path]:
 
 
 def test_a_page_keeps_them_apart(two: list[Path], tmp_path: Path) -> None:
-    report = report_of(findings_of(two))
+    report = report_of(two)
     html = as_html(report)
     page = Page(html)
     (said,) = report.remarks
@@ -128,7 +128,7 @@ def test_a_page_keeps_them_apart(two: list[Path], tmp_path: Path) -> None:
     assert len(names) == len(set(names)) == 14
     text = as_markdown_report(report)
     for chapter in report.chapters:
-        assert f"## {chapter.findings.over.title}" in text
+        assert f"## {chapter.over.title}" in text
     assert text.count("### Seen clients") == 2
 
 
