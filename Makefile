@@ -30,15 +30,33 @@ help: ## Show the targets
 
 install: $(STAMP) ## Create .venv with the tested versions (done by every target)
 
+# Progress is what pip has fetched or put in place: rewritten on a terminal, a line every 15
+# seconds elsewhere. All that pip says is in the log, and shown if it fails.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed, found %d.%d; name one with make PYTHON=python3.11" % v)'
-	@echo "installing into $(VENV): a few minutes"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "Creating the environment $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the $$(grep -c == constraints.txt) packages of constraints.txt: 2.5 GB on the disk, more with"
+	@echo "torch's CUDA libraries. Two to ten minutes; pip's own words are in $(VENV)/install.log"
+	@$(BIN)/python -m pip install --progress-bar off --no-input --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev]' >$(VENV)/install.log 2>&1 & pip=$$!; \
+	trap "kill $$pip; wait $$pip; exit 130" INT TERM; seconds=0; \
+	while sleep 1; kill -0 $$pip 2>/dev/null; do \
+	  seconds=$$((seconds + 1)); \
+	  fetched=$$(grep -Ec '^(Collecting|Processing)' $(VENV)/install.log); \
+	  there=$$(ls -d $(VENV)/lib/python*/site-packages/*.dist-info 2>/dev/null | grep -c .); \
+	  told="  $$seconds s: $$fetched packages fetched, $$there in place"; \
+	  if [ -t 1 ]; then printf '\r%s ' "$$told"; \
+	  elif [ $$((seconds % 15)) -eq 0 ]; then echo "$$told"; fi; \
+	done; \
+	if [ -t 1 ]; then echo; fi; \
+	wait $$pip || { tail -n 25 $(VENV)/install.log; echo "pip failed; all that it said is in $(VENV)/install.log"; exit 1; }
+	@touch $@
+	@echo "Installed into $(VENV). To use it in this shell: source $(BIN)/activate"
 
 demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
 	$(BIN)/knnper simulate simulation/experiments/demo.yaml --output runs/demo --overwrite
+	@$(BIN)/knnper report runs/demo --html runs/demo/report.html >/dev/null
 
 # Without data/cifar10 those on its images are left out, and the report says so.
 figures: $(STAMP) ## Make the papers' figures in small, with one report: in 40 minutes

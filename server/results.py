@@ -14,6 +14,9 @@ from strategies.core.evaluation import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
 
+EARLIER_NAMES = {"fraction_hurt": "fraction_degraded"}
+"""What figures were called in files of earlier versions, which are still read."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -40,8 +43,8 @@ class Summary:
         max(1, floor(M/10)), from 1, of the ascending list (knn-per.txt, section 6).
     accuracy_worst, accuracy_std
         Of the clients' accuracies; the standard deviation is the population's.
-    fraction_hurt
-        Share of the clients whose accuracy is below that of the global model.
+    fraction_degraded
+        `fraction_degraded` against the global model of the same run.
     ece
         Expected calibration error of all test examples pooled, 15 bins: Guo et al.,
         "On Calibration of Modern Neural Networks", 2017, Eq. 3.
@@ -57,7 +60,7 @@ class Summary:
     accuracy_bottom_decile: float | None = None
     accuracy_worst: float | None = None
     accuracy_std: float | None = None
-    fraction_hurt: float | None = None
+    fraction_degraded: float | None = None
     ece: float | None = None
     log_loss: float | None = None
 
@@ -83,6 +86,42 @@ class GroupSummary:
         Any figure of the two can be found by the same name.
         """
         return {**asdict(self.personal), "global": asdict(self.reference)}
+
+
+def fraction_degraded(
+    accuracies: Iterable[tuple[float | None, float | None]],
+) -> float | None:
+    """Return the fraction of clients degraded: their model is right less often.
+
+    This is the one definition for all files and tables, whose labels say what clients
+    are compared with.
+
+    Parameters
+    ----------
+    accuracies
+        Of each client's own model, and of the one it is compared with, on the same
+        examples. Clients of which one is None are left out; equal is not degraded.
+
+    Returns
+    -------
+    float
+        In [0, 1]; None without clients.
+    """
+    worse = [
+        own < other
+        for own, other in accuracies
+        if own is not None and other is not None
+    ]
+    return sum(worse) / len(worse) if worse else None
+
+
+def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a ``results.json`` in which earlier names are replaced."""
+    for group in (results.get("seen", {}), results.get("unseen", {})):
+        for figures in (group, group.get("global", {})):
+            for name in EARLIER_NAMES.keys() & figures.keys():
+                figures[EARLIER_NAMES[name]] = figures.pop(name)
+    return results
 
 
 def summarise(results: Sequence[ClientResult]) -> GroupSummary:
@@ -185,7 +224,6 @@ def _summary(pairs: Pairs) -> Summary:
     evaluations = [evaluation for evaluation, _ in tested]
     num_test_examples = sum(one.num_examples for one in evaluations)
     accuracies = sorted(one.accuracy or 0.0 for one in evaluations)
-    num_hurt = sum(_num_right(one) < _num_right(other) for one, other in tested)
     return Summary(
         num_clients=len(pairs),
         num_empty=num_empty,
@@ -195,7 +233,9 @@ def _summary(pairs: Pairs) -> Summary:
         accuracy_bottom_decile=accuracies[max(1, len(accuracies) // 10) - 1],
         accuracy_worst=accuracies[0],
         accuracy_std=statistics.pstdev(accuracies),
-        fraction_hurt=num_hurt / len(tested),
+        fraction_degraded=fraction_degraded(
+            (one.accuracy, other.accuracy) for one, other in tested
+        ),
         ece=_calibration_error(evaluations),
         log_loss=_log_loss(evaluations),
     )

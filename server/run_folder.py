@@ -24,7 +24,7 @@ from knnper.durable_files import (
 from server.checkpoint import asides, put_aside, rounds_in
 from server.hand_over_log import HandOverLog
 from server.manifest import complete_manifest
-from server.results import write_clients_csv
+from server.results import with_present_names, write_clients_csv
 from server.roster import Roster
 from server.run_documents import finite, read_document, write_document
 from server.run_marks import EXPERIMENT, FIRST_LINE, LOCK, is_run, make_empty
@@ -314,7 +314,7 @@ class RunFolder:
         RunError
             If the run is not done, or the file is damaged.
         """
-        return read_document(self.path / RESULTS)
+        return with_present_names(read_document(self.path / RESULTS))
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     # A server writes tables too, and has no matplotlib.
     from matplotlib.figure import Figure
 
+VS_GLOBAL = "global"
+"""The unpersonalised model of the same run, see `degraded_vs`."""
+
 _RULE = 3
 """Of so many characters is the line below a header that Markdown takes for one."""
 
@@ -91,6 +94,11 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     (name, *numbers), (first, *others) = cells, widths
     filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
     return f"| {' | '.join([name.ljust(first), *filled])} |\n"
+
+
+def degraded_vs(model: str) -> str:
+    """Return what tables call `server.results.fraction_degraded` against a model."""
+    return f"degraded vs {model}"
 
 
 def percent(fraction: float) -> str:

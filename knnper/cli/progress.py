@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +18,13 @@ from rich.progress import (
 from knnper.cli.output import say
 from server.observer import Observer
 
+if TYPE_CHECKING:
+    # It loads torch, which a run's bars need not wait for.
+    from simulation.batch.progress import Advance
+    from simulation.batch.progress import Progress as BatchProgress
+
 SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_WITHOUT_NEWS = 60.0
 _MINUTES_WITHOUT_SECONDS = 10
 
 
@@ -40,13 +47,10 @@ def progress_observer() -> Iterator[Observer]:
 
 
 @contextlib.contextmanager
-def run_counter(
-    total: int, noun: str = "runs"
-) -> Iterator[Callable[[int, bool], None]]:
-    """Yield a function that is told how many more of ``total`` runs are done.
+def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
+    """Yield a function that is told how far a batch of ``total`` runs is.
 
-    Beside the number it takes whether they were made just now; the time that is left is
-    reckoned from these alone. There is a bar on a terminal, and lines elsewhere.
+    There is a bar on a terminal, and lines elsewhere.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -60,49 +64,25 @@ def run_counter(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(noun, total=total, left="")
-        left = TimeLeft(total)
 
-        def advance(number: int, made: bool) -> None:
-            left.note(number, made=made)
-            progress.update(task, advance=number, left=left.phrase())
+        def advance(now: "BatchProgress") -> None:
+            left = time_left(now)
+            progress.update(task, completed=now.done, total=now.total, left=left)
 
         yield advance
 
 
-class TimeLeft:
-    """Reckons how long the rest of some runs takes.
-
-    Parameters
-    ----------
-    total
-        Runs in all.
-    clock
-        Returns seconds.
-    """
-
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began = clock()
-        self._total = total
-        self._made = 0
-        self.done = 0
-
-    def note(self, number: int, *, made: bool) -> None:
-        """Take so many more runs for done; made now, or found."""
-        self.done += number
-        self._made += number if made else 0
-
-    def phrase(self) -> str:
-        """Return the time that is left in words; empty if unknown, and in the end."""
-        if not self._made or self.done >= self._total:
-            return ""
-        seconds = (self._clock() - self._began) / self._made
-        return f"some {roughly(seconds * (self._total - self.done))} left"
+def time_left(now: "BatchProgress") -> str:
+    """Return the time that is left in words; empty if unknown, and in the end."""
+    if now.left is None or now.done >= now.total:
+        return ""
+    about = "at least" if now.left.is_least else "some"
+    return f"{about} {roughly(now.left.seconds)} left"
 
 
 def roughly(seconds: float) -> str:
     """Return a time as exactly as it can be known: to a minute, or to 10 s."""
-    minutes, rest = divmod(10 * round(seconds / 10), 60)
+    minutes, rest = divmod(10 * max(round(seconds / 10), 1), 60)
     if minutes >= _MINUTES_WITHOUT_SECONDS:
         return f"{round(seconds / 60)} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -113,22 +93,30 @@ def line_counter(
     write: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     noun: str = "runs",
-) -> Callable[[int, bool], None]:
+) -> "Advance":
     """Return a counter that writes a line now and then; see `run_counter`.
 
-    It writes at once how many there are, and later how many are found.
+    It writes at once how many there are, and how many were found; then when there is
+    something new, and once a minute while there is not.
     """
-    left, last_line = TimeLeft(total, clock), clock()
+    last_line, last_done = clock(), 0
     write(f"{total} {noun}")
 
-    def advance(number: int, made: bool) -> None:
-        nonlocal last_line
-        left.note(number, made=made)
-        if number > 0 and not made:
-            write(f"{left.done}/{total} {noun} are there")
-        elif clock() - last_line >= SECONDS_BETWEEN_LINES or left.done == total:
-            last_line = clock()
-            write(f"{left.done}/{total} {noun} {left.phrase()}".rstrip())
+    def advance(now: "BatchProgress") -> None:
+        nonlocal last_line, last_done
+        line = f"{now.done}/{now.total} {noun}"
+        waited = clock() - last_line
+        if now.done == now.found > last_done:
+            write(f"{line} are there")
+        elif (
+            now.done == now.total > last_done
+            or (now.done > last_done and waited >= SECONDS_BETWEEN_LINES)
+            or waited >= _SECONDS_WITHOUT_NEWS
+        ):
+            write(f"{line} {time_left(now)}".rstrip())
+        else:
+            return
+        last_line, last_done = clock(), now.done
 
     return advance
 

@@ -1,7 +1,7 @@
 """``knnper report``: finished runs side by side, as a table and as a page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,7 +9,7 @@ from knnper.cli.options import AsJson
 from knnper.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from simulation.reporting.report import Findings, Report
+    from simulation.reporting.report import Report
 
 RunFolders = Annotated[
     list[Path],
@@ -52,52 +52,58 @@ def report(
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
     # All below loads torch, which `knnper --help` need not wait for.
-    from simulation.reporting.report import findings_of
-
-    findings = findings_of(runs)
-    if csv_file is not None:
-        _write_csv(findings, csv_file)
-    if markdown or html is not None or figures is not None:
-        _write(findings, markdown, html, figures)
-    if not markdown:
-        _show(findings, as_json)
-
-
-def _show(findings: "Findings", as_json: bool) -> None:
-    from simulation.reporting.table import as_cells, as_documents
-
-    if as_json:
-        print_json(as_documents(findings.rows))
-        return
-    header, *cells = as_cells(findings.rows)
-    print_table(header, cells)
-    for remark in findings.remarks:
-        say(remark)
-
-
-def _write_csv(findings: "Findings", path: Path) -> None:
-    from simulation.reporting.files import write_text
-    from simulation.reporting.table import as_csv
-
-    write_text(path, as_csv(findings.rows))
-    say(f"The table with all figures is in {path}")
-
-
-def _write(
-    findings: "Findings", markdown: bool, html: Path | None, figures: Path | None
-) -> None:
-    from simulation.reporting.page import as_markdown_report
     from simulation.reporting.report import report_of
 
-    made = report_of(findings)
+    made = report_of(runs)
+    if csv_file is not None:
+        _write_csv(made, csv_file)
     if html is not None:
         _write_html(made, html)
     if figures is not None:
-        from simulation.reporting.files import write_figures
-
-        say(f"{len(write_figures(made.sections, figures))} files are in {figures}")
+        _write_figures(made, figures)
     if markdown:
+        from simulation.reporting.page import as_markdown_report
+
         typer.echo(as_markdown_report(made, figures))
+    elif as_json:
+        print_json(_documents(made))
+    else:
+        _show(made)
+
+
+def _show(made: "Report") -> None:
+    from simulation.reporting.table import as_cells
+
+    for number, chapter in enumerate(made.chapters):
+        if number > 0:
+            typer.echo()
+        typer.echo("\n".join(f"{name}: {told}" for name, told in chapter.facts.items()))
+        header, *cells = as_cells(chapter.rows)
+        print_table(header, cells)
+        for remark in chapter.remarks:
+            say(remark)
+    for remark in made.remarks:
+        say(remark)
+
+
+def _documents(made: "Report") -> list[dict[str, Any]]:
+    from simulation.reporting.table import as_documents
+
+    return [row for one in made.chapters for row in as_documents(one.rows, one.over)]
+
+
+def _write_csv(made: "Report", path: Path) -> None:
+    from simulation.reporting.files import write_text
+    from simulation.reporting.table import as_csv
+
+    write_text(path, as_csv(_documents(made)))
+    say(f"The table with all figures is in {path}")
+
+
+def _write_figures(made: "Report", folder: Path) -> None:
+    from simulation.reporting.files import write_figures
+
+    say(f"{len(write_figures(made.sections, folder))} files are in {folder}")
 
 
 def _write_html(made: "Report", path: Path) -> None:

@@ -9,7 +9,7 @@ from knnper.cli.progress import progress_observer, run_counter
 
 if TYPE_CHECKING:
     from server.observer import Observer
-    from simulation.batch.families import Advance
+    from simulation.batch.progress import Advance
     from simulation.figures.folder import OnPart
     from simulation.reproducing.protocols import Protocol
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,12 +12,13 @@ from knnper.cli.errors import INTERRUPTED
 from knnper.cli.output import say
 from knnper.cli.typed import typed_command
 
+if TYPE_CHECKING:
+    from simulation.batch.progress import Advance
+
 
 @contextlib.contextmanager
-def counting(
-    total: int, noun: str, folder: Path
-) -> Iterator[Callable[[int, bool], None]]:
-    """Yield a function that is told how many more parts are done.
+def counting(total: int, noun: str, folder: Path) -> "Iterator[Advance]":
+    """Yield a function that is told how far the work is.
 
     Parameters
     ----------

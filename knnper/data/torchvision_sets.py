@@ -1,6 +1,7 @@
 """CIFAR-10, CIFAR-100, Fashion-MNIST and EMNIST, read by torchvision."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from knnper.data.cache import cache_root, cached_dataset
 from knnper.data.cache_entry import Contents, EntryWriter, Split
 from knnper.data.cifar100_labels import COARSE_OF
 from knnper.data.dataset import Dataset
+from knnper.data.official_files import MissingFilesError, OfficialFiles, unpacked
 
 
 @dataclass(frozen=True)
@@ -142,29 +144,74 @@ def _write_splits(
 ) -> tuple[str, ...]:
     """Store both splits of a torchvision data set; return its class names."""
     splits: tuple[Split, ...] = ("train", "test")
-    for split in splits:
-        found = _open(class_name, settings, train=split == "train", **arguments)
-        images = np.asarray(found.data, dtype=np.uint8)
-        writer.put_images(split, orient(images.reshape(*images.shape[:3], -1)))
-        writer.put_labels(split, np.asarray(found.targets) - first_label)
+    with _readable(class_name, settings, **arguments) as root:
+        for split in splits:
+            found = _open(class_name, root, train=split == "train", **arguments)
+            images = np.asarray(found.data, dtype=np.uint8)
+            writer.put_images(split, orient(images.reshape(*images.shape[:3], -1)))
+            writer.put_labels(split, np.asarray(found.targets) - first_label)
     return tuple(found.classes[first_label:])
 
 
-def _open(
-    class_name: str, settings: DownloadSettings, *, train: bool, **arguments: str
-) -> Any:
-    data_set_type = getattr(import_torchvision().datasets, class_name)
+@contextlib.contextmanager
+def _readable(
+    class_name: str, settings: DownloadSettings, **arguments: str
+) -> Iterator[Path]:
+    """Yield where torchvision can read; download the files first if that is asked."""
     folder = settings.folder()
+    files = _files_of(_type_of(class_name), **arguments)
+    with contextlib.ExitStack() as stack:
+        try:
+            root = stack.enter_context(unpacked(files, folder))
+        except MissingFilesError:
+            if not settings.download:
+                raise
+            _open(class_name, folder, train=True, download=True, **arguments)
+            root = folder
+        yield root
+
+
+def _files_of(kind: Any, split: str = "") -> OfficialFiles:
+    """Return the official files of a data set, as its class in torchvision says."""
+    if hasattr(kind, "base_folder"):
+        listed = [*kind.train_list, *kind.test_list]
+        return OfficialFiles(
+            kind.__name__,
+            folder=kind.base_folder,
+            names=(*(name for name, _ in listed), kind.meta["filename"]),
+            downloads=(kind.filename,),
+            url=kind.url,
+            archive=kind.filename,
+        )
+    folder = f"{kind.__name__}/raw"
+    if split:
+        archive = Path(kind.url).name
+        names = (
+            f"emnist-{split}-{half}-{what}-ubyte"
+            for half in ("train", "test")
+            for what in ("images-idx3", "labels-idx1")
+        )
+        return OfficialFiles(
+            kind.__name__, folder, tuple(names), (archive,), kind.url, archive, "gzip"
+        )
+    packed = dict(kind.resources)
+    names = (name.removesuffix(".gz") for name in packed)
+    return OfficialFiles(
+        kind.__name__, folder, tuple(names), (*packed,), kind.mirrors[0], md5=packed
+    )
+
+
+def _type_of(class_name: str) -> Any:
+    return getattr(import_torchvision().datasets, class_name)
+
+
+def _open(class_name: str, root: Path, **arguments: Any) -> Any:
     try:
-        return data_set_type(
-            str(folder), train=train, download=settings.download, **arguments
-        )
+        return _type_of(class_name)(str(root), **arguments)
     except (RuntimeError, OSError, ValueError, TypeError, AssertionError) as error:
-        advice = (
-            "check the connection, or place the official files there"
-            if settings.download
-            else "set data.download=true or place the official files there"
-        )
+        downloading = arguments.get("download", False)
+        advice = "check the connection, or " if downloading else ""
         raise DataError(
-            f"{class_name} cannot be read from {folder}: {error}; {advice}"
+            f"{class_name} cannot be read from {root}: {error}; {advice}place the "
+            "official files there"
         ) from error

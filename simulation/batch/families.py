@@ -27,9 +27,6 @@ from simulation.catalogue import experiment_catalogue
 
 T = TypeVar("T")
 
-Advance = Callable[[int, bool], None]
-"""``(number, made) -> None``: so much more is done; made now, or before."""
-
 
 def key_of(experiment: Experiment) -> str:
     """Return a short name of an experiment's folder: equal results, equal names."""

@@ -98,7 +98,7 @@ def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> Non
         If it was made from others, or the file is damaged.
     """
     mend = mend or f"delete {folder.parent} to make its runs anew"
-    before = _read(folder / INPUTS)
+    before = read_inputs(folder)
     if before is None:
         return
     for name in (field.name for field in fields(Inputs)):
@@ -137,7 +137,15 @@ def _file_digest(path: str) -> str:
         ) from error
 
 
-def _read(path: Path) -> Inputs | None:
+def read_inputs(folder: Path) -> Inputs | None:
+    """Return what a run's folder says that it was made from; None where it does not.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
+    path = folder / INPUTS
     if not path.is_file():
         return None
     try:

@@ -1,6 +1,7 @@
 """Runs that share their training, made one after the other."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from knnper.config.sections import Experiment
 from knnper.durable_files import write_atomically
 from server.explosion import ExplodedError
 from server.hand_over import HandOverError
-from server.observer import SilentObserver
 from server.rounds import TooManyFailuresError
 from server.run_folder import RunFolder
 from simulation.batch.code import is_of_this_code, sign, sign_as
+from simulation.batch.events import Event, Step, Tell, TellingObserver, nobody
 from simulation.batch.inputs import Inputs, inputs_of, keep_inputs, require_inputs
 from simulation.batch.shared_training import Training, take_over, training_in
 from simulation.catalogue import experiment_catalogue
@@ -92,10 +93,17 @@ def why_failed(folder: Path) -> str | None:
     return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
-def play(family: Family) -> None:
+def play(family: Family, tell: Tell = nobody) -> None:
     """Make the runs that are missing; what they share is computed once.
 
     That is the rounds, and the images as the trained model embeds them.
+
+    Parameters
+    ----------
+    family
+        The runs.
+    tell
+        Is told each step.
 
     Raises
     ------
@@ -104,10 +112,15 @@ def play(family: Family) -> None:
         large, is a finding: the reason stays in its folder, and the others go on.
     """
     player = _Player(
-        family.command, family.earlier, keeps_embeddings=len(family.orders) > 1
+        family.command, family.earlier, tell, keeps_embeddings=len(family.orders) > 1
     )
-    for order in family.orders:
+    for place, order in enumerate(family.orders):
+        is_new = not is_done(order.folder)
+        if is_new:
+            tell(Event(Step.BEGAN, time.monotonic(), place))
         player.play(order)
+        if is_new:
+            tell(Event(Step.ENDED, time.monotonic()))
         if order.folder not in player.with_state():
             _tidy(order.folder)
     for folder in player.with_state():
@@ -126,10 +139,12 @@ class _Player:
         self,
         command: Sequence[str],
         earlier: Path | None,
+        tell: Tell,
         *,
         keeps_embeddings: bool,
     ) -> None:
         self._command = command
+        self._tell = tell
         self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)
         self._earlier = None if earlier is None else training_in(earlier)
         self._trained: dict[type[Record], Training] = {}
@@ -167,7 +182,7 @@ class _Player:
         if training is not None and training.state_type is kind:
             take_over(bench, folder, training)
         sign(folder.path)
-        simulate(bench, folder, SilentObserver(), self._command)
+        simulate(bench, folder, TellingObserver(self._tell), self._command)
 
     def _recall(self, bench: Workbench, folder: RunFolder) -> None:
         """Remember how the training of a run that ended went."""

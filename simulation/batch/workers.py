@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 
 from knnper.config.errors import RunError
-from knnper.lifeline import die_with_parent
+from simulation.batch.events import Told, begin_worker, new_queue, play_telling, told_by
 from simulation.batch.playing import Family, play
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def play_side_by_side(families: Sequence[Family], num_workers: int) -> Iterator[int]:
-    """Play the families; yield the number of runs of each that is done.
-
-    While none is, yield 0 about once a second: the caller may look how they get on.
+def play_side_by_side(
+    families: Sequence[Family], num_workers: int
+) -> Iterator[Sequence[Told]]:
+    """Play the families; yield about once a second what the workers told since.
 
     Parameters
     ----------
@@ -32,21 +32,25 @@ def play_side_by_side(families: Sequence[Family], num_workers: int) -> Iterator[
     """
     if not families:
         return
+    queue = new_queue()
     pool = concurrent.futures.ProcessPoolExecutor(
         num_workers,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=die_with_parent,
-        initargs=(os.getpid(),),
+        initializer=begin_worker,
+        initargs=(os.getpid(), queue),
     )
     try:
-        sizes = {pool.submit(play, family): len(family.orders) for family in families}
-        while sizes:
-            done, _ = concurrent.futures.wait(
-                sizes, SECONDS_BETWEEN_LOOKS, concurrent.futures.FIRST_COMPLETED
+        left = {
+            pool.submit(play_telling, play, number, family)
+            for number, family in enumerate(families)
+        }
+        while left:
+            done, left = concurrent.futures.wait(
+                left, SECONDS_BETWEEN_LOOKS, concurrent.futures.FIRST_COMPLETED
             )
             for future in done:
                 future.result()
-            yield sum(sizes.pop(future) for future in done)
+            yield list(told_by(queue))
     except concurrent.futures.BrokenExecutor as error:
         raise RunError(
             "a worker process was killed, most likely because the memory was full; use "

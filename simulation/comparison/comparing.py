@@ -4,7 +4,7 @@ Every run has a folder named by what it is. A comparison that was interrupted, o
 file grew, makes only what is missing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +12,15 @@ from knnper.config.errors import RunError
 from knnper.config.sections import Experiment
 from server.run_folder import RunFolder
 from simulation.batch.families import (
-    Advance,
     by_seed,
     failure_remark,
     families_of,
     folder_of,
-    is_made,
     require_same_inputs,
 )
 from simulation.batch.folder import Identity, batch_folder
-from simulation.batch.playing import Family, is_done, why_failed
+from simulation.batch.playing import is_done, why_failed
+from simulation.batch.progress import Advance, Progress, Tracker
 from simulation.batch.workers import play_side_by_side
 from simulation.comparison.plan import Candidate, Comparison, Row
 
@@ -97,7 +96,7 @@ def compare(
     num_workers
         Processes side by side; what they compute does not depend on it.
     advance
-        Told of the runs that are done.
+        Told how far the comparison is, in runs.
     command
         What was typed, for the runs' manifests.
 
@@ -109,61 +108,57 @@ def compare(
         If another process is at work in it, runs in it were made from other data, all
         candidates of a row fail, or the reference row fails when it is tested.
     """
+    tracker, total = Tracker(num_workers), num_runs(comparison)
+    before = found = 0
 
-    def make(experiments: Sequence[Experiment]) -> None:
-        missing = _missing(families_of(experiments, folder, command))
-        unfinished = _Unfinished(folder_of(one, folder) for one in experiments)
-        advance(unfinished.newly_done(), False)
-        for _ in play_side_by_side(missing, num_workers):
-            if newly_done := unfinished.newly_done():
-                advance(newly_done, True)
+    def make(experiments: Sequence[Experiment], later: Sequence[Experiment]) -> None:
+        nonlocal before, found
+        families = families_of(experiments, folder, command)
+        require_same_inputs(families)
+        missing = tracker.expect(families, families_of(later, folder, command))
+        # Rows can have a run in common, which then counts for each.
+        folders = [folder_of(one, folder) for one in experiments]
+        done = sum(map(is_done, folders))
+        found += done
+        advance(Progress(before + done, total, found, tracker.left()))
+        for told in play_side_by_side(missing, num_workers):
+            tracker.note(told)
+            done = sum(map(is_done, folders))
+            advance(Progress(before + done, total, found, tracker.left()))
+        before += len(folders)
 
     with batch_folder(folder, Identity("comparison", comparison.name)):
         return _compare(comparison, folder, make)
 
 
 def _compare(
-    comparison: Comparison, folder: Path, make: Callable[[Sequence[Experiment]], None]
+    comparison: Comparison,
+    folder: Path,
+    make: Callable[[Sequence[Experiment], Sequence[Experiment]], None],
 ) -> list[Outcome]:
     tuned = [row for row in comparison.rows if _is_tuned(row)]
     tuning = [one.tuning for row in tuned for one in row.candidates]
-    make(tuning)
+    # Nobody knows yet which candidates are chosen; they take about as long.
+    later = [
+        row.candidates[0].tested(seed)
+        for row in comparison.rows
+        for seed in comparison.seeds
+    ]
+    make(tuning, later)
     chosen = {row.name: _choose(row, folder) for row in comparison.rows}
     tested = [
         candidate.tested(seed)
         for _, candidate in chosen.values()
         for seed in comparison.seeds
     ]
-    make(tested)
+    make(tested, ())
     return [
         _outcome(row, *chosen[row.name], comparison, folder) for row in comparison.rows
     ]
 
 
-class _Unfinished:
-    """Counts the runs that are done by looking at their folders.
-
-    Rows can have a run in common, which then counts for each.
-    """
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._folders = list(folders)
-
-    def newly_done(self) -> int:
-        """Return how many more there are than the last time."""
-        before = len(self._folders)
-        self._folders = [one for one in self._folders if not is_done(one)]
-        return before - len(self._folders)
-
-
 def _is_tuned(row: Row) -> bool:
     return len(row.candidates) > 1
-
-
-def _missing(families: Sequence[Family]) -> list[Family]:
-    """Return what is to be made; families that train alike stay together."""
-    require_same_inputs(families)
-    return [family for family in families if not is_made(family)]
 
 
 def _choose(row: Row, folder: Path) -> tuple[Sequence[Scored], Candidate]:

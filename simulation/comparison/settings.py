@@ -88,7 +88,7 @@ class ComparisonSettings(Settings):
     tuning_set
         What differs in these runs, by dotted key: a shorter training.
     reference
-        The row against whose accuracy a client counts as hurt.
+        The row with whose model clients are compared, to count those degraded.
     each_also_with
         A section ``personalization`` with which every row that has none is shown once
         more, in a row ``ROW-NAME`` behind all others; training is done once for both.

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,12 @@ from knnper.config.errors import RunError
 from server.run_folder import RunFolder
 from simulation.comparison.comparing import Outcome
 from simulation.intervals import Estimate, estimate
+from simulation.reporting.client_rows import (
+    ClientRow,
+    clients_of,
+    fraction_degraded_against,
+)
+from simulation.showing import degraded_vs
 
 GROUPS = ("seen", "unseen")
 
@@ -25,14 +31,14 @@ class GroupFigures:
     average, bottom_decile
         As in `server.results.Summary`: ``accuracy_weighted``,
         ``accuracy_bottom_decile``.
-    fraction_hurt
-        Share of the clients that are right less often than in the reference row's run
-        of the same seed.
+    fraction_degraded
+        `server.results.fraction_degraded` against the reference row's run of the same
+        seed.
     """
 
     average: Estimate
     bottom_decile: Estimate
-    fraction_hurt: Estimate
+    fraction_degraded: Estimate
 
 
 @dataclass(frozen=True)
@@ -65,15 +71,6 @@ class TableRow:
     num_failed: int
 
 
-@dataclass(frozen=True)
-class _Client:
-    """A client of a run, and the accuracy of its model if it has test examples."""
-
-    name: str
-    seen: bool
-    accuracy: float | None
-
-
 def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
     """Return a row for each outcome, in their order.
 
@@ -82,7 +79,7 @@ def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
     outcomes
         Tuned and tested rows.
     reference
-        The name of the one that hurt clients are counted against.
+        The name of the one that clients are compared with.
 
     Raises
     ------
@@ -90,22 +87,27 @@ def table_of(outcomes: Sequence[Outcome], reference: str) -> list[TableRow]:
         If the file of a run's clients is missing or damaged.
     """
     (runs,) = [one.runs for one in outcomes if one.row.name == reference]
-    base = {seed: _accuracies(path) for seed, path in runs.items()}
+    base = {
+        seed: {one.client: one.accuracy for one in _clients(path)}
+        for seed, path in runs.items()
+    }
     return [_row(outcome, base) for outcome in outcomes]
 
 
-def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float | None]]) -> TableRow:
+def _row(outcome: Outcome, base: Mapping[int, Mapping[str, float]]) -> TableRow:
     results = {seed: RunFolder(path).results() for seed, path in outcome.runs.items()}
-    hurt = {
-        seed: _hurt(_clients(path), base[seed]) for seed, path in outcome.runs.items()
-    }
+    clients = {seed: _clients(path) for seed, path in outcome.runs.items()}
+
+    def degraded(seed: int, *, seen: bool) -> float | None:
+        of_group = (one for one in clients[seed] if one.seen == seen)
+        return fraction_degraded_against(of_group, base[seed])
 
     def group(name: str) -> GroupFigures:
         documents = [one[name] for one in results.values()]
         return GroupFigures(
             estimate(one["accuracy_weighted"] for one in documents),
             estimate(one["accuracy_bottom_decile"] for one in documents),
-            estimate(one[name] for one in hurt.values()),
+            estimate(degraded(seed, seen=name == "seen") for seed in clients),
         )
 
     scores = {id(one.candidate): one.score for one in outcome.tried}
@@ -126,59 +128,13 @@ def _seconds(results: Mapping[str, Any]) -> float:
     return float(training["seconds"] + training["personalization_seconds"])
 
 
-def _clients(path: Path) -> list[_Client]:
-    """Return the clients of a finished run.
-
-    Raises
-    ------
-    RunError
-        If their file is missing or damaged.
-    """
-    file = path / "clients.csv"
+def _clients(path: Path) -> list[ClientRow]:
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            return [_client(row) for row in csv.DictReader(lines)]
-    except (OSError, KeyError, ValueError) as error:
+        return clients_of(path)
+    except RunError as error:
         raise RunError(
-            f"{file} is missing or damaged, expected the clients of a finished run: "
             f"{error}. Delete {path}, and the same command makes the run anew"
         ) from error
-
-
-def _client(row: Mapping[str, str]) -> _Client:
-    return _Client(row["client"], row["seen"] == "true", _number(row["accuracy"]))
-
-
-def _accuracies(path: Path) -> dict[str, float | None]:
-    return {client.name: client.accuracy for client in _clients(path)}
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def _hurt(
-    clients: Iterable[_Client], base: Mapping[str, float | None]
-) -> dict[str, float | None]:
-    """Return the share of the clients of each group that do worse than in ``base``."""
-    worse: dict[str, list[bool]] = {group: [] for group in GROUPS}
-    for client in clients:
-        ours, theirs = client.accuracy, base[client.name]
-        if ours is not None and theirs is not None:
-            worse["seen" if client.seen else "unseen"].append(ours < theirs)
-    return {group: estimate(map(float, found)).mean for group, found in worse.items()}
-
-
-HEADER = (
-    "method",
-    "seen",
-    "bottom decile",
-    "hurt",
-    "unseen",
-    "bottom decile",
-    "hurt",
-    "s a run",
-)
 
 
 def spread_remark(rows: Sequence[TableRow], num_seeds: int) -> str | None:
@@ -192,16 +148,27 @@ def spread_remark(rows: Sequence[TableRow], num_seeds: int) -> str | None:
     )
 
 
-def as_cells(rows: Sequence[TableRow]) -> list[list[str]]:
-    """Return a header and the rows as text, in percent."""
-    return [list(HEADER), *(_cells(row) for row in rows)]
+def as_cells(rows: Sequence[TableRow], reference: str) -> list[list[str]]:
+    """Return a header and the rows as text, in percent.
+
+    Parameters
+    ----------
+    rows
+        As `table_of` returns them.
+    reference
+        The name of the row that clients are compared with.
+    """
+    (title,) = [row.title for row in rows if row.name == reference]
+    of_group = ("bottom decile", degraded_vs(title))
+    header = ["method", "seen", *of_group, "unseen", *of_group, "s a run"]
+    return [header, *(_cells(row) for row in rows)]
 
 
 def _cells(row: TableRow) -> list[str]:
     figures = [
         figure
         for group in (row.seen, row.unseen)
-        for figure in (group.average, group.bottom_decile, group.fraction_hurt)
+        for figure in (group.average, group.bottom_decile, group.fraction_degraded)
     ]
     seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
     failed = f" ({row.num_failed} failed)" if row.num_failed else ""

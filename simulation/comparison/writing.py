@@ -33,7 +33,7 @@ def write_comparison(
     folder
         Holds the runs.
     """
-    table = Table.of_cells(comparison.name, as_cells(rows))
+    table = Table.of_cells(comparison.name, as_cells(rows, comparison.reference))
     spread = spread_remark(rows, len(comparison.seeds))
     told = [] if spread is None else [spread]
     below = "".join(f"\n{line}\n" for line in told)

@@ -44,19 +44,12 @@ def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
 
 
 def _tuning(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield that figures are of validation data; that of some is the worse."""
-    tuning = sum(run.evaluated_on == VALIDATION for run in runs)
-    if tuning == len(runs):
+    """Yield that figures are of validation data; a split makes a table of its own."""
+    if any(run.evaluated_on == VALIDATION for run in runs):
         yield (
-            "All runs here were evaluated on validation data (partition.evaluate_on: "
+            "These runs were evaluated on validation data (partition.evaluate_on: "
             "validation). Such figures choose settings; they are no results on test "
             "data."
-        )
-    elif tuning:
-        yield (
-            f"{tuning} of the {len(runs)} runs were evaluated on validation data "
-            "(partition.evaluate_on: validation), the others on test data. Their "
-            "figures cannot be compared: make a report of either kind alone."
         )
 
 

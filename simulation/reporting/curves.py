@@ -12,7 +12,8 @@ from simulation.reporting.drawing import (
     WIDTH,
     Picture,
     first_found,
-    percent_ticks,
+    whole_fractions,
+    whole_numbers,
     wrapped,
     write_at_ends,
 )
@@ -26,6 +27,8 @@ FIGURES: Mapping[str, str] = {
 
 _PANEL_HEIGHT = 2.8  # inches
 _LINE = 0.062  # of the height of a panel
+_HEADROOM = 1.08
+"""A height above the largest loss, which a line at the very top would not have."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,11 @@ def draw_curves(setups: Sequence[Setup], colors: Mapping[str, Color]) -> Picture
         _draw(axes, found, colors)
         axes.set_title(FIGURES[name])
         if name == "validation_accuracy":
-            percent_ticks(axes)
+            whole_fractions(axes)
+        else:
+            axes.set_ylim(0, _HEADROOM * axes.dataLim.ymax or 1.0)
+        _name(axes, found, colors)
+    whole_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("round")
     return Picture(figure, _alternative(drawn))
 
@@ -103,7 +110,6 @@ def _by_round(records: Sequence[Mapping[str, float]], figure: str) -> dict[int, 
 
 
 def _draw(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> None:
-    labels = []
     for curve in curves:
         color = colors[curve.labels[0]]
         for values in curve.by_seed if len(curve.by_seed) > 1 else ():
@@ -112,8 +118,18 @@ def _draw(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> N
             )
         marker = "o" if len(curve.rounds) == 1 else ""
         axes.plot(curve.rounds, curve.mean, color=color.light, marker=marker)
-        lines = "\n".join(map(wrapped, curve.labels))
-        labels.append((lines, curve.mean[-1], color))
+
+
+def _name(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> None:
+    """Write at its end whose each curve is; the axis must have its limits."""
+    labels = [
+        (
+            "\n".join(map(wrapped, curve.labels)),
+            curve.mean[-1],
+            colors[curve.labels[0]],
+        )
+        for curve in curves
+    ]
     most_lines = max(label.count("\n") + 1 for label, _, _ in labels)
     write_at_ends(axes, labels, size=_LINE * most_lines)
 

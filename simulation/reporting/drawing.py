@@ -10,7 +10,9 @@ from typing import TypeVar
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
 from simulation.figures.lettering import boxes_told, font_families
 from simulation.figures.palette import FAINT, INK, SOFT, Color
@@ -26,6 +28,11 @@ T = TypeVar("T")
 MOST_COLUMNS = 4
 _FEWEST_COLUMNS = 3
 _TITLE_WIDTH = 26  # characters
+_MARGIN = 0.06
+"""Of an axis of fractions beyond its ends, for marks there."""
+
+_FRACTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_FRACTIONS_BOTH = (0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,23 @@ def name_sides(panels: Sequence[Axes], horizontal: str, vertical: str) -> None:
             panel.set_xlabel(horizontal)
 
 
-def percent_ticks(axes: Axes, *, both: bool = False) -> None:
-    """Write the vertical axis, or both, in percent."""
+def whole_fractions(axes: Axes, *, both: bool = False) -> None:
+    """Make the vertical axis, or both, one of fractions: all of it, in percent.
+
+    An axis that ends at the data's ends makes small differences look large, and cuts
+    the marks there in half.
+    """
+    axes.set_ylim(-_MARGIN, 1 + _MARGIN)
+    if both:
+        axes.set_xlim(-_MARGIN, 1 + _MARGIN)
     for axis in (axes.yaxis, axes.xaxis) if both else (axes.yaxis,):
-        axis.set_major_formatter(lambda fraction, _: f"{100 * fraction:g} %")
+        axis.set_major_locator(FixedLocator(_FRACTIONS_BOTH if both else _FRACTIONS))
+        axis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Have ticks at integers alone."""
+    axis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10), integer=True))
 
 
 def wrapped(label: str) -> str:

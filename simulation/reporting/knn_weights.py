@@ -13,6 +13,7 @@ from simulation.reporting.drawing import (
     first_found,
     name_sides,
     small_multiples,
+    whole_numbers,
     write_title,
 )
 from simulation.reporting.setups import Setup
@@ -62,6 +63,7 @@ def draw_weights(
     for axes, (label, counts) in zip(panels, found.items(), strict=True):
         _draw(axes, counts, colors[label])
         write_title(axes, label, f"mean {counts.mean:.2f}")
+    whole_numbers(panels[0].yaxis)
     name_sides(panels, "λ (1: memory alone)", "clients")
     return Picture(figure, _alternative(found))
 

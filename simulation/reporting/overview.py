@@ -45,6 +45,10 @@ def draw_averages(
         axes.set_xlabel(f"average {split} accuracy (%)")
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.16)
+    # Room for the numbers beside the dots is no place for ticks.
+    low, high = panels[0].get_xlim()
+    panels[0].set_xticks([one for one in panels[0].get_xticks() if 0 <= one <= 100])
+    panels[0].set_xlim(low, high)
     names = [chart_text(label) for label, _ in models]
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)

@@ -11,7 +11,13 @@ from simulation.reporting.inline_svg import as_svg
 from simulation.reporting.report import Report
 from simulation.reporting.runs import GROUPS
 from simulation.reporting.sections import Section
-from simulation.reporting.table import Row, number, points, seconds_of
+from simulation.reporting.table import (
+    Row,
+    degraded_columns,
+    number,
+    points,
+    seconds_of,
+)
 from simulation.reporting.templating import render_page, template_environment
 
 
@@ -43,7 +49,7 @@ def _environment(*, autoescape: bool) -> Environment:
 
 
 def _content(report: Report) -> dict[str, object]:
-    return {"report": report, "groups": _by_group(report.findings.rows)}
+    return {"report": report, "by_group": _by_group, "degraded": degraded_columns}
 
 
 def _by_group(rows: Sequence[Row]) -> Mapping[str, list[Row]]:

@@ -6,13 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from simulation.figures.palette import SERIES, SOFT
 from simulation.label_counts import LabelCounts, read_label_counts
 from simulation.outside_text import chart_text
-from simulation.reporting.drawing import WIDTH, Picture
+from simulation.reporting.drawing import WIDTH, Picture, whole_numbers
 from simulation.reporting.setups import Setup
 
 MOST_NAMED = 30
@@ -69,6 +68,7 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
 def _draw_sizes(axes: Axes, sizes: NDArray[np.int64]) -> None:
     axes.bar(range(len(sizes)), sizes, width=1.0, color=SERIES[0].light)
     axes.set_ylabel("examples")
+    whole_numbers(axes.yaxis)
     axes.grid(visible=False, axis="x")
 
 
@@ -89,7 +89,7 @@ def _draw_cells(
     axes.grid(visible=False)
     axes.set_ylabel("label")
     axes.set_xlabel("clients, by their most frequent label")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axes.xaxis)
 
 
 def _mark_unseen(axes: Axes, num_seen: int, num_clients: int) -> None:

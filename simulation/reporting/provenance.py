@@ -60,13 +60,23 @@ class Repetition:
     experiment: str
 
 
-def repetition_of(setup: Setup, number: int) -> Repetition:
-    """Return how the runs of a setup, the ``number``-th of a report, were made."""
+def repetition_of(setup: Setup, label: str, number: int) -> Repetition:
+    """Return how the runs of a setup, the ``number``-th of a report, were made.
+
+    Parameters
+    ----------
+    setup
+        The runs.
+    label
+        What the report calls the setup.
+    number
+        From 1.
+    """
     file = f"experiment-{number}.yaml"
     seeds = [run.seed for run in setup.runs if run.seed is not None]
     experiment = setup.runs[0].experiment
     return Repetition(
-        label=setup.label,
+        label=label,
         origins=tuple(_origin(run) for run in setup.runs),
         file=file,
         commands=tuple(

@@ -13,8 +13,8 @@ from simulation.reporting.drawing import (
     draw_diagonal,
     first_found,
     name_sides,
-    percent_ticks,
     small_multiples,
+    whole_fractions,
     write_title,
 )
 from simulation.reporting.runs import GROUPS, Run
@@ -112,7 +112,7 @@ def draw_reliability(
             _draw(axes, panel.own, colors[panel.label], "o")
         write_title(axes, panel.label, f"{panel.group}, {_errors(panel)}")
         axes.set_aspect("equal")
-        percent_ticks(axes, both=True)
+        whole_fractions(axes, both=True)
     name_sides(axes_of, "confidence", "accuracy")
     told = (f"{one.label} ({one.group}): {_errors(one)}" for one in found)
     return Picture(figure, f"Calibration error of all seeds pooled. {'; '.join(told)}.")

@@ -12,6 +12,7 @@ from typing import Any
 from knnper.config.document import dotted, to_document
 from knnper.config.errors import ConfigError, RunError
 from knnper.config.loading import load_experiment
+from server.results import summarise
 from server.run_folder import RESULTS, RunFolder
 from server.run_marks import EXPERIMENT
 from simulation.catalogue import experiment_catalogue
@@ -20,6 +21,7 @@ from strategies.core.method import AS_IT_IS
 from strategies.experiments import title_of
 
 GROUPS = ("seen", "unseen")
+EVERYBODY = "all"
 VALIDATION = "validation"
 """What `Run.evaluated_on` says of runs that compare settings."""
 
@@ -102,6 +104,31 @@ class Run:
     def evaluated_on(self) -> str:
         """Which of their splits the clients were tested on, ``test`` as a rule."""
         return str(self.settings.get("partition.evaluate_on", "test"))
+
+    def figures(self, group: str) -> Mapping[str, Any]:
+        """Return the figures of a group of clients as every table has them.
+
+        The fraction degraded against an unpersonalised model that means nothing, such
+        as an untrained one, would be a number without a meaning: it has no value.
+
+        Parameters
+        ----------
+        group
+            One of `GROUPS`, or `EVERYBODY`.
+        """
+        figures: Mapping[str, Any] = (
+            self._of_everybody if group == EVERYBODY else self.results[group]
+        )
+        if self.reference_title is None:
+            return {**figures, "fraction_degraded": None}
+        return figures
+
+    @functools.cached_property
+    def _of_everybody(self) -> Mapping[str, Any]:
+        model = self.results["training"]["state_sha256"]
+        handed = self.folder.hand_overs.reported(model).values()
+        everybody = summarise([result for result in handed if result is not None])
+        return everybody.as_document()
 
     @property
     def average(self) -> float:

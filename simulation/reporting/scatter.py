@@ -13,8 +13,8 @@ from simulation.reporting.drawing import (
     draw_diagonal,
     first_found,
     name_sides,
-    percent_ticks,
     small_multiples,
+    whole_fractions,
     write_title,
 )
 from simulation.reporting.setups import Setup
@@ -83,9 +83,7 @@ def draw_scatters(
         _draw(axes, scatter, colors[label])
         write_title(axes, label, scatter.verdict)
         axes.set_aspect("equal")
-        axes.set_xlim(-0.06, 1.06)
-        axes.set_ylim(-0.06, 1.06)
-        percent_ticks(axes, both=True)
+        whole_fractions(axes, both=True)
     name_sides(panels, "accuracy, global model", "accuracy, own model")
     told = (f"{label}: {scatter.verdict}" for label, scatter in found.items())
     return Picture(

@@ -1,7 +1,7 @@
 """The charts of a report, each with what it shows, in their order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulation.figures.palette import Color, colors_of
 from simulation.reporting.curves import draw_curves
@@ -127,8 +127,20 @@ _KINDS = (
 )
 
 
-def draw_sections(setups: Sequence[Setup], rows: Sequence[Row]) -> list[Section]:
-    """Return all sections; a chart that the runs have no data for is left out."""
+def draw_sections(
+    setups: Sequence[Setup], rows: Sequence[Row], prefix: str = ""
+) -> list[Section]:
+    """Return all sections; a chart that the runs have no data for is left out.
+
+    Parameters
+    ----------
+    setups
+        All over the same data set and partition.
+    rows
+        The table of them.
+    prefix
+        Begins the sections' names, where a report has others of the same kind.
+    """
     ordered = _most_telling(setups)
     colors = dict(
         zip(
@@ -140,12 +152,14 @@ def draw_sections(setups: Sequence[Setup], rows: Sequence[Row]) -> list[Section]
     with report_style():
         averages = draw_averages(rows, colors, split_of(ordered))
         text = _AVERAGES if averages else "No client reported any figure."
-        first = Section("averages", "Averages", text, averages)
-        sections = [first, *(_section(kind, ordered, colors) for kind in _KINDS)]
+        sections = [
+            Section("averages", "Averages", text, averages),
+            *(_section(kind, ordered, colors) for kind in _KINDS),
+        ]
         for section in sections:
             if section.picture is not None:
                 settle(section.picture)
-    return sections
+    return [replace(one, name=prefix + one.name) for one in sections]
 
 
 def _most_telling(setups: Sequence[Setup]) -> list[Setup]:

@@ -79,10 +79,9 @@ def setups_of(runs: Iterable[Run]) -> list[Setup]:
     ]
 
 
-def split_of(setups: Iterable[Setup]) -> str:
-    """Return which split the clients were tested on, as in ``test or validation``."""
-    found = {run.evaluated_on for setup in setups for run in setup.runs}
-    return " or ".join(sorted(found))
+def split_of(setups: Sequence[Setup]) -> str:
+    """Return which split the clients of setups over the same data were tested on."""
+    return setups[0].runs[0].evaluated_on
 
 
 def departures(firsts: Sequence[Run]) -> Departures:
@@ -92,10 +91,10 @@ def departures(firsts: Sequence[Run]) -> Departures:
     differing = tuple(
         key
         for key in keys
-        if len({_text(one[key]) for one in settings if key in one}) > 1
+        if len({as_text(one[key]) for one in settings if key in one}) > 1
     )
     cells = tuple(
-        tuple(_text(one[key]) if key in one else ABSENT for key in differing)
+        tuple(as_text(one[key]) if key in one else ABSENT for key in differing)
         for one in settings
     )
     return Departures(differing, cells)
@@ -105,7 +104,7 @@ def in_common(firsts: Sequence[Run]) -> dict[str, str]:
     """Return the settings that all runs have with the same value, as text."""
     first, *others = [run.settings for run in firsts]
     return {
-        key: _text(value)
+        key: as_text(value)
         for key, value in first.items()
         if all(key in one and one[key] == value for one in others)
     }
@@ -146,5 +145,6 @@ def _short(keys: Sequence[str]) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return the value of a setting as tables have it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -12,8 +12,9 @@ from simulation.reporting.drawing import (
     Picture,
     first_found,
     name_sides,
-    percent_ticks,
     small_multiples,
+    whole_fractions,
+    whole_numbers,
     wrapped,
 )
 from simulation.reporting.setups import Setup, split_of
@@ -85,9 +86,11 @@ def draw_store_sizes(
         if label in compared:
             _draw_reference(axes, classes)
         axes.set_title(wrapped(label))
-        percent_ticks(axes)
+        whole_fractions(axes)
     if _is_wide([one.mean_size for classes in found.values() for one in classes]):
         panels[0].set_xscale("log")
+    else:
+        whole_numbers(panels[0].xaxis)
     name_sides(panels, "examples in the memory", f"{split_of(setups)} accuracy")
     told = (
         _told(label, classes, label in compared) for label, classes in found.items()

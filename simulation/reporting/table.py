@@ -3,25 +3,36 @@
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simulation.intervals import Estimate, estimate
-from simulation.reporting.models import Model, own_model, reference_model
+from simulation.reporting.client_rows import (
+    ClientRow,
+    clients_of,
+    fraction_degraded_against,
+    has_clients,
+)
+from simulation.reporting.federated_data import FederatedData, model_of
 from simulation.reporting.runs import GROUPS, Run
 from simulation.reporting.setups import Setup, setups_of
+from simulation.showing import VS_GLOBAL, degraded_vs
+from strategies.catalogue import METHODS
 
 FIGURES: Mapping[str, str] = {
     "average": "accuracy_weighted",
     "mean": "accuracy_mean",
     "bottom_decile": "accuracy_bottom_decile",
     "worst": "accuracy_worst",
-    "fraction_hurt": "fraction_hurt",
+    "fraction_degraded": "fraction_degraded",
     "ece": "ece",
     "log_loss": "log_loss",
 }
 """What a row calls the figures of `server.results.Summary`."""
+
+FEDAVG = METHODS["fedavg"].title
+VS_FEDAVG = "fraction_degraded_vs_fedavg"
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,14 @@ class Row:
         ``seen`` or ``unseen``.
     runs
         The names of the runs' folders, one a seed.
+    model
+        What is trained, with its settings.
     figures
         By the names of `FIGURES`, over the seeds; and ``gain``, by how much the average
-        is above that of the unpersonalised model of the same run. It and the share of
-        clients hurt have no value where that model means nothing.
+        is above that of the unpersonalised model of the same run. It and the fraction
+        degraded have no value where that model means nothing. `VS_FEDAVG` is the
+        fraction degraded against FedAvg's model with the same seed; it has no value
+        where the table has not just one such model over the same split.
     num_clients, num_rounds
         Of the first run; None is not known.
     seconds
@@ -58,6 +73,7 @@ class Row:
     setup: str
     group: str
     runs: tuple[str, ...]
+    model: str
     figures: Mapping[str, Estimate]
     num_clients: int
     num_rounds: int | None
@@ -65,13 +81,47 @@ class Row:
     is_reference: bool
 
 
+_TELLING = ("accuracy_weighted", "accuracy_bottom_decile", "num_clients")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """By what a model is known: setups may share one, whatever they add to it.
+
+    Attributes
+    ----------
+    title
+        What tables call it.
+    states
+        Fingerprints of the server's last states, one a seed; None is not known.
+    figures
+        What it did on each group of clients, by seed. They tell models apart whose
+        states are not known, and the same one that was tested on other data.
+    """
+
+    title: str
+    states: tuple[str | None, ...]
+    figures: tuple[tuple[object, ...], ...]
+
+
 def table_of(setups: Sequence[Setup]) -> list[Row]:
     """Return the rows of a table that compares setups: seen clients, then unseen.
 
     A setup gives one row a group, and one more for its unpersonalised model where that
     differs. Setups that trained the same global model share its row.
+
+    Raises
+    ------
+    RunError
+        If the file of a run's clients is damaged.
     """
-    found = [one for group in GROUPS for setup in setups for one in _rows(setup, group)]
+    fedavg = _fedavg_of(setups)
+    found = [
+        one
+        for group in GROUPS
+        for setup in setups
+        for one in _rows(setup, group, fedavg)
+    ]
     shown = {(row.group, model) for model, row in found if not row.is_reference}
     table = []
     for model, row in found:
@@ -90,14 +140,24 @@ def table_of_run(run: Run) -> list[Row]:
     return table_of(setups_of([run]))
 
 
-def as_documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any]]:
     """Return the rows as plain values, fractions of 1; None is not known.
 
     Beside each figure's mean stand its standard deviation and the half width of its
     95 % interval.
+
+    Parameters
+    ----------
+    rows
+        Of one table.
+    over
+        What its runs are over.
     """
     return [
         {
+            "data": over.data,
+            "partition": over.partition,
+            "model": row.model,
             "label": row.label,
             "method": row.method,
             "setup": row.setup,
@@ -113,10 +173,10 @@ def as_documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def as_csv(rows: Iterable[Row]) -> str:
-    """Return every figure, a column each; empty where there is none."""
+def as_csv(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Return what `as_documents` does, a column each; empty where there is none."""
     text = io.StringIO()
-    documents = [{**one, "runs": " ".join(one["runs"])} for one in as_documents(rows)]
+    documents = [{**one, "runs": " ".join(one["runs"])} for one in documents]
     fields = list(documents[0]) if documents else []
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
@@ -127,9 +187,25 @@ def as_csv(rows: Iterable[Row]) -> str:
 def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return a header and the rows as text; with the seeds where there are several."""
     several = any(len(row.runs) > 1 for row in rows)
-    header = ["method", "group", "average", "bottom decile", "share hurt"]
+    degraded = degraded_columns(rows)
+    header = ["method", "group", "average", "bottom decile", *degraded]
     header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]
-    return [header, *(_cells(row, several) for row in rows)]
+    return [header, *(_cells(row, degraded.values(), several) for row in rows)]
+
+
+def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the columns of fractions degraded: the figure by what the table calls it.
+
+    That against FedAvg is one where it says more than that against each run's own
+    global model.
+    """
+    columns = {degraded_vs(VS_GLOBAL): "fraction_degraded"}
+    if any(
+        row.figures[VS_FEDAVG].mean not in (None, row.figures["fraction_degraded"].mean)
+        for row in rows
+    ):
+        columns[degraded_vs(FEDAVG)] = VS_FEDAVG
+    return columns
 
 
 def percent(figure: Estimate) -> str:
@@ -161,15 +237,15 @@ def seconds_of(row: Row) -> str:
     return "-" if row.seconds is None else f"{row.seconds:.1f}"
 
 
-def _reference_labels(found: Sequence[tuple[Model, Row]]) -> dict[Model, str]:
+def _reference_labels(found: Sequence[tuple[_Model, Row]]) -> dict[_Model, str]:
     """Return what unpersonalised models are called, in all groups of clients alike.
 
     Where models of one title are not the same, it is told whose each is.
     """
-    models: dict[str, set[Model]] = defaultdict(set)
+    models: dict[str, set[_Model]] = defaultdict(set)
     for model, row in found:
         models[row.method].add(model)
-    labels: dict[Model, str] = {}
+    labels: dict[_Model, str] = {}
     for model, row in found:
         if row.is_reference:
             whose = f" of {row.setup}" if len(models[row.method]) > 1 else ""
@@ -177,17 +253,61 @@ def _reference_labels(found: Sequence[tuple[Model, Row]]) -> dict[Model, str]:
     return labels
 
 
-def _rows(setup: Setup, group: str) -> Iterator[tuple[Model, Row]]:
-    personal = [run.results[group] for run in setup.runs]
+_Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
+"""By seed the split, and the clients' accuracies with FedAvg's model."""
+
+
+def _fedavg_of(setups: Sequence[Setup]) -> _Fedavg:
+    """Return FedAvg's model of a table; nothing where there is none, or several."""
+    whole = [setup for setup in setups if setup.title == FEDAVG]
+    if len(setups) < 2 or len(whole) > 1:
+        return {}
+    if whole:
+        return _accuracies(whole[0], lambda one: one.accuracy)
+    found = {
+        _reference_model(setup, FEDAVG): setup
+        for setup in setups
+        if setup.runs[0].reference_title == FEDAVG
+    }
+    if len(found) != 1:
+        return {}
+    return _accuracies(next(iter(found.values())), lambda one: one.accuracy_global)
+
+
+def _accuracies(setup: Setup, of: Callable[[ClientRow], float]) -> _Fedavg:
+    return {
+        run.seed: (
+            str(run.manifest.get("partition_hash")),
+            {one.client: of(one) for one in clients_of(run.path)},
+        )
+        for run in setup.runs
+        if has_clients(run.path)
+    }
+
+
+def _vs_fedavg(
+    run: Run, group: str, fedavg: _Fedavg, *, is_reference: bool
+) -> float | None:
+    split, accuracies = fedavg.get(run.seed, ("", {}))
+    if split != str(run.manifest.get("partition_hash")) or not has_clients(run.path):
+        return None
+    clients = [one for one in clients_of(run.path) if one.seen == (group == "seen")]
+    if is_reference:
+        clients = [replace(one, accuracy=one.accuracy_global) for one in clients]
+    return fraction_degraded_against(clients, accuracies)
+
+
+def _rows(setup: Setup, group: str, fedavg: _Fedavg) -> Iterator[tuple[_Model, Row]]:
+    personal = [run.figures(group) for run in setup.runs]
     reference = [one["global"] for one in personal]
     if personal[0]["num_clients"] == 0:
         return
     title = setup.runs[0].reference_title
     if title is not None and _differ(personal, reference):
-        row = _row(setup, title, group, reference, is_reference=True)
-        yield reference_model(setup, title), row
-    row = _row(setup, setup.title, group, personal, is_reference=False)
-    yield own_model(setup), row
+        row = _row(setup, title, group, reference, fedavg, is_reference=True)
+        yield _reference_model(setup, title), row
+    row = _row(setup, setup.title, group, personal, fedavg, is_reference=False)
+    yield _own_model(setup), row
 
 
 def _differ(
@@ -204,9 +324,13 @@ def _row(
     method: str,
     group: str,
     figures: Sequence[Mapping[str, Any]],
+    fedavg: _Fedavg,
     *,
     is_reference: bool,
 ) -> Row:
+    vs_fedavg = estimate(
+        _vs_fedavg(run, group, fedavg, is_reference=is_reference) for run in setup.runs
+    )
     seconds = (_seconds(run, with_hand_over=not is_reference) for run in setup.runs)
     return Row(
         label=method if is_reference else setup.label,
@@ -214,7 +338,11 @@ def _row(
         setup=setup.label,
         group=group,
         runs=tuple(run.name for run in setup.runs),
-        figures=_figures(figures, is_compared=setup.has_reference),
+        model=model_of(setup.runs[0]),
+        figures={
+            **_figures(figures, is_compared=setup.has_reference),
+            VS_FEDAVG: vs_fedavg,
+        },
         num_clients=figures[0]["num_clients"],
         num_rounds=setup.runs[0].results["training"].get("num_rounds"),
         seconds=estimate(seconds).mean,
@@ -222,20 +350,46 @@ def _row(
     )
 
 
+def _own_model(setup: Setup) -> _Model:
+    """Return what the clients of a setup have at its end."""
+    by_group = {group: [run.results[group] for run in setup.runs] for group in GROUPS}
+    return _model(setup, setup.title, by_group)
+
+
+def _reference_model(setup: Setup, title: str) -> _Model:
+    """Return the unpersonalised model of a setup, called ``title``."""
+    by_group = {
+        group: [run.results[group]["global"] for run in setup.runs] for group in GROUPS
+    }
+    return _model(setup, title, by_group)
+
+
+def _model(
+    setup: Setup, title: str, by_group: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> _Model:
+    return _Model(
+        title,
+        states=tuple(run.results["training"].get("state_sha256") for run in setup.runs),
+        figures=tuple(
+            tuple(one.get(name) for name in _TELLING)
+            for by_seed in by_group.values()
+            for one in by_seed
+        ),
+    )
+
+
 def _figures(
     by_seed: Sequence[Mapping[str, Any]], *, is_compared: bool
 ) -> dict[str, Estimate]:
-    """Return the figures of a row; without gain and hurt where there is no reference.
+    """Return the figures of a row; without gain where there is no reference.
 
-    Beside an unpersonalised model that means nothing, such as an untrained one, both
-    would be numbers without a meaning.
+    Beside an unpersonalised model that means nothing, such as an untrained one, it
+    would be a number without a meaning.
     """
     figures = {
         name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
     }
-    figures["gain"] = estimate(map(_gain, by_seed))
-    if not is_compared:
-        figures |= dict.fromkeys(("fraction_hurt", "gain"), estimate(()))
+    figures["gain"] = estimate(map(_gain, by_seed) if is_compared else ())
     return figures
 
 
@@ -254,13 +408,13 @@ def _seconds(run: Run, *, with_hand_over: bool) -> float | None:
     return seconds
 
 
-def _cells(row: Row, several: bool) -> list[str]:
+def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
     return [
         row.label,
         row.group,
         percent(row.figures["average"]),
         percent(row.figures["bottom_decile"]),
-        percent(row.figures["fraction_hurt"]),
+        *(percent(row.figures[name]) for name in degraded),
         str(row.num_clients),
         *([str(len(row.runs))] if several else []),
         "-" if row.num_rounds is None else str(row.num_rounds),

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol as Interface
 
 from server.observer import Observer
-from simulation.batch.families import Advance
+from simulation.batch.progress import Advance
 from simulation.figures.folder import OnPart
 from simulation.reproducing.protocols import Protocol
 

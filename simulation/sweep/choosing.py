@@ -15,7 +15,7 @@ from simulation.sweep.settings import GLOBAL, VARIANT, VariantSettings
 _REPLACED = ("method", "personalization")
 """Sections of a variant that stand in place of the base's, even if they are empty."""
 
-LOWER_IS_BETTER = ("accuracy_std", "fraction_hurt", "ece", "log_loss")
+LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
 
 
 def best_points(sweep: Sweep, rows: Sequence[PointFigures]) -> list[PointFigures]:

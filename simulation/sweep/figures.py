@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server.results import summarise
-from server.run_folder import RunFolder
 from simulation.intervals import Estimate, estimate
+from simulation.reporting.runs import EVERYBODY, load_run
+from simulation.reporting.runs import GROUPS as OF_RESULTS
 from simulation.sweep.points import Values
 from simulation.sweep.running import Outcome
 from simulation.sweep.settings import FIGURES, GLOBAL, SweepSettings
 
-GROUPS = ("seen", "unseen", "all")
+GROUPS = (*OF_RESULTS, EVERYBODY)
 COLUMNS = tuple(
     f"{group}.{prefix}{figure}"
     for group in GROUPS
@@ -54,15 +54,12 @@ def column_of(settings: SweepSettings) -> str:
 
 def figures_of(run: Path) -> Figures:
     """Return the figures of a finished run by column, fractions of 1."""
-    folder = RunFolder(run)
-    results = folder.results()
-    handed = folder.hand_overs.reported(results["training"]["state_sha256"])
-    everybody = summarise([one for one in handed.values() if one is not None])
-    groups = {**results, "all": everybody.as_document()}
+    found = load_run(run)
     return {
         f"{group}.{prefix}{figure}": document.get(figure)
         for group in GROUPS
-        for prefix, document in (("", groups[group]), (GLOBAL, groups[group]["global"]))
+        for own in (found.figures(group),)
+        for prefix, document in (("", own), (GLOBAL, own["global"]))
         for figure in FIGURES
     }
 

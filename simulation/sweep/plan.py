@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from knnper.config.overrides import (
 from knnper.config.parsing import parse_settings
 from knnper.config.sections import Experiment
 from knnper.config.yaml_text import read_yaml
+from server.results import EARLIER_NAMES
 from simulation.batch.experiments import batch_experiment, require_validation_data
 from simulation.shared_sections import shared_sections
 from simulation.sweep.points import Values, values_of
@@ -140,6 +141,9 @@ def _settings(path: Path, own: Sequence[str], of_runs: Sequence[str]) -> SweepSe
         document = apply_overrides(document, changes, problems)
     settings = parse_settings(SweepSettings, document, "", problems)
     if settings is not None:
+        prefix, dot, figure = settings.y.rpartition(".")
+        y = prefix + dot + EARLIER_NAMES.get(figure, figure)
+        settings = replace(settings, y=y)
         problems.extend(problems_of(settings, of_runs))
     if settings is None or problems:
         raise ConfigError(problems, with_overrides(str(path), [*own, *of_runs]))

@@ -4,17 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.run_folder import RunFolder
 from simulation.batch.earlier_training import with_earlier_training
-from simulation.batch.families import (
-    Advance,
-    by_seed,
-    families_of,
-    is_made,
-    require_same_inputs,
-)
+from simulation.batch.families import by_seed, families_of, require_same_inputs
 from simulation.batch.folder import Identity, batch_folder
 from simulation.batch.playing import Family, is_done
+from simulation.batch.progress import Advance, Progress, Tracker
 from simulation.batch.workers import play_side_by_side
 from simulation.sweep.plan import Point, Sweep
 
@@ -74,7 +68,7 @@ def run_sweep(
     num_workers
         Processes side by side; what they compute does not depend on it.
     advance
-        Told of the steps that are done.
+        Told how far the sweep is, in steps.
     command
         What was typed, for the runs' manifests.
     earlier
@@ -105,40 +99,16 @@ def _families(
 
 def _make(families: Sequence[Family], num_workers: int, advance: Advance) -> None:
     require_same_inputs(families)
-    steps = _Steps(families)
-    advance(steps.newly_done(), False)
-    missing = [family for family in families if not is_made(family)]
-    for _ in play_side_by_side(missing, num_workers):
-        advance(steps.newly_done(), True)
-
-
-class _Steps:
-    """Counts the steps that are done by looking at the runs' folders."""
-
-    def __init__(self, families: Sequence[Family]) -> None:
-        self._unfinished = list(families)
-        self._finished = 0
-        self._told = 0
-
-    def newly_done(self) -> int:
-        """Return how many more there are than ever before."""
-        finished = [family for family in self._unfinished if is_made(family)]
-        self._finished += sum(map(_num_steps, finished))
-        self._unfinished = [one for one in self._unfinished if one not in finished]
-        done = self._finished + sum(map(_num_done, self._unfinished))
+    tracker = Tracker(num_workers)
+    missing = tracker.expect(families)
+    done = found = tracker.num_made
+    advance(Progress(done, tracker.num_steps, found, tracker.left()))
+    for told in play_side_by_side(missing, num_workers):
+        tracker.note(told)
         # Rounds since the last checkpoint are repeated, and counted once.
-        newly, self._told = max(0, done - self._told), max(done, self._told)
-        return newly
+        done = max(done, tracker.num_made)
+        advance(Progress(done, tracker.num_steps, found, tracker.left()))
 
 
 def _num_steps(family: Family) -> int:
     return family.num_rounds + len(family.orders)
-
-
-def _num_done(family: Family) -> int:
-    """Return the steps of a family that is not finished."""
-    num_runs = sum(is_done(order.folder) for order in family.orders)
-    if num_runs > 0:
-        return family.num_rounds + num_runs
-    rounds = (len(RunFolder(order.folder).rounds()) for order in family.orders)
-    return min(max(rounds), family.num_rounds)

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulation.intervals import Estimate
+from simulation.showing import VS_GLOBAL, degraded_vs
 from simulation.sweep.figures import COLUMNS, PointFigures, column_of
 from simulation.sweep.settings import GLOBAL, SweepSettings
 from simulation.sweep.terms import term_of
 
-BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_hurt")
+BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_degraded")
 """What a table for people shows beside the figure of the sweep."""
 
 _WORDS = {
@@ -23,7 +24,7 @@ _WORDS = {
     "accuracy_bottom_decile": "bottom decile",
     "accuracy_worst": "worst client",
     "accuracy_std": "spread over clients",
-    "fraction_hurt": "hurt",
+    "fraction_degraded": degraded_vs(VS_GLOBAL),
     "ece": "calibration error",
     "log_loss": "log-loss",
 }

@@ -30,7 +30,7 @@ DOCUMENT: dict[str, Any] = {
     "method": {"name": "knn_per"},
     "run": {"engine": "serial"},
 }
-FIGURES = {"num_clients": 3, "accuracy_bottom_decile": 0.25, "fraction_hurt": 0.5}
+FIGURES = {"num_clients": 3, "accuracy_bottom_decile": 0.25, "fraction_degraded": 0.5}
 GROUP = {
     **FIGURES,
     "accuracy_weighted": 0.75,

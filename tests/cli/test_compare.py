@@ -1,7 +1,6 @@
 """``knnper compare``: the table it prints, what it leaves, and what it refuses."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.cli.progress import TimeLeft, line_counter, roughly
+from knnper.cli.progress import line_counter, roughly, time_left
 from knnper.config.yaml_text import dump_yaml
-from simulation.batch.playing import Family, play
+from simulation.batch.progress import Progress, TimeLeft
+from tests.simulation.sweep.small_sweep import in_this_process
 
 COMPARISON: dict[str, Any] = {
     "name": "small",
@@ -32,11 +32,6 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_this_process(families: Sequence[Family], num_workers: int) -> Iterator[int]:
-        for family in families:
-            play(family)
-            yield len(family.orders)
-
     where = "simulation.comparison.comparing.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
@@ -100,24 +95,12 @@ def test_runs_of_older_code_are_named(tmp_path: Path) -> None:
 
 
 class TestTimeLeft:
-    """Only what was made now tells how long the rest takes."""
-
-    def test_found_runs_do_not_count(self) -> None:
-        now = [0.0]
-        left = TimeLeft(10, lambda: now[0])
-        left.note(4, made=False)
-        assert left.phrase() == ""
-        now[0] = 30.0
-        left.note(2, made=True)
-        # 15 s a run, four are left.
-        assert left.phrase() == "some 1 min 00 s left"
-        left.note(4, made=True)
-        assert left.phrase() == ""
+    """What is said of how far a batch is, and of the time that is left."""
 
     @pytest.mark.parametrize(
         ("seconds", "expected"),
         [
-            (4, "0 s"),
+            (4, "10 s"),
             (26, "30 s"),
             (56, "1 min 00 s"),
             (144, "2 min 20 s"),
@@ -128,23 +111,32 @@ class TestTimeLeft:
     def test_no_more_digits_than_are_known(self, seconds: float, expected: str) -> None:
         assert roughly(seconds) == expected
 
+    def test_what_is_not_known_is_not_said(self) -> None:
+        assert time_left(Progress(1, 3, 0, None)) == ""
+        assert time_left(Progress(3, 3, 0, TimeLeft(0.0))) == ""
+        assert time_left(Progress(1, 3, 0, TimeLeft(20.0))) == "some 20 s left"
+        least = TimeLeft(20.0, is_least=True)
+        assert time_left(Progress(1, 3, 0, least)) == "at least 20 s left"
+
     def test_lines_now_and_then(self) -> None:
         now, lines = [0.0], list[str]()
         advance = line_counter(3, lines.append, lambda: now[0])
-        now[0] = 5.0
-        advance(1, True)
-        now[0] = 6.0
-        advance(1, True)
-        advance(1, True)
+        looks = ((0, 0), (4, 1), (5, 1), (6, 2), (30, 2), (89, 2), (90, 2), (100, 3))
+        for moment, done in looks:
+            now[0] = moment
+            advance(Progress(done, 3, 0, TimeLeft(100.0 - moment)))
         assert lines == [
             "3 runs",
-            "1/3 runs some 10 s left",
+            "1/3 runs some 1 min 40 s left",
+            "2/3 runs some 1 min 10 s left",
+            # Nothing new for a minute is told too.
+            "2/3 runs some 10 s left",
             "3/3 runs",
         ]
 
     def test_what_is_found_is_said_at_once(self) -> None:
         lines = list[str]()
         advance = line_counter(20, lines.append, lambda: 0.0)
-        advance(0, False)
-        advance(8, False)
+        advance(Progress(0, 20, 0, None))
+        advance(Progress(8, 20, 8, TimeLeft(5.0)))
         assert lines == ["20 runs", "8/20 runs are there"]

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from knnper.cli.app import app
 from knnper.durable_files import JsonLines
+from simulation.batch.events import Told
 from simulation.batch.playing import Family
 from tests.simulation.reproducing.small_files import SWEEP, without_data, write
 from tests.simulation.sweep.small_sweep import in_this_process
@@ -55,7 +56,9 @@ def test_nothing_is_played_while_a_file_is_wrong(tmp_path: Path) -> None:
 def test_interrupted_it_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(families: Sequence[Family], num_workers: int) -> Iterator[int]:
+    def interrupted(
+        families: Sequence[Family], num_workers: int
+    ) -> Iterator[Sequence[Told]]:
         yield next(in_this_process(families, num_workers))
         raise KeyboardInterrupt
 

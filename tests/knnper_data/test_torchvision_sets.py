@@ -1,5 +1,9 @@
+import gzip
+import hashlib
 import pickle  # noqa: TID251 - the official CIFAR files are pickles
 import struct
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +129,145 @@ def test_emnist_letters_start_from_zero_and_stand_upright(tmp_path: Path) -> Non
     np.testing.assert_array_equal(found.train.images[..., 0], images.transpose(0, 2, 1))
 
 
+LAYOUTS = ["", "raw", "FashionMNIST", "FashionMNIST/raw"]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fashion_mnist_in_whatever_way_it_lies_there(
+    tmp_path: Path, layout: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    images = write_idx_pair(root / layout, "train", [0, 9, 4])
+    write_idx_pair(root / layout, "t10k", [8])
+    if packed:
+        pack(root / layout, monkeypatch)
+    before = sorted(root.rglob("*"))
+    found = load_fashion_mnist(DownloadSettings(root=str(root)))
+    assert found.train.labels.tolist() == [0, 9, 4]
+    np.testing.assert_array_equal(found.train.images[..., 0], images)
+    assert sorted(root.rglob("*")) == before
+
+
+def pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compress the files of a folder, and make theirs the official fingerprints."""
+    resources = []
+    for path in sorted(folder.iterdir()):
+        packed = path.with_name(f"{path.name}.gz")
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        digest = hashlib.md5(packed.read_bytes(), usedforsecurity=False).hexdigest()
+        resources.append((packed.name, digest))
+        path.unlink()
+    kind = import_torchvision().datasets.FashionMNIST
+    monkeypatch.setattr(kind, "resources", resources)
+
+
+def test_some_files_may_be_packed_and_others_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx_pair(tmp_path, "train", [1])
+    pack(tmp_path, monkeypatch)
+    write_idx_pair(tmp_path / "raw", "t10k", [8])
+    kind = import_torchvision().datasets.FashionMNIST
+    names = [f"t10k-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1")]
+    resources = [*kind.resources, *((name, "not asked") for name in names)]
+    monkeypatch.setattr(kind, "resources", resources)
+    found = load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([1], [8])
+
+
+def test_packed_files_of_another_data_set_are_refused(tmp_path: Path) -> None:
+    """MNIST has files of the same names."""
+    for prefix in ("train", "t10k"):
+        write_idx_pair(tmp_path, prefix, [3])
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    with pytest.raises(DataError, match=r"MD5 8d4fb7e6.*download it again"):
+        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+
+
+def test_a_packed_file_that_ends_too_early_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for prefix in ("train", "t10k"):
+        write_idx_pair(tmp_path, prefix, [3])
+    pack(tmp_path, monkeypatch)
+    cut = tmp_path / "t10k-images-idx3-ubyte.gz"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    kind = import_torchvision().datasets.FashionMNIST
+    digest = hashlib.md5(cut.read_bytes(), usedforsecurity=False).hexdigest()
+    resources = [
+        (name, digest if name == cut.name else one) for name, one in kind.resources
+    ]
+    monkeypatch.setattr(kind, "resources", resources)
+    with pytest.raises(DataError, match=f"{cut} is damaged.*download it again"):
+        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("layout", ["", "raw", "EMNIST", "EMNIST/raw"])
+@pytest.mark.parametrize("form", ["archive", "unzipped", "unpacked"])
+def test_emnist_in_whatever_way_it_lies_there(
+    tmp_path: Path, layout: str, form: str
+) -> None:
+    made, folder = tmp_path / "made", tmp_path / "root" / layout
+    images = write_idx_pair(made, "emnist-digits-train", [0, 7])
+    write_idx_pair(made, "emnist-digits-test", [5])
+    write_idx_pair(made, "emnist-mnist-test", [5])
+    folder.mkdir(parents=True)
+    if form == "archive":
+        with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
+            for path in made.iterdir():
+                packed = gzip.compress(path.read_bytes())
+                archive.writestr(f"gzip/{path.name}.gz", packed)
+    elif form == "unzipped":
+        (folder / "gzip").mkdir()
+        for path in made.iterdir():
+            packed = gzip.compress(path.read_bytes())
+            (folder / "gzip" / f"{path.name}.gz").write_bytes(packed)
+    else:
+        for path in made.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+    settings = EmnistSettings(root=str(tmp_path / "root"), split="digits")
+    found = load_emnist(settings)
+    assert found.train.labels.tolist() == [0, 7]
+    np.testing.assert_array_equal(found.train.images[..., 0], images.transpose(0, 2, 1))
+
+
+@pytest.mark.usefixtures("accept_any_files")
+@pytest.mark.parametrize("layout", ["", "raw", "cifar-10-batches-py"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_cifar10_in_whatever_way_it_lies_there(
+    tmp_path: Path, layout: str, packed: bool
+) -> None:
+    write_cifar10(tmp_path / "made")
+    batches = tmp_path / "made" / "cifar-10-batches-py"
+    folder = tmp_path / "root" / layout
+    folder.mkdir(parents=True)
+    if packed:
+        with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as archive:
+            archive.add(batches, "cifar-10-batches-py")
+    else:
+        for path in batches.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+    found = load_cifar10(DownloadSettings(root=str(tmp_path / "root")))
+    assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+
+
+def test_what_is_missing_is_told_with_where_it_may_be(tmp_path: Path) -> None:
+    write_idx_pair(tmp_path / "raw", "train", [1])
+    with pytest.raises(DataError) as raised:
+        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+    told = str(raised.value)
+    assert "t10k-images-idx3-ubyte" in told.partition("not found")[0]
+    assert "train-images-idx3-ubyte" not in told.partition("not found")[0]
+    for layout in LAYOUTS:
+        assert str(tmp_path / layout) in told
+    assert "train-labels-idx1-ubyte.gz" in told.partition("download ")[2]
+    kind = import_torchvision().datasets.FashionMNIST
+    assert kind.mirrors[0] in told
+
+
 def test_emnist_balanced(tmp_path: Path) -> None:
     folder = tmp_path / "EMNIST" / "raw"
     write_idx_pair(folder, "emnist-balanced-train", [0, 46])
@@ -139,7 +282,7 @@ def test_emnist_balanced(tmp_path: Path) -> None:
 def test_nothing_is_downloaded_unasked(
     tmp_path: Path, load: Callable[[DownloadSettings], object]
 ) -> None:
-    with pytest.raises(DataError, match=r"data\.download=true or place"):
+    with pytest.raises(DataError, match=r"data\.download=true"):
         load(DownloadSettings(root=str(tmp_path)))
 
 

@@ -71,12 +71,12 @@ def test_hand_computed_group() -> None:
     assert personal.accuracy_mean == pytest.approx(0.7)
     assert personal.accuracy_worst == 0.5
     assert personal.accuracy_std == pytest.approx(0.2)
-    assert personal.fraction_hurt == 0.5
+    assert personal.fraction_degraded == 0.5
     assert personal.log_loss == pytest.approx((10 * 0.5 + 30 * 1.0) / 40)
     # One bin holds all 40 with confidence 0.5 and accuracy 0.6.
     assert personal.ece == pytest.approx(0.1)
     assert group.reference.accuracy_weighted == 23 / 40
-    assert group.reference.fraction_hurt == 0.0
+    assert group.reference.fraction_degraded == 0.0
     # Two bins: |0.5 - 0.5| of 10, |0.6 - 0.7| of 30.
     assert group.reference.ece == pytest.approx(0.1 * 30 / 40)
 
@@ -102,7 +102,7 @@ def test_hand_computed_group_whose_labels_count_differently() -> None:
     assert personal.accuracy_mean == pytest.approx(0.7)
     assert personal.accuracy_worst == 0.5
     assert personal.accuracy_std == pytest.approx(0.2)
-    assert personal.fraction_hurt == 0.5
+    assert personal.fraction_degraded == 0.5
     assert group.reference.accuracy_weighted == pytest.approx((5 + 30 * 0.6) / 40)
     # These count all examples alike.
     assert personal.log_loss == 1.0

@@ -1,13 +1,15 @@
-"""Worker processes that end before their work is done."""
+"""Worker processes: what they tell, and those that end before their work is done."""
 
 import multiprocessing
+import time
 from typing import Any
 
 import pytest
 
 import simulation.batch.workers as workers
 from knnper.config.errors import RunError
-from tests.simulation.batch.doomed import Doomed, die
+from simulation.batch.events import Step
+from tests.simulation.batch.doomed import Doomed, chat, die
 
 
 def test_a_worker_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,3 +18,14 @@ def test_a_worker_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RunError, match=r"worker process was killed.*fewer .*--workers"):
         list(workers.play_side_by_side(families, 1))
     assert multiprocessing.active_children() == []
+
+
+def test_processes_tell_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "play", chat)
+    families: list[Any] = [Doomed()] * 3
+    began = time.monotonic()
+    told = [one for some in workers.play_side_by_side(families, 2) for one in some]
+    assert sorted(number for number, _ in told) == [0, 1, 2]
+    assert {event.step for _, event in told} == {Step.ROUND}
+    # The clock is one for all processes.
+    assert all(began < event.at < time.monotonic() for _, event in told)

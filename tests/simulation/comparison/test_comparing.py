@@ -24,21 +24,17 @@ from simulation.batch.playing import (
     Order,
     play,
 )
+from simulation.batch.progress import Progress
 from simulation.batch.shared_training import training_identity
 from simulation.comparison.comparing import compare, folders_of, num_runs
 from simulation.comparison.table import as_cells, as_csv, table_of
 from simulation.runner import simulate
 from tests.simulation.comparison.small_plan import ROWS, plan
+from tests.simulation.sweep.small_sweep import in_this_process
 
 
-def ignore(number: int, made: bool) -> None:
+def ignore(progress: object) -> None:
     """Want to know nothing of how a comparison gets on."""
-
-
-def in_this_process(families: Any, num_workers: int) -> Any:
-    for family in families:
-        play(family)
-        yield len(family.orders)
 
 
 @pytest.fixture
@@ -65,13 +61,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 def test_the_best_on_validation_data_is_tested(
     tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
-    comparison, told = plan(tmp_path), list[tuple[int, bool]]()
-    mean, memory, drift = compare(
-        comparison, tmp_path / "runs", 1, lambda *what: told.append(what)
-    )
+    comparison, told = plan(tmp_path), list[Progress]()
+    mean, memory, drift = compare(comparison, tmp_path / "runs", 1, told.append)
     assert num_runs(comparison) == 4 + 6 == len(made)
-    assert sum(number for number, _ in told) == 10
-    assert all(new for number, new in told if number)
+    assert told[-1].done == told[-1].total == 10
+    assert {one.found for one in told} == {0}
     for outcome in (mean, memory):
         slow, fast = outcome.tried
         assert slow.score is not None
@@ -117,11 +111,10 @@ def test_what_is_done_is_not_done_again(
     first = compare(comparison, folder, 1, ignore)
     table = as_csv(table_of(first, "mean"))
     made.clear()
-    told = list[tuple[int, bool]]()
-    again = compare(comparison, folder, 1, lambda *what: told.append(what))
+    told = list[Progress]()
+    again = compare(comparison, folder, 1, told.append)
     assert made == []
-    assert sum(number for number, _ in told) == num_runs(comparison)
-    assert not any(new for _, new in told)
+    assert told[-1].done == told[-1].found == num_runs(comparison)
     assert as_csv(table_of(again, "mean")) == table
 
     lost = first[1].runs[2]
@@ -133,12 +126,12 @@ def test_what_is_done_is_not_done_again(
 @pytest.mark.usefixtures("here")
 def test_a_run_that_two_rows_share_counts_as_made_for_both(tmp_path: Path) -> None:
     rows = {"mean": ROWS["mean"], "again": {**ROWS["mean"], "title": "Again"}}
-    comparison, told = plan(tmp_path, rows=rows), list[tuple[int, bool]]()
+    comparison, told = plan(tmp_path, rows=rows), list[Progress]()
     for made in (True, False):
         told.clear()
-        compare(comparison, tmp_path / "runs", 1, lambda *what: told.append(what))
-        assert sum(number for number, _ in told) == num_runs(comparison) == 8
-        assert {new for number, new in told if number} == {made}
+        compare(comparison, tmp_path / "runs", 1, told.append)
+        assert told[-1].done == num_runs(comparison) == 8
+        assert told[-1].found == (0 if made else 8)
 
 
 @pytest.mark.usefixtures("here")
@@ -193,7 +186,7 @@ def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
     outcomes = compare(comparison, tmp_path / "runs", 1, ignore)
     assert sorted(outcomes[1].failures) == [1, 2]
     assert outcomes[1].runs == {}
-    cells = as_cells(table_of(outcomes, "mean"))[2]
+    cells = as_cells(table_of(outcomes, "mean"), "mean")[2]
     assert cells == ["Hot (2 failed)", *(7 * ["-"])]
 
     only = plan(tmp_path, grid=grid, rows={"mean": hot})
@@ -280,7 +273,7 @@ def test_in_processes_it_is_the_same(
         rows = [replace(row, seconds=None) for row in table_of(outcomes, "mean")]
         return as_csv(rows)
 
-    def leave(number: int, made: bool) -> None:
+    def leave(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     expected = table(tmp_path / "one", 1)

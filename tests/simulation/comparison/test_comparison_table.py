@@ -1,4 +1,4 @@
-"""The table of a comparison: means, deviations and who is hurt."""
+"""The table of a comparison: means, deviations and who is degraded."""
 
 import csv
 import io
@@ -36,7 +36,8 @@ class TestTable:
             }
             (folder / "results.json").write_text(json.dumps(results))
             (folder / "clients.csv").write_text(
-                f"client,seen,accuracy\na,true,{accuracy}\nb,true,0.5\nc,true,\n"
+                "client,seen,num_test,accuracy,accuracy_global\n"
+                f"a,true,2,{accuracy},0\nb,true,2,0.5,0\nc,true,0,,\n"
             )
             runs[seed] = folder
         return Outcome(row, [], row.candidates[1], runs)
@@ -54,12 +55,13 @@ class TestTable:
         assert mean.unseen.average.mean is None
         assert mean.seconds == pytest.approx(4.0)
         # Of a and b, a is worse with seed 1 (0.4 < 0.5) and not with seed 2.
-        assert other.seen.fraction_hurt.mean == pytest.approx(0.25)
-        assert mean.seen.fraction_hurt.mean == 0
+        assert other.seen.fraction_degraded.mean == pytest.approx(0.25)
+        assert mean.seen.fraction_degraded.mean == 0
 
     def test_it_is_written_in_percent(self, tmp_path: Path) -> None:
         rows = self.rows(tmp_path)
-        header, first, second = as_cells(rows)
+        header, first, second = as_cells(rows, "mean")
+        assert header[3] == "degraded vs FedAvg"
         assert first[:4] == ["FedAvg", "60.0 ± 14.1", "25.0 ± 0.0", "0.0 ± 0.0"]
         assert second[3:5] == ["25.0 ± 35.4", "-"]
         assert len(header) == len(first)
@@ -67,7 +69,7 @@ class TestTable:
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
         first, second = csv.DictReader(io.StringIO(as_csv(self.rows(tmp_path))))
         assert first["row"] == "mean"
-        assert float(second["seen_fraction_hurt"]) == pytest.approx(0.25)
+        assert float(second["seen_fraction_degraded"]) == pytest.approx(0.25)
         assert second["unseen_average"] == ""
         # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2.
         half_width = float(first["seen_average_half_width"])

@@ -204,5 +204,5 @@ def test_bins_of_another_model_are_not_taken(paths: list[Path]) -> None:
 
 def test_a_damaged_table_is_refused(paths: list[Path]) -> None:
     (paths[0] / "clients.csv").write_text("client,accuracy\na,0.5\n")
-    with pytest.raises(RunError, match=r"clients\.csv is damaged"):
+    with pytest.raises(RunError, match=r"clients\.csv is missing or damaged"):
         client_rows(setups_of(map(load_run, paths))[0])

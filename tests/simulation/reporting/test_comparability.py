@@ -7,13 +7,19 @@ import pytest
 
 from simulation.batch.code import CODE
 from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import Report, findings_of, report_of
+from simulation.reporting.report import Report, report_of
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 
 
 def remarks(*paths: Path) -> tuple[str, ...]:
-    return findings_of(paths).remarks
+    (part,) = report_of(paths).chapters
+    return part.remarks
+
+
+def remarks_with_charts(*paths: Path) -> tuple[str, ...]:
+    (chapter,) = report_of(paths).chapters
+    return (*chapter.remarks, *chapter.remarks_on_charts)
 
 
 def test_other_seeds(tmp_path: Path) -> None:
@@ -30,7 +36,7 @@ def test_runs_of_other_splits_are_told(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / name, method=name) for name in ("local", "fedavg")]
     results = paths[0] / "results.json"
     results.write_text(results.read_text().replace("split of", "another split of"))
-    (remark,) = findings_of(paths).remarks
+    (remark,) = remarks(*paths)
     assert remark.startswith("Runs with the same seed have different splits")
 
 
@@ -39,7 +45,7 @@ def test_clients_without_figures_are_told(tmp_path: Path) -> None:
     document = json.loads((path / "results.json").read_text())
     document["hand_over"] = {"withheld": ["a", "b"], "away": ["c"]}
     (path / "results.json").write_text(json.dumps(document))
-    (remark,) = findings_of([path]).remarks
+    (remark,) = remarks(path)
     assert remark.startswith("run: 2 clients keep their figures to themselves, 1 did")
 
 
@@ -49,8 +55,8 @@ def test_runs_on_validation_data_are_told(tmp_path: Path) -> None:
         for seed in (0, 1)
     ]
     (remark,) = remarks(*paths)
-    assert remark.startswith("All runs here were evaluated on validation data")
-    report = report_of(findings_of(paths))
+    assert remark.startswith("These runs were evaluated on validation data")
+    report = report_of(paths)
     texts = [as_markdown_report(report), Page(as_html(report)).text]
     texts += told(report)
     assert "Accuracies on the clients' validation splits" in texts[0]
@@ -60,16 +66,16 @@ def test_runs_on_validation_data_are_told(tmp_path: Path) -> None:
     assert not any("test" in text.replace(remark, "").lower() for text in texts[2:])
 
 
-def test_test_and_validation_data_in_one_report(tmp_path: Path) -> None:
-    test = made_run(tmp_path / "test")
-    validation = made_run(tmp_path / "validation", evaluate_on="validation")
-    (remark,) = remarks(test, validation)
-    assert remark.startswith("1 of the 2 runs were evaluated on validation data")
-    assert "cannot be compared" in remark
-    assert remarks(test) == ()
-    report = report_of(findings_of([test, validation]))
-    assert "clients' test or validation splits" in as_markdown_report(report)
-    assert any("average test or validation accuracy (%)" in one for one in told(report))
+def test_test_and_validation_data_are_kept_apart(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / "test")]
+    paths.append(made_run(tmp_path / "validation", evaluate_on="validation"))
+    report = report_of(paths)
+    of_test, of_validation = report.chapters
+    assert of_test.remarks == ()
+    assert len(of_validation.remarks) == 1
+    text = as_markdown_report(report)
+    for split in ("test", "validation"):
+        assert f"clients' {split} splits" in text
 
 
 def told(report: Report) -> list[str]:
@@ -99,24 +105,24 @@ def test_runs_of_other_code_are_told(tmp_path: Path) -> None:
 def test_a_seed_that_lacks_a_file_is_told(tmp_path: Path, name: str) -> None:
     paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     (paths[1] / name).unlink()
-    (remark,) = report_of(findings_of(paths)).findings.remarks
+    (remark,) = remarks_with_charts(*paths)
     assert remark == (
         f"1 of the 2 runs of kNN-Per lack {name} ({paths[1]}): the charts of that file "
         "are of the others."
     )
     # What none has is told in the place of its chart; the table needs no such file.
     (paths[0] / name).unlink()
-    assert report_of(findings_of(paths)).findings.remarks == ()
+    assert remarks_with_charts(*paths) == ()
     assert remarks(*paths) == ()
 
 
 def test_a_setup_that_lacks_a_file_is_told(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / "a"), made_run(tmp_path / "b", method="fedavg")]
     (paths[1] / "clients.csv").unlink()
-    (remark,) = report_of(findings_of(paths)).findings.remarks
+    (remark,) = remarks_with_charts(*paths)
     assert remark == "FedAvg has no clients.csv: the charts of that file leave it out."
 
 
 def test_a_run_without_rounds_lacks_none(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / "a"), made_run(tmp_path / "b", method="x", losses=())]
-    assert report_of(findings_of(paths)).findings.remarks == ()
+    assert remarks_with_charts(*paths) == ()

@@ -5,6 +5,7 @@ import pytest
 from server.run_folder import RunFolder
 from simulation.figures.palette import SERIES
 from simulation.reporting.curves import draw_curves, learning_curves
+from simulation.reporting.drawing import report_style
 from simulation.reporting.runs import load_run
 from simulation.reporting.setups import Setup, setups_of
 from tests.simulation.reporting.made_runs import made_run
@@ -53,6 +54,28 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
     assert "of kNN-Per, FedAvg goes from 2.000 in round 1 to 1.000" in (
         picture.alternative
     )
+
+
+@pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
+def test_axes_are_whole_and_rounds_are_integers(
+    tmp_path: Path, losses: list[float]
+) -> None:
+    path = made_run(tmp_path / "a", losses=losses)
+    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
+    with report_style():
+        picture = draw_curves(setups(path), {"kNN-Per": SERIES[0]})
+    assert picture is not None
+    picture.figure.draw_without_rendering()
+    loss, accuracy = picture.figure.axes
+    low, high = loss.get_ylim()
+    assert low == 0.0
+    assert high > max(losses)
+    low, high = accuracy.get_ylim()
+    assert low <= 0.0
+    assert high > 1.0
+    assert min(accuracy.get_yticks()) == 0.0
+    assert max(accuracy.get_yticks()) == 1.0
+    assert all(tick == int(tick) for tick in accuracy.get_xticks())
 
 
 @pytest.mark.parametrize("figure", ["train_loss", "validation_accuracy"])

@@ -11,7 +11,7 @@ from simulation.figures.palette import INK, SERIES, colors_of
 from simulation.outside_text import markdown_text
 from simulation.reporting.files import write_figures
 from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import Report, findings_of, report_of
+from simulation.reporting.report import Report, report_of
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 
@@ -36,7 +36,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         ],
     }
     (paths[0] / "partition.json").write_text(json.dumps(counts))
-    return report_of(findings_of(paths))
+    return report_of(paths)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_how_to_repeat_it(page: Page) -> None:
 
 
 def test_remarks_stand_above_the_table(report: Report, page: Page) -> None:
-    (remark,) = report.findings.remarks
+    (remark,) = report.chapters[0].remarks
     assert remark in page.text
 
 
@@ -136,7 +136,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", [], method="fedavg", losses=())
     for name in ("clients.csv", "personalization.jsonl"):
         (path / name).unlink(missing_ok=True)
-    page = Page(as_html(report_of(findings_of([path]))))
+    page = Page(as_html(report_of([path])))
     assert len(page.all("svg")) == 0
     for sentence in (
         "No run has partition.json",
@@ -193,7 +193,7 @@ def test_charts_become_files(report: Report, tmp_path: Path) -> None:
 
 def test_with_many_setups_the_best_are_drawn(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / str(n), rate=n, seed=0) for n in range(10)]
-    report = report_of(findings_of(paths))
+    report = report_of(paths)
     weights = next(one for one in report.sections if one.name == "weights")
     assert weights.picture is not None
     assert len(weights.picture.figure.axes) == 8

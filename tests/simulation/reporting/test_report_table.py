@@ -8,6 +8,7 @@ import pytest
 
 from server.results import summarise
 from simulation.intervals import Estimate, estimate
+from simulation.reporting.federated_data import FederatedData
 from simulation.reporting.runs import Run, load_run
 from simulation.reporting.setups import setups_of
 from simulation.reporting.table import (
@@ -27,7 +28,7 @@ def group(personal: float, reference: float, num_clients: int = 4) -> dict[str, 
             "num_clients": num_clients,
             "accuracy_weighted": accuracy,
             "accuracy_bottom_decile": accuracy / 2,
-            "fraction_hurt": hurt,
+            "fraction_degraded": hurt,
         }
 
     own = figures(personal, 0.0 if personal == reference else 0.25)
@@ -69,7 +70,7 @@ def test_knn_per_is_shown_beside_the_fedavg_it_goes_on_from() -> None:
     ]
     assert [row.seconds for row in rows[:2]] == [12.0, 15.0]
     assert rows[1].figures["bottom_decile"] == Estimate(0.4, None, None, 1)
-    assert rows[1].figures["fraction_hurt"].mean == 0.25
+    assert rows[1].figures["fraction_degraded"].mean == 0.25
 
 
 def test_other_methods_have_a_global_model_of_their_own() -> None:
@@ -168,15 +169,21 @@ def test_models_of_other_states_are_not_the_same() -> None:
 def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
     rows = table(run(method, 0.8, 0.1), run("ditto", 0.8, 0.6))
     figures = rows[0].figures
-    assert (figures["gain"].mean, figures["fraction_hurt"].mean) == (None, None)
+    assert (figures["gain"].mean, figures["fraction_degraded"].mean) == (None, None)
     assert as_cells(rows)[1][4] == "-"
     assert rows[-1].figures["gain"].mean == pytest.approx(0.2)
-    assert rows[-1].figures["fraction_hurt"].mean == 0.25
+    assert rows[-1].figures["fraction_degraded"].mean == 0.25
 
 
 def test_cells() -> None:
     header, *rows = as_cells(table_of_run(run("knn_per", 0.8, 0.6)))
-    assert header[:5] == ["method", "group", "average", "bottom decile", "share hurt"]
+    assert header[:5] == [
+        "method",
+        "group",
+        "average",
+        "bottom decile",
+        "degraded vs global",
+    ]
     assert header[5:] == ["clients", "rounds", "seconds"]
     assert rows == [
         ["FedAvg", "seen", "60.0 %", "30.0 %", "0.0 %", "4", "30", "12.0"],
@@ -186,10 +193,11 @@ def test_cells() -> None:
 
 def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
     rows = table_of_run(run("fedavg", 0.6, 0.6))
-    documents = as_documents(rows)
+    documents = as_documents(rows, FederatedData("Digits", "IID (4 seen clients)"))
+    assert documents[0]["data"] == "Digits"
     assert json.loads(json.dumps(documents)) == documents
     assert (documents[0]["average"], documents[0]["average_half_width"]) == (0.6, None)
-    (read,) = csv.DictReader(io.StringIO(as_csv(rows)))
+    (read,) = csv.DictReader(io.StringIO(as_csv(documents)))
     assert read.keys() == documents[0].keys()
     assert (read["average"], read["average_std"], read["runs"]) == ("0.6", "", "run")
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from server.observer import Observer, SilentObserver
-from simulation.batch.families import Advance
+from simulation.batch.progress import Advance, Progress
 from simulation.figures.folder import OnPart
 from simulation.reproducing.protocols import Protocol
 
@@ -26,8 +26,10 @@ class QuietWatcher:
 
     @contextlib.contextmanager
     def counting(self, total: int, noun: str) -> Iterator[Advance]:
-        def advance(number: int, made: bool) -> None:
-            self.num_made += number if made else 0
+        before = self.num_made
+
+        def advance(progress: Progress) -> None:
+            self.num_made = before + progress.done - progress.found
 
         yield advance
 

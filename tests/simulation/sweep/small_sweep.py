@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.config.yaml_text import dump_yaml
+from simulation.batch.events import Event, Told
 from simulation.batch.playing import Family, play
 from simulation.sweep.plan import Sweep, read_sweep
 
@@ -41,8 +42,11 @@ def read(folder: Path, *overrides: str, **changes: Any) -> Sweep:
     return read_sweep(path, overrides)
 
 
-def in_this_process(families: Sequence[Family], num_workers: int) -> Iterator[int]:
+def in_this_process(
+    families: Sequence[Family], num_workers: int
+) -> Iterator[Sequence[Told]]:
     """Stand in for `play_side_by_side`, whose processes take seconds to start."""
-    for family in families:
-        play(family)
-        yield len(family.orders)
+    for number, family in enumerate(families):
+        events = list[Event]()
+        play(family, events.append)
+        yield [(number, event) for event in events]

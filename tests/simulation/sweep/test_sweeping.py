@@ -12,6 +12,7 @@ import simulation.batch.playing as playing
 from knnper.config.errors import RunError
 from server.run_folder import RunFolder
 from simulation.batch.families import families_of, folder_of
+from simulation.batch.progress import Progress
 from simulation.runner import simulate
 from simulation.sweep.figures import run_rows
 from simulation.sweep.plan import Sweep
@@ -48,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return runs
 
 
-def ignore(number: int, made: bool) -> None:
+def ignore(progress: object) -> None:
     """Want to know nothing of how a sweep gets on."""
 
 
@@ -63,11 +64,12 @@ def several(tmp_path: Path) -> Sweep:
 def test_what_does_not_change_training_is_trained_once(
     tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
-    sweep, told = several(tmp_path), list[tuple[int, bool]]()
-    outcomes = run_sweep(sweep, tmp_path / "out", 1, lambda *what: told.append(what))
+    sweep, told = several(tmp_path), list[Progress]()
+    outcomes = run_sweep(sweep, tmp_path / "out", 1, told.append)
     # Two seeds, each with a training of two rounds and four runs.
     assert sorted(rounds for _, rounds in made) == [0, 0, *(6 * [2])]
-    assert sum(number for number, _ in told) == num_steps(sweep) == 2 * (2 + 4)
+    assert told[-1].done == told[-1].total == num_steps(sweep) == 2 * (2 + 4)
+    assert {one.found for one in told} == {0}
     states = {
         RunFolder(run).results()["training"]["state_sha256"]
         for outcome in outcomes
@@ -108,12 +110,12 @@ def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
             run_sweep(sweep, folder, 1, ignore)
     before = {path for path, _ in made}
     made.clear()
-    told = list[tuple[int, bool]]()
-    found = run_sweep(sweep, folder, 1, lambda *what: told.append(what))
+    told = list[Progress]()
+    found = run_sweep(sweep, folder, 1, told.append)
     # Of the first seed two runs are left, which train no more; the second has none.
     assert [rounds for _, rounds in made] == [2, 2, 0, 2, 2, 2]
     assert before.isdisjoint(path for path, _ in made)
-    assert told[0] == (2 + 2, False)
+    assert told[0].done == told[-1].found == 2 + 2
     assert points(found) == points(expected)
 
 
@@ -123,10 +125,11 @@ def test_what_is_done_is_not_done_again(
     sweep, folder = read(tmp_path), tmp_path / "out"
     first = run_sweep(sweep, folder, 1, ignore)
     made.clear()
-    told = list[tuple[int, bool]]()
-    again = run_sweep(sweep, folder, 1, lambda *what: told.append(what))
+    told = list[Progress]()
+    again = run_sweep(sweep, folder, 1, told.append)
     assert made == []
-    assert told == [(num_steps(sweep), False)]
+    (only,) = told
+    assert only.done == only.found == only.total == num_steps(sweep)
     assert points(again) == points(first)
 
     lost = first[1].runs[2]
@@ -190,9 +193,9 @@ def test_a_point_that_diverges_is_left_out(tmp_path: Path) -> None:
 
 def test_a_method_with_fewer_rounds_ends_with_all_steps(tmp_path: Path) -> None:
     sweep = read(tmp_path, base={**BASE, "method": {"name": "local"}}, vary={})
-    told: list[tuple[int, bool]] = []
-    run_sweep(sweep, tmp_path / "out", 1, lambda *what: told.append(what))
-    assert sum(number for number, _ in told) == num_steps(sweep)
+    told = list[Progress]()
+    run_sweep(sweep, tmp_path / "out", 1, told.append)
+    assert told[-1].done == told[-1].total <= num_steps(sweep)
 
 
 def test_rounds_count_while_a_run_goes_on(tmp_path: Path) -> None:
@@ -201,27 +204,28 @@ def test_rounds_count_while_a_run_goes_on(tmp_path: Path) -> None:
         folder_of(sweep.experiments[0], folder), sweep.experiments[0]
     )
     run.append_round({"server_round": 1})
-    told: list[tuple[int, bool]] = []
-    run_sweep(sweep, folder, 1, lambda *what: told.append(what))
-    assert told[0] == (1, False)
+    told = list[Progress]()
+    run_sweep(sweep, folder, 1, told.append)
+    assert told[0].done == 1
+    assert told[-1].done == told[-1].total
 
 
 @pytest.mark.slow
 def test_in_processes_it_is_the_same(tmp_path: Path) -> None:
     """One process, two, and two that are interrupted and begin again."""
-    sweep, told = several(tmp_path), list[tuple[int, bool]]()
+    sweep, told = several(tmp_path), list[Progress]()
 
-    def leave(number: int, made: bool) -> None:
-        if made and number > 0:
+    def leave(progress: Progress) -> None:
+        if progress.done > progress.found:
             raise KeyboardInterrupt
 
     expected = points(run_sweep(sweep, tmp_path / "one", 1, ignore))
     with pytest.raises(KeyboardInterrupt):
         run_sweep(sweep, tmp_path / "two", 2, leave)
     assert multiprocessing.active_children() == []
-    again = run_sweep(sweep, tmp_path / "two", 2, lambda *what: told.append(what))
+    again = run_sweep(sweep, tmp_path / "two", 2, told.append)
     assert points(again) == expected
-    assert sum(number for number, _ in told) == num_steps(sweep)
+    assert told[-1].done == told[-1].total <= num_steps(sweep)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

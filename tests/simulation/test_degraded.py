@@ -1,0 +1,138 @@
+"""What results, clients, sweeps, reports and comparisons call degraded is one thing."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from server.results import fraction_degraded
+from server.run_folder import RunFolder
+from simulation.comparison.comparing import Outcome
+from simulation.comparison.table import table_of as table_of_comparison
+from simulation.reporting.runs import load_run
+from simulation.reporting.setups import setups_of
+from simulation.reporting.table import VS_FEDAVG, as_cells, table_of
+from simulation.sweep.figures import figures_of
+from tests.simulation.comparison.small_plan import ROWS, plan
+from tests.simulation.reporting.made_runs import client_result, made_run
+from tests.simulation.sweep.small_sweep import read
+
+
+def test_equal_is_not_degraded_and_unknown_is_left_out() -> None:
+    pairs = [(0.5, 0.5), (0.4, 0.5), (0.6, 0.5), (None, 0.5), (0.1, None), (0.0, 1.0)]
+    assert fraction_degraded(pairs) == 0.5
+    assert fraction_degraded([(None, None)]) is None
+
+
+def accuracies(run: Path, column: str) -> dict[str, float]:
+    with (run / "clients.csv").open(newline="") as file:
+        return {
+            row["client"]: float(row[column])
+            for row in csv.DictReader(file)
+            if row[column] and row["seen"] == "true"
+        }
+
+
+def counted(run: Path, other: Path, column: str) -> float:
+    """Count by hand, from the files, the seen clients that do worse."""
+    own, reference = accuracies(run, "accuracy"), accuracies(other, column)
+    worse = [own[client] < reference[client] for client in own]
+    return sum(worse) / len(worse)
+
+
+def test_all_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
+    def make(method: str, seed: int) -> Path:
+        clients = [client_result(number, seed, num_test=8) for number in range(24)]
+        return made_run(tmp_path / method, clients, method=method)
+
+    fedavg = make("fedavg", 0)
+    names = ("knn_per", "fedavg_plus", "fedrep")
+    runs = {name: make(name, seed) for seed, name in enumerate(names, start=1)}
+    rows = {
+        row.setup: row
+        for row in table_of(setups_of(map(load_run, (fedavg, *runs.values()))))
+        if row.group == "seen" and not row.is_reference
+    }
+    comparison = plan(tmp_path, rows={"mean": ROWS["mean"]}, seeds=[0])
+    compared = {
+        name: Outcome(
+            comparison.rows[0], [], comparison.rows[0].candidates[0], {0: run}
+        )
+        for name, run in {"mean": fedavg, **runs}.items()
+    }
+    for name, run in runs.items():
+        reported = rows[load_run(run).title].figures
+        swept = figures_of(run)["seen.fraction_degraded"]
+        # Against the run's own global model: results, report and sweep.
+        by_hand = counted(run, run, "accuracy_global")
+        assert 0 < by_hand < 1
+        assert RunFolder(run).results()["seen"]["fraction_degraded"] == by_hand
+        means_something = name != "fedrep"
+        expected = by_hand if means_something else None
+        assert reported["fraction_degraded"].mean == swept == expected
+        # Against FedAvg: report and comparison.
+        _, row = table_of_comparison(
+            [compared["mean"], _renamed(compared[name])], "mean"
+        )
+        by_hand = counted(run, fedavg, "accuracy")
+        assert 0 < by_hand < 1
+        assert reported[VS_FEDAVG].mean == row.seen.fraction_degraded.mean == by_hand
+
+
+def _renamed(outcome: Outcome) -> Outcome:
+
+    return replace(outcome, row=replace(outcome.row, name="other"))
+
+
+def test_labels_say_against_whom(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / name, method=name) for name in ("knn_per", "fedrep")]
+    header, *_ = as_cells(table_of(setups_of(map(load_run, paths))))
+    assert {"degraded vs global", "degraded vs FedAvg"} < set(header)
+    # Alone, a method whose global model is FedAvg's would have the same figure twice.
+    header, *_ = as_cells(table_of(setups_of([load_run(paths[0])])))
+    assert "degraded vs FedAvg" not in header
+
+
+def test_of_several_models_of_fedavg_none_is_the_one(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / str(rate), method="fedavg", learning_rate=rate)
+        for rate in (0.1, 0.2)
+    ]
+    paths.append(made_run(tmp_path / "fedrep", method="fedrep"))
+    rows = table_of(setups_of(map(load_run, paths)))
+    assert {row.figures[VS_FEDAVG].mean for row in rows} == {None}
+
+
+def test_other_splits_are_not_compared(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / name, method=name) for name in ("fedavg", "fedrep")]
+    results = paths[0] / "results.json"
+    results.write_text(results.read_text().replace("split of", "another split of"))
+    rows = table_of(setups_of(map(load_run, paths)))
+    (fedrep,) = [row for row in rows if row.label == "FedRep" and row.group == "seen"]
+    assert fedrep.figures[VS_FEDAVG].mean is None
+
+
+def test_the_earlier_name_is_still_read(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    before = figures_of(run)
+    text = (run / "results.json").read_text()
+    assert "fraction_degraded" in text
+    (run / "results.json").write_text(text.replace("_degraded", "_hurt"))
+    assert figures_of(run) == before
+    assert "fraction_hurt" not in json.dumps(load_run(run).results)
+    assert read(tmp_path, y="global.fraction_hurt").settings.y == (
+        "global.fraction_degraded"
+    )
+
+
+@pytest.mark.parametrize("name", ["clients.csv", "personalization.jsonl"])
+def test_without_its_file_a_run_has_no_figure_against_fedavg(
+    tmp_path: Path, name: str
+) -> None:
+    paths = [made_run(tmp_path / one, method=one) for one in ("fedavg", "fedrep")]
+    (paths[0] / name).unlink()
+    rows = table_of(setups_of(map(load_run, paths)))
+    known = {row.figures[VS_FEDAVG].mean is not None for row in rows}
+    assert known == {name != "clients.csv"}
