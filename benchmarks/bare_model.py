@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.config.torchvision_import import import_torchvision
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.process import import_torchvision
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from benchmarks.bare_model import BareImages, bare_images, mobilenet_v2
 from benchmarks.workload import LEARNING_RATE, MOMENTUM, Workload
-from knnper.machine import keep_freed_memory
+from knnper.process import keep_freed_memory
 
 
 @dataclass(frozen=True)

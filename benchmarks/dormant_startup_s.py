@@ -24,7 +24,7 @@ from benchmarks.measurement import Measurement, in_turn, rounded
 
 NUM_WORKERS = 2
 NUM_CLASSES, TRAIN_PER_CLASS, TEST_PER_CLASS = 10, 2000, 10
-_COMMAND = "from knnper.cli.app import main; main()"
+_COMMAND = "from knnper_cli.app import main; main()"
 _POLL_S = 0.02
 _TIMEOUT_S = 300.0
 

@@ -17,19 +17,16 @@ from benchmarks.command import make_parser, say
 from benchmarks.index_kinds import kinds_to_compare
 from benchmarks.measurement import Measurement, rounded
 from benchmarks.models import ModelAndData, add_run_option, model_and_data
-from datastore.index.catalogue import IndexSettings
-from datastore.index.flat import FlatSettings
-from datastore.memory import memory_store
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.interpolation import interpolate
-from datastore.settings import StoreSettings
-from datastore.store import Store
-from datastore.tuning.mixing import choose_knn_weight
-from datastore.tuning.settings import PAPER_KNN_WEIGHTS
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import LabelledArrays
-from simulation.figures.embedded import Embedded
-from simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.data.examples import LabelledArrays
+from knnper.datastore.index_catalogue import IndexSettings
+from knnper.datastore.index_kinds import FlatSettings
+from knnper.datastore.prediction import NeighborClassifier, interpolate
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, memory_store
+from knnper.datastore.tuning import PAPER_KNN_WEIGHTS, choose_knn_weight
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.reports.memory_figures import Embedded
 
 NUM_NEIGHBORS = 10
 

@@ -19,15 +19,13 @@ from torch import Tensor
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, rounded, seconds_of
 from benchmarks.models import add_run_option, model_and_data
-from datastore.core.ranking import nearest
-from datastore.index.base import Ids, VectorIndex, Vectors
-from datastore.index.catalogue import INDEX_KINDS, IndexSettings, build_index
-from datastore.index.flat import FlatSettings
-from datastore.index.quantized import ProductSettings
-from datastore.prediction.kernel import paper_kernel
-from datastore.prediction.vote import neighbor_vote
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.datastore.index import Ids, VectorIndex, Vectors
+from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
+from knnper.datastore.index_kinds import FlatSettings, ProductSettings
+from knnper.datastore.prediction import neighbor_vote, paper_kernel
+from knnper.datastore.ranking import nearest
+from knnper.seeding import RandomKey
 
 NUM_NEIGHBORS = 10
 TIMED_QUERIES = 50

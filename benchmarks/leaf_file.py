@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from knnper.config.seeding import RandomKey
+from knnper.seeding import RandomKey
 
 NUM_PIXELS = 784
 NUM_CLASSES = 62

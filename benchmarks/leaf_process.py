@@ -60,7 +60,7 @@ def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
 
 def ours_here(file: Path) -> Reading:
     """Split the file into arrays on disc, as a run does."""
-    from knnper.data.leaf.loading import LeafSettings, load_leaf_femnist
+    from knnper.data.leaf import LeafSettings, load_leaf_femnist
 
     settings = LeafSettings(root=str(file.parent))
     return _measured(lambda: load_leaf_femnist(settings))

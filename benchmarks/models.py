@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.workload import Workload
-from knnper.data.dataset import Dataset
-from simulation.trained_model import trained_model
-from strategies.core.task import Task
+from knnper.data.examples import Dataset
+from knnper.simulation.trained_model import trained_model
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

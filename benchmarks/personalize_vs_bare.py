@@ -20,20 +20,14 @@ from benchmarks.bare_personalization import (
     personalize_share,
 )
 from benchmarks.command import make_parser, say
-from benchmarks.measurement import (
-    Measurement,
-    Turns,
-    in_turn,
-    rounded,
-    seconds_of,
-)
+from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
-from server.conduct import untrained
-from server.federation import Federation
-from server.hand_over import HandOver
-from simulation.workbench import Workbench
-from strategies.core.evaluation import ClientResult, Evaluation
+from knnper.server.federation import Federation
+from knnper.server.hand_over import HandOver
+from knnper.server.run import untrained
+from knnper.simulation.workbench import Workbench
+from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 
 def measure(workload: Workload, repetitions: int) -> Measurement:

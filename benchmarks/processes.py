@@ -18,7 +18,7 @@ class Processes(contextlib.ExitStack):
     """Fresh processes, each of which gets its share of every work.
 
     They start at once, with the environment that plain torch would have: Ray's workers
-    are given another one, see `simulation.flower_runtime`.
+    are given another one, see `knnper.simulation.flower_engine`.
 
     Parameters
     ----------

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from knnper.config.address import Address
-from server.link.flower_home import CONNECTION, write_connection
-from server.link.layout import FederationFolder
+from knnper.server.link.setup import FederationFolder
+from knnper.server.link.superlink import CONNECTION, write_connection
+from knnper.transport.credentials import Address
 
 _COMMANDS = Path(sys.executable).parent
 _REPOSITORY = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from knnper.config.torchvision_import import import_torchvision
+from knnper.process import import_torchvision
 
 TRIVIAL = "trivial"
 MOBILENET_V2 = "mobilenet_v2"

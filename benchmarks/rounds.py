@@ -8,11 +8,11 @@ from pathlib import Path
 
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
-from server.checkpoint import CheckpointFolder
-from server.conduct import round_loop, untrained
-from server.federation import Federation
-from server.observer import RoundRecord
-from simulation.workbench import Workbench
+from knnper.server.checkpoint import CheckpointFolder
+from knnper.server.federation import Federation
+from knnper.server.observer import RoundRecord
+from knnper.server.run import round_loop, untrained
+from knnper.simulation.workbench import Workbench
 
 
 class Rounds:

@@ -15,8 +15,8 @@ from benchmarks import stock
 from benchmarks.measurement import peak_megabytes
 from benchmarks.rounds import rounds_of
 from benchmarks.workload import Workload, on_flower
-from server.federation import Federation
-from simulation.workbench import Workbench
+from knnper.server.federation import Federation
+from knnper.simulation.workbench import Workbench
 
 NUM_ROUNDS = 2
 

@@ -30,18 +30,16 @@ from torch import Tensor
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, rounded
 from benchmarks.store_fixture import IMAGE, NUM_CLASSES
-from client.residence.residence import Residence
-from client.residence.served_model import ServedModel, open_served
-from client.service.app import make_service
-from client.service.server import Binding, serve
-from knnper.config.loading import load_experiment
-from knnper.config.seeding import RandomKey
+from knnper.client.install import Residence
+from knnper.client.served import ServedModel, open_served
+from knnper.client.service.app import Binding, make_service, serve
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel, global_model
-from simulation.catalogue import experiment_catalogue
-from strategies.assembly import assemble
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.exported_model import GlobalModel, global_model
 
 MODELS = ("mobilenet_v2", "leaf_cnn")
 CLIENT = "benchmark"

@@ -19,20 +19,19 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from client.residence.residence import Residence
-from client.residence.served_model import ServedModel, open_served
-from client.service.access import EVERYBODY, Caller, Scope
-from client.service.answers import InputPrediction, predictions
-from knnper.config.loading import load_experiment
-from knnper.config.seeding import RandomKey
-from knnper.data.digits import CLASS_NAMES, digit_images
+from knnper.client.install import Residence
+from knnper.client.served import ServedModel, open_served
+from knnper.client.service.access import EVERYBODY, Caller, Scope
+from knnper.client.service.endpoints import InputPrediction, predictions
+from knnper.data.builtin import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel, global_model
-from simulation.catalogue import experiment_catalogue
-from strategies.assembly import assemble
-from strategies.core.local_sgd import local_sgd
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.exported_model import GlobalModel, global_model
+from knnper.strategies.core.training import local_sgd
 
 NUM_TRAIN, NUM_STORED, NUM_VALIDATION = 300, 400, 200
 SITE = SiteTask(InputSpec((8, 8, 1), 10, (0.3,), (0.38,)), CLASS_NAMES)

@@ -22,19 +22,15 @@ from torch import Tensor
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from client.site.host import SiteHost
-from client.site.player import SitePlayer
-from knnper.config.document import to_json
-from knnper.config.errors import RefusedError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
+from knnper.client.site import SiteHost, SitePlayer
+from knnper.errors import RefusedError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment, to_json
+from knnper.simulation.partition.split import export_shares
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, over_sites
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.training import mini_batches
 from knnper.transport.messages import Job
-from simulation.catalogue import experiment_catalogue
-from simulation.partition.exporting import export_shares
-from simulation.sites import over_sites
-from simulation.workbench import open_workbench
-from strategies.core.mini_batches import mini_batches
-from strategies.core.records import ModelPayload
 
 CLIENT = "0000"
 RECOGNISABLE_DB = 25.0

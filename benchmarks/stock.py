@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from knnper.config.sections import RunSettings
-from knnper.machine import num_workers
+from knnper.experiment import RunSettings
+from knnper.process import num_workers
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, seconds_of
 from benchmarks.store_fixture import empty_store, made_up, part, store_folder
-from datastore.examples import NewExamples
+from knnper.datastore.examples import NewExamples
 
 
 def batches(examples: NewExamples, at_once: int) -> list[NewExamples]:

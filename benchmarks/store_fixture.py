@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from datastore.examples import InputLayout, NewExamples, StoreSpec
-from datastore.folder import create_store
-from datastore.store import Store
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import InputLayout, NewExamples, StoreSpec
+from knnper.datastore.store import Store, create_store
+from knnper.seeding import RandomKey
 
 IMAGE = (32, 32, 3)
 NUM_CLASSES = 10

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, seconds_of
 from benchmarks.store_fixture import empty_store, made_up, store_folder
-from datastore.folder import INDEX, open_store
+from knnper.datastore.store import INDEX, open_store
 
 AT_ONCE = 1000
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from benchmarks.command import make_parser
 from benchmarks.measurement import Measurement, Turns, rounded
 from benchmarks.store_fixture import empty_store, made_up, store_folder
-from datastore.folder import open_store
-from datastore.store_reader import StoreReader
+from knnper.datastore.store import StoreReader, open_store
 
 NUM_NEIGHBORS = 10
 

@@ -11,18 +11,12 @@ import statistics
 
 from benchmarks.bare_training import TrainingShare, train_share, training_shares
 from benchmarks.command import make_parser, say
-from benchmarks.measurement import (
-    Measurement,
-    Turns,
-    in_turn,
-    rounded,
-    seconds_of,
-)
+from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
 from benchmarks.processes import Processes
 from benchmarks.rounds import rounds_of
 from benchmarks.workload import Workload, on_flower
-from server.federation import Federation
-from simulation.workbench import Workbench
+from knnper.server.federation import Federation
+from knnper.simulation.workbench import Workbench
 
 
 def measure(

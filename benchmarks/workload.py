@@ -15,27 +15,29 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from client.app import make_client_app
-from client.runtime import ClientRuntime
-from knnper.config.errors import DataError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
-from knnper.config.seeding import RandomKey
+from knnper.client.app import make_client_app
+from knnper.client.runtime import ClientRuntime
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import ClientData, InputSpec
-from knnper.data.image_folder import ImageFolderSettings
+from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
+from knnper.data.images import ImageFolderSettings
+from knnper.errors import DataError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.server.federation import Federation, FlowerFederation
+from knnper.simulation.flower_engine import (
+    VirtualHost,
+    carrier_folder,
+    in_turn,
+    play,
+    requests_at_once,
+    runtime_of,
+    wait_for_nodes,
+)
+from knnper.simulation.partition.split import ClientPart, Partition, client_names
+from knnper.simulation.workbench import Workbench, build_workbench, experiment_catalogue
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.transport.messages import Job
-from server.federation import Federation
-from server.flower_federation import FlowerFederation
-from simulation.catalogue import experiment_catalogue
-from simulation.client_runtime import VirtualHost, runtime_of
-from simulation.flower_engine import carrier_folder
-from simulation.flower_runtime import play, requests_at_once
-from simulation.nodes import in_turn, wait_for_nodes
-from simulation.partition.split import ClientPart, Partition, client_names
-from simulation.workbench import Workbench, build_workbench
-from strategies.core.records import ModelPayload, ModelUpdate, NoState
 
 T = TypeVar("T")
 
@@ -143,7 +145,7 @@ class Workload:
 def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) -> T:
     """Return what ``lead`` returns, with the workload's clients behind Flower on Ray.
 
-    The way of `simulation.flower_engine`, with other data.
+    The way of `knnper.simulation.flower_engine`, with other data.
     """
     bench = workload.workbench()
     run = bench.experiment.run

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.config.errors import CodecError, KnnPerError, RefusedError
-from knnper.transport.foreign_text import printable
+from knnper.errors import CodecError, KnnPerError, RefusedError
+from knnper.foreign_text import printable
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ClientResults, Evaluation
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -21,12 +23,10 @@ from knnper.transport.messages import (
     to_content,
     unpack_shared,
 )
-from strategies.core.evaluation import ClientResults, Evaluation
-from strategies.core.method import Method
 
 
 class Player(Protocol):
-    """Does what clients are asked for; see `client.runtime.ClientRuntime`."""
+    """Does what clients are asked for; see `knnper.client.runtime.ClientRuntime`."""
 
     @property
     def method(self) -> Method:

@@ -7,18 +7,20 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from knnper.config.address import parse_address
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.names import Name
-from knnper.config.overrides import apply_overrides, parse_overrides
-from knnper.config.parsing import parse_settings
-from knnper.config.ranges import NonNegativeInt, PositiveInt
-from knnper.config.sections import Choice, Settings
-from knnper.config.suggestions import alternatives, shown
-from knnper.config.yaml_text import parse_yaml
-from knnper.data.site.catalogue import SITE_DATA
+from knnper.data.site import SITE_DATA
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import Choice, Name, NonNegativeInt, PositiveInt, Settings
+from knnper.loading import (
+    alternatives,
+    apply_overrides,
+    parse_overrides,
+    parse_settings,
+    parse_yaml,
+    shown,
+)
 from knnper.models.catalogue import MODELS
-from strategies.catalogue import METHODS
+from knnper.strategies.catalogue import METHODS
+from knnper.transport.credentials import parse_address
 
 
 def _one_of(known: Collection[str]) -> AfterValidator:

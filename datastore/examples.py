@@ -1,14 +1,71 @@
 """What goes into a store, how parts of it are named, and what comes of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from datastore.contents import Ids
+from knnper.errors import DataError, KnnPerError
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """n stored examples, ascending by id.
+
+    Attributes
+    ----------
+    ids
+        int64, shape (n,). Given in the order of storing, and never given again.
+    labels
+        int64, shape (n,).
+    arrivals
+        Seconds since 1970 (UTC), float64 of shape (n,).
+    """
+
+    ids: Ids
+    labels: NDArray[np.int64]
+    arrivals: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def positions(self, ids: Ids) -> NDArray[np.intp]:
+        """Return where ``ids``, all of which are stored, stand; the same shape."""
+        return np.searchsorted(self.ids, ids)
+
+    def followed_by(self, later: "Contents") -> "Contents":
+        """Return these examples and then ``later``, whose ids are all larger."""
+        return Contents(
+            np.concatenate([self.ids, later.ids]),
+            np.concatenate([self.labels, later.labels]),
+            np.concatenate([self.arrivals, later.arrivals]),
+        )
+
+    def without(self, ids: Ids) -> "Contents":
+        """Return these examples less ``ids``, all of which are stored."""
+        kept = np.ones(len(self), dtype=bool)
+        kept[self.positions(ids)] = False
+        return self.take(kept)
+
+    def take(self, chosen: NDArray[np.bool_]) -> "Contents":
+        """Return the examples that ``chosen``, bool of shape (n,), marks."""
+        return Contents(self.ids[chosen], self.labels[chosen], self.arrivals[chosen])
+
+
+def no_contents() -> Contents:
+    """Return what an empty store holds."""
+    return Contents(
+        np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)
+    )
+
 
 InputType = Literal["uint8", "float32", "int64"]
 
@@ -130,3 +187,184 @@ class Added:
 
     ids: Ids
     evicted: Ids
+
+
+SHOWN = 10
+"""So many ids of what is wrong are named."""
+
+
+class StoreError(KnnPerError):
+    """A store cannot do what it was asked; it holds what it held before.
+
+    The one exception is `NotErasedError`.
+    """
+
+
+class StoreFullError(StoreError):
+    """An example does not fit: capacity, budget or the disk is exhausted."""
+
+
+class StoreBusyError(StoreError):
+    """Another process writes to the store."""
+
+
+class NotErasedError(StoreError):
+    """Examples are deleted, but their bytes may still be in a file."""
+
+
+class StoreMismatchError(StoreError):
+    """The store was embedded by another model."""
+
+
+class StoreDamagedError(StoreError):
+    """The store's files are not what was written.
+
+    Attributes
+    ----------
+    found
+        What is wrong, without how to mend it; empty where the text alone says it.
+    """
+
+    found: str = ""
+
+
+class ExamplesMissingError(StoreDamagedError):
+    """Examples that were asked for are not there, or no longer."""
+
+
+def named(ids: Sequence[object]) -> str:
+    """Return the first ids as text."""
+    more = ", ..." if len(ids) > SHOWN else ""
+    return ", ".join(map(str, ids[:SHOWN])) + more
+
+
+def to_restore(folder: Path) -> str:
+    """Return how to mend what is damaged beyond single examples."""
+    return (
+        "restore the whole folder from a backup, or save what is intact: knnper store "
+        f"salvage {folder} NEW_FOLDER"
+    )
+
+
+def to_delete(folder: Path, ids: Sequence[object]) -> str:
+    """Return how to mend a store of which these examples are damaged."""
+    options = " ".join(f"--id {one}" for one in ids[:SHOWN])
+    more = " and so on" if len(ids) > SHOWN else ""
+    return (
+        "restore the folder from a backup, or delete them: knnper store delete "
+        f"{folder} {options}{more}"
+    )
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest stored examples of m queries, nearest first; k' = min(k, n).
+
+    Attributes
+    ----------
+    squared_distances
+        Squared Euclidean distances, float64 of shape (m, k').
+    labels
+        int64, shape (m, k').
+    ids
+        In the store, int64 of shape (m, k'). Of two examples at the same distance the
+        one with the smaller id comes first.
+    """
+
+    squared_distances: Tensor
+    labels: Tensor
+    ids: Tensor
+
+
+_TOLERANCE = 1e-4  # far above float32's rounding, far below what logits differ by
+
+
+def require_embeddings(
+    what: str, embeddings: Tensor, embedding_dim: int | None = None
+) -> None:
+    """Refuse anything but finite float32 of shape (n, p).
+
+    Parameters
+    ----------
+    what
+        Names the tensor in the message.
+    embeddings
+        What was given.
+    embedding_dim
+        The p that is expected; None takes any.
+
+    Raises
+    ------
+    DataError
+        With the shape, or the first row that is not finite.
+    """
+    shape = tuple(embeddings.shape)
+    if len(shape) != 2 or embeddings.dtype != torch.float32:
+        raise DataError(
+            f"{what}: expected float32 of shape (n, p), found {embeddings.dtype} of "
+            f"shape {shape}"
+        )
+    if embedding_dim is not None and shape[1] != embedding_dim:
+        raise DataError(
+            f"{what}: expected {embedding_dim} numbers in a row, as in the store, "
+            f"found {shape[1]}; embed them with the model that filled the store"
+        )
+    rows = embeddings.detach().numpy()
+    finite = np.isfinite(rows)
+    if not finite.all():
+        raise DataError(
+            f"{what}: expected finite numbers, found NaN or infinity in row "
+            f"{int((~finite.all(axis=1)).argmax())}; the model that embedded it has "
+            "diverged or its input is not a valid image"
+        )
+
+
+def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
+    """Refuse anything but int64 of shape (num_rows,) with values in [0, c).
+
+    Raises
+    ------
+    DataError
+        With the shape, or the first label that is out of range.
+    """
+    shape = tuple(labels.shape)
+    if shape != (num_rows,) or labels.dtype != torch.int64:
+        raise DataError(
+            f"labels: expected int64 of shape ({num_rows},), one for each embedding, "
+            f"found {labels.dtype} of shape {shape}"
+        )
+    valid = (labels >= 0) & (labels < num_classes)
+    if not bool(valid.all()):
+        row = _first_false(valid)
+        raise DataError(
+            f"labels: expected values in [0, {num_classes}), found {int(labels[row])} "
+            f"in row {row}; correct the number of classes or the label"
+        )
+
+
+def require_probabilities(what: str, probabilities: Tensor) -> None:
+    """Refuse anything but (n, c) with values in [0, 1] and rows that sum to 1.
+
+    Raises
+    ------
+    ValueError
+        With the shape, or the first row that is not a distribution.
+    """
+    if probabilities.dim() != 2:
+        raise ValueError(
+            f"{what}: expected probabilities of shape (n, c), found shape "
+            f"{tuple(probabilities.shape)}"
+        )
+    in_range = ((probabilities >= 0) & (probabilities <= 1 + _TOLERANCE)).all(dim=1)
+    sums_to_one = (probabilities.sum(dim=1) - 1).abs() <= _TOLERANCE
+    valid = in_range & sums_to_one
+    if not bool(valid.all()):
+        row = _first_false(valid)
+        raise ValueError(
+            f"{what}: expected probabilities, found {probabilities[row].tolist()} in "
+            f"row {row}; pass logits through a softmax first"
+        )
+
+
+def _first_false(flags: Tensor) -> int:
+    return int((~flags).nonzero()[0])

@@ -4,14 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from datastore.examples import StoreSpec
-from datastore.index.catalogue import IndexSettings, build_index
-from datastore.index.flat import FlatSettings
-from datastore.policy.catalogue import POLICIES, PolicyName
-from datastore.sqlite.pages import row_bytes
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
+from knnper.datastore.examples import StoreSpec
+from knnper.datastore.index_catalogue import IndexSettings, build_index
+from knnper.datastore.index_kinds import FlatSettings
+from knnper.datastore.policy import POLICIES, PolicyName
+from knnper.datastore.sqlite import row_bytes
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
 NAME_BYTES = 96
 """Kept for an example's label, time and external id, the last one twice."""
@@ -29,7 +28,7 @@ class StoreSettings(Settings):
     Attributes
     ----------
     policy
-        What stays when new examples arrive; a name of `datastore.policy.catalogue`.
+        What stays when new examples arrive; a name of `knnper.datastore.policy`.
     capacity
         Most examples that are stored; null does not bound them.
     budget_mb

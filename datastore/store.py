@@ -2,29 +2,516 @@
 
 import contextlib
 import logging
+import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, overload
+from uuid import uuid4
 
 import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
-from datastore.contents import Ids
-from datastore.core.arriving import (
-    addition,
-    arriving,
-    require_fitting,
-    require_new_names,
+from knnper.datastore.database import (
+    Acknowledged,
+    SqliteRows,
+    StoreRow,
+    create_acknowledged,
+    encode_stream,
 )
-from datastore.core.live_view import LiveView
-from datastore.core.reembedding import Embed, OnProgress, VersionFiller
-from datastore.core.rows import Change, Rows, Version
-from datastore.errors import StoreError, StoreFullError
-from datastore.examples import Added, NewExamples, Selection, StoreSpec
-from datastore.policy.catalogue import POLICIES
-from datastore.policy.deletion import forget
-from datastore.settings import StoreSettings
-from datastore.store_reader import StoreReader, require_model
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import (
+    Added,
+    Contents,
+    ExamplesMissingError,
+    Ids,
+    Neighbors,
+    NewExamples,
+    Selection,
+    StoreDamagedError,
+    StoreError,
+    StoreFullError,
+    StoreMismatchError,
+    StoreSpec,
+    require_embeddings,
+    require_labels,
+)
+from knnper.datastore.index import VectorIndex
+from knnper.datastore.policy import POLICIES, Decision, StreamState, forget
+from knnper.datastore.rows import Change, MemoryRows, Rows, Version
+from knnper.datastore.settings import StoreSettings, require_settings
+from knnper.datastore.sqlite import (
+    WriterLock,
+    connect,
+    connection_damaged,
+    create_tables,
+    damage,
+    insert_version,
+    is_unlogged,
+    lock_holder,
+    log_of,
+    read_damaged_text,
+    require_tables,
+    transaction,
+)
+from knnper.datastore.view import IndexCache, LiveView, NoCache
+from knnper.errors import DataError
+from knnper.files import sync_folder
+from knnper.seeding import RandomKey
+
+LATEST_ARRIVAL = 253_402_300_800.0
+"""The end of the year 9999, seconds since 1970: what a date can say."""
+
+
+def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
+    """Refuse examples that are not what the store is made for.
+
+    Raises
+    ------
+    DataError
+        With what was found and expected.
+    """
+    require_embeddings("embeddings to add", new.embeddings, embedding_dim)
+    require_labels(new.labels, len(new.embeddings), spec.num_classes)
+    _require_inputs(new.inputs, spec, len(new))
+    if new.arrivals is not None:
+        require_arrivals(new.arrivals, len(new))
+    if new.external_ids is not None:
+        _require_names(new.external_ids, len(new))
+
+
+def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
+    """Refuse anything but seconds since 1970, float64 of shape (num_rows,).
+
+    Raises
+    ------
+    DataError
+        With the shape, or the first that is before 1970 or after the year 9999.
+    """
+    shape = tuple(arrivals.shape)
+    if shape != (num_rows,) or arrivals.dtype != torch.float64:
+        raise DataError(
+            f"arrivals: expected float64 of shape ({num_rows},), seconds since 1970, "
+            f"found {arrivals.dtype} of shape {shape}"
+        )
+    if not bool(torch.isfinite(arrivals).all()):
+        raise DataError("arrivals: expected finite seconds, found NaN or infinity")
+    strange = (arrivals < 0) | (arrivals >= LATEST_ARRIVAL)
+    if bool(strange.any()):
+        row = int(strange.nonzero()[0])
+        raise DataError(
+            "arrivals: expected seconds since 1970, up to the year 9999, found "
+            f"{float(arrivals[row]):g} in row {row}; divide milliseconds by 1000"
+        )
+
+
+def require_new_names(rows: Rows, new: NewExamples) -> None:
+    """Refuse external ids that occur twice, in the batch or with the stored ones.
+
+    Raises
+    ------
+    DataError
+        With the first of them.
+    """
+    names = [name for name in new.external_ids or () if name is not None]
+    if not names:
+        return
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"external ids: found {twice!r} twice among the examples to add, expected "
+            "each once; nothing was added"
+        )
+    taken = rows.select(Selection(external_ids=tuple(names)))
+    if len(taken):
+        name = rows.external_ids(taken[:1])[0]
+        raise DataError(
+            f"external ids: {name!r} is stored already (and {len(taken) - 1} others of "
+            "this batch), expected new ones; nothing was added. Leave them out, or "
+            "delete the stored ones first"
+        )
+
+
+def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
+    """Return ``new`` as a policy sees it.
+
+    Parameters
+    ----------
+    new
+        Where no arrivals are given they arrive now, and after all that are stored: a
+        clock that was set back must not make them the oldest.
+    num_offered
+        How many examples came before.
+    stored
+        What the store holds.
+    """
+    first = num_offered + 1
+    clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
+    now = torch.full((len(new),), clock, dtype=torch.float64)
+    arrivals = now if new.arrivals is None else new.arrivals
+    return Contents(
+        np.arange(first, first + len(new), dtype=np.int64),
+        new.labels.numpy(),
+        arrivals.numpy(),
+    )
+
+
+def addition(
+    new: NewExamples, offered: Contents, decision: Decision, version: int
+) -> Change:
+    """Return the change of a store, by which ``version`` is searched, as decided."""
+    kept = decision.kept
+    names = new.external_ids or (None,) * len(new)
+    return Change(
+        stream=decision.state,
+        added=offered.take(kept),
+        embeddings=new.embeddings.detach().numpy()[kept],
+        version=version,
+        inputs=None if new.inputs is None else new.inputs.numpy()[kept],
+        external_ids=[name for name, stays in zip(names, kept, strict=True) if stays],
+        removed=decision.evicted,
+    )
+
+
+def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> None:
+    if spec.input is None:
+        if inputs is not None:
+            raise DataError(
+                "inputs: found some, but the store was created to keep none; leave "
+                "them out, or create a store whose spec gives their layout"
+            )
+        return
+    expected = (num_rows, *spec.input.shape)
+    if inputs is None:
+        raise DataError(
+            f"inputs: found none, expected {spec.input.dtype} of shape {expected}: the "
+            "store keeps them, to embed them again by another model"
+        )
+    if tuple(inputs.shape) != expected or inputs.dtype != spec.input.torch_dtype:
+        raise DataError(
+            f"inputs: expected {spec.input.dtype} of shape {expected}, found "
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+        )
+
+
+def _require_names(names: Sequence[str | None], num_rows: int) -> None:
+    if len(names) != num_rows:
+        raise DataError(
+            f"external ids: expected one, or None, for each of {num_rows} examples, "
+            f"found {len(names)}"
+        )
+    for name in names:
+        if name is not None and not _can_be_stored(name):
+            raise DataError(
+                f"external ids: found {name!r}, expected at least one character, each "
+                "of which can be written as UTF-8, and no NUL"
+            )
+
+
+def _can_be_stored(name: str) -> bool:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(encoded) and b"\0" not in encoded
+
+
+AT_ONCE = 256
+"""Inputs that are embedded, and written, together."""
+
+Embed = Callable[[Tensor], Tensor]
+"""From raw inputs (m, ...) to representations, float32 of shape (m, p)."""
+
+OnProgress = Callable[[int], None]
+"""Is told how many more examples have an embedding."""
+
+
+class ReembeddingStopped(StoreError):
+    """The store was closed while it was embedded anew; what was done is kept."""
+
+
+class VersionFiller:
+    """Embeds the raw inputs by another model, into a version of that model.
+
+    What is there already is not done again: a process that was killed, or a version
+    that is rolled back to, goes on where it was left.
+
+    Parameters
+    ----------
+    rows
+        Hold the inputs, and get the embeddings.
+    embed
+        The model.
+    fingerprint
+        Of the model.
+    stopping
+        Ends the work with `ReembeddingStopped` when it is set.
+    """
+
+    def __init__(
+        self, rows: Rows, embed: Embed, fingerprint: str, stopping: threading.Event
+    ) -> None:
+        self._rows = rows
+        self._embed = embed
+        self._fingerprint = fingerprint
+        self._stopping = stopping
+        self._version = self._found()
+
+    def fill(self, on_progress: OnProgress) -> Version:
+        """Embed what has no embedding yet; return the version.
+
+        Raises
+        ------
+        DataError
+            If the model gives no finite float32 of shape (m, p).
+        ReembeddingStopped
+            If the work was ended.
+        """
+        after = 0
+        while True:
+            ids, inputs = self._next(after)
+            if len(ids) == 0:
+                break
+            self._fill_some(ids, inputs)
+            on_progress(len(ids))
+            after = int(ids[-1])
+        return self._version or self._begun(self._embed(inputs))
+
+    def _next(self, after: int) -> tuple[Ids, Tensor]:
+        """Return some ids above ``after`` that lack an embedding, and their inputs."""
+        if self._stopping.is_set():
+            raise ReembeddingStopped(
+                "the store was closed while it was embedded anew; start again to go on "
+                "from where it was left"
+            )
+        # At one moment: an example may leave between the two reads.
+        with self._rows.reading():
+            ids = self._lacking(after)
+            return ids, torch.from_numpy(self._rows.inputs(ids))
+
+    def _fill_some(self, ids: Ids, inputs: Tensor) -> None:
+        vectors = self._embed(inputs)
+        dim = None if self._version is None else self._version.embedding_dim
+        require_embeddings("embeddings by the new model", vectors, dim)
+        version = self._version or self._begun(vectors)
+        self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
+
+    def _begun(self, vectors: Tensor) -> Version:
+        """Return a new version of embeddings like ``vectors``, shape (m, p)."""
+        self._version = self._rows.add_version(self._fingerprint, int(vectors.shape[1]))
+        return self._version
+
+    def _lacking(self, after: int) -> Ids:
+        if self._version is not None:
+            return self._rows.without_vector(self._version.number, after, AT_ONCE)
+        return self._rows.contents(after).ids[:AT_ONCE]
+
+    def _found(self) -> Version | None:
+        known = {one.fingerprint: one for one in self._rows.versions()}
+        return known.get(self._fingerprint)
+
+
+PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Before a search is tried again; see `StoreReader.search`."""
+
+
+class StoreReader:
+    """n examples with their representations and labels, searched by distance.
+
+    Any number of threads may use one object. What another process changes is seen by
+    whatever is asked next.
+
+    Parameters
+    ----------
+    rows
+        The truth.
+    live
+        What is searched of it.
+    spec
+        What the store is made for.
+    settings
+        Policy, capacity and kind of index.
+    fingerprint
+        Of the model that embeds the queries; None does not ask.
+    resources
+        Closed with the store.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        live: LiveView,
+        spec: StoreSpec,
+        settings: StoreSettings,
+        *,
+        fingerprint: str | None = None,
+        resources: contextlib.ExitStack | None = None,
+    ) -> None:
+        self.spec, self.settings = spec, settings
+        self._rows, self._live = rows, live
+        self._expected_model = fingerprint
+        self._resources = resources or contextlib.ExitStack()
+
+    def __len__(self) -> int:
+        return len(self.contents())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def num_classes(self) -> int:
+        """c, the number of labels."""
+        return self.spec.num_classes
+
+    @property
+    def embedding_dim(self) -> int:
+        """p, the size of a representation."""
+        return self._live.head.active.embedding_dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model that embedded what is searched."""
+        return self._live.head.active.fingerprint
+
+    @property
+    def capacity(self) -> int | None:
+        """The most examples that are stored; None if that is not bounded."""
+        return self.settings.most_examples(self.spec, self.embedding_dim)
+
+    @property
+    def index(self) -> VectorIndex:
+        """The index, to be looked at; the store alone changes it."""
+        return self._live.view.index
+
+    def contents(self) -> Contents:
+        """Return ids, labels and times of arrival of what is stored."""
+        self._live.refresh()
+        return self._live.view.contents
+
+    def vectors(self, ids: Ids) -> Tensor:
+        """Return the embeddings, float32 of shape (m, p), of stored ids (m,)."""
+        return torch.from_numpy(self._live.view.vectors(ids))
+
+    def inputs(self, ids: Ids) -> Tensor:
+        """Return the raw inputs, shape (m, ...), of stored ids (m,).
+
+        Raises
+        ------
+        StoreError
+            If the store keeps none.
+        """
+        self._require_inputs()
+        return torch.from_numpy(self._rows.inputs(ids))
+
+    def external_ids(self, ids: Ids) -> list[str | None]:
+        """Return the owner's names of stored ids (m,)."""
+        return self._rows.external_ids(ids)
+
+    def select(self, selection: Selection) -> Ids:
+        """Return the ids that the selection describes, ascending."""
+        return self._rows.select(selection)
+
+    def search(
+        self, queries: Tensor, num_neighbors: int, fingerprint: str | None = None
+    ) -> Neighbors:
+        """Return the ``num_neighbors`` nearest examples of each query, or all n.
+
+        Parameters
+        ----------
+        queries
+            float32, shape (m, p), embedded by the model that embedded the store.
+        num_neighbors
+            k, at least 1.
+        fingerprint
+            Of the model that embedded the queries; by default that with which the
+            store was opened, see `expect_model`.
+
+        Raises
+        ------
+        DataError
+            If a query is not finite or p differs.
+        StoreMismatchError
+            If another model embedded the store, or has embedded it anew meanwhile.
+        ValueError
+            If k is not positive.
+        """
+        if num_neighbors < 1:
+            raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
+        for pause_s in PAUSES_S:
+            try:
+                return self._search(queries, num_neighbors, fingerprint)
+            except ExamplesMissingError:
+                # Candidates that are compared by the database may have left it since.
+                time.sleep(pause_s)
+        return self._search(queries, num_neighbors, fingerprint)
+
+    def _search(
+        self, queries: Tensor, num_neighbors: int, fingerprint: str | None
+    ) -> Neighbors:
+        self._live.refresh()
+        view = self._live.view
+        require_model(view.version.fingerprint, fingerprint or self._expected_model)
+        require_embeddings("queries", queries, view.version.embedding_dim)
+        return view.search(queries, num_neighbors)
+
+    def expect_model(self, fingerprint: str | None) -> None:
+        """Say which model embeds queries and new examples from now on.
+
+        Parameters
+        ----------
+        fingerprint
+            Of the model; None does not ask.
+        """
+        self._expected_model = fingerprint
+
+    def close(self) -> None:
+        """Give back what the store holds; it cannot be used any more."""
+        self._resources.close()
+
+    def _require_inputs(self) -> None:
+        if self.spec.input is None:
+            raise StoreError(
+                "the store keeps no raw inputs: it was created without a layout for "
+                "them. Create one with StoreSpec.input, and add the examples again"
+            )
+
+
+def require_model(stored: str, found: str | None) -> None:
+    """Refuse a model that did not embed a store.
+
+    Parameters
+    ----------
+    stored
+        Fingerprint of the model that did.
+    found
+        Of the model at hand; None is not asked about.
+
+    Raises
+    ------
+    StoreMismatchError
+        If they differ.
+    """
+    if found is not None and found != stored:
+        raise StoreMismatchError(
+            f"the store was embedded by the model {stored[:12]}, found the model "
+            f"{found[:12]}; distances between the two mean nothing. Give the run the "
+            "store was made with, or embed the store anew by the other one: knnper "
+            "store reembed"
+        )
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,9 +519,9 @@ _LOG = logging.getLogger(__name__)
 class Store(StoreReader):
     """A store that can be changed.
 
-    Made by `datastore.folder` (on disk, one folder a client) or
-    `datastore.memory.memory_store` (in memory), which differ in nothing but what is
-    left when the process ends. What `add` and `delete` have done when they return is
+    Made by `knnper.datastore.store` (on disk, one folder a client) or
+    `memory_store` (in memory), which differ in nothing but what
+    is left when the process ends. What `add` and `delete` have done when they return is
     done for good. Searches, by other threads or processes, go on meanwhile.
 
     Parameters
@@ -274,3 +761,382 @@ class Store(StoreReader):
         index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
         if self._rows.num_bytes() + index_bytes > budget * 1e6:
             self._rows.compact()
+
+
+DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
+
+_SPEC = TypeAdapter(StoreSpec)
+
+_SETTINGS = TypeAdapter(StoreSettings)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a store was made for, as its database says.
+
+    Attributes
+    ----------
+    store_id
+        Unlike any other store's.
+    created
+        Seconds since 1970 (UTC).
+    spec, settings
+        See `StoreSpec` and `StoreSettings`.
+    """
+
+    store_id: str
+    created: float
+    spec: StoreSpec
+    settings: StoreSettings
+
+
+def create_store(
+    folder: Path,
+    spec: StoreSpec,
+    embedding_dim: int,
+    fingerprint: str,
+    settings: StoreSettings | None = None,
+) -> Store:
+    """Return a new, empty store in ``folder``, open to write.
+
+    Parameters
+    ----------
+    folder
+        Must not exist, or be empty.
+    spec
+        Classes and raw inputs.
+    embedding_dim
+        p.
+    fingerprint
+        Of the model that embeds what is added.
+    settings
+        Policy, capacity and index.
+
+    Raises
+    ------
+    StoreError
+        If the folder holds something.
+    ConfigError
+        If the settings do not go together.
+    """
+    settings = settings or StoreSettings()
+    require_settings(settings, spec, embedding_dim)
+    with new_folder(folder) as draft:
+        _write_database(draft, spec, embedding_dim, fingerprint, settings)
+    return open_store(folder, writable=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to be filled, which becomes ``folder`` if nothing fails.
+
+    Raises
+    ------
+    StoreError
+        If ``folder`` holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(
+            f"{folder} is not empty; expected a new folder for the store. Give another "
+            "one, or open the store that is there"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    try:
+        draft.mkdir()
+        yield draft
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_folder(folder.parent)
+
+
+@overload
+def open_store(folder: Path, *, fingerprint: str | None = None) -> StoreReader: ...
+
+
+@overload
+def open_store(
+    folder: Path, *, writable: Literal[True], fingerprint: str | None = None
+) -> Store: ...
+
+
+def open_store(
+    folder: Path, *, writable: bool = False, fingerprint: str | None = None
+) -> StoreReader:
+    """Return the store in ``folder``.
+
+    Parameters
+    ----------
+    folder
+        As given to `create_store`.
+    writable
+        Whether it is to be changed, as a `Store`: one process at a time can.
+    fingerprint
+        Of the model that embeds the queries; None does not ask.
+
+    Raises
+    ------
+    StoreError
+        If there is no store.
+    StoreBusyError
+        If another process writes.
+    StoreMismatchError
+        If another model embedded the store.
+    StoreDamagedError
+        If the files are not what was written.
+    """
+    with contextlib.ExitStack() as opened:
+        identity, rows = opened.enter_context(open_rows(folder, writable=writable))
+        cache = IndexCache(folder / INDEX, rows)
+        if writable:
+            _tidy_up(rows, cache)
+        live = LiveView(rows, cache, identity.settings.index)
+        require_model(live.head.active.fingerprint, fingerprint)
+        return (Store if writable else StoreReader)(
+            rows,
+            live,
+            identity.spec,
+            identity.settings,
+            fingerprint=fingerprint,
+            resources=opened.pop_all(),
+        )
+
+
+@contextlib.contextmanager
+def open_rows(
+    folder: Path, *, writable: bool = False
+) -> Iterator[tuple[Identity, SqliteRows]]:
+    """Yield what the store in ``folder`` was made for, and its rows, without the index.
+
+    Raises
+    ------
+    StoreError
+        As `open_store`.
+    """
+    require_database(folder)
+    with contextlib.ExitStack() as opened:
+        if writable:
+            opened.callback(WriterLock(folder / LOCK).release)
+        identity = read_identity(folder, writable=writable)
+        rows = SqliteRows(folder / DATABASE, identity.spec.input, writable=writable)
+        opened.callback(rows.close)
+        yield identity, rows
+
+
+def read_identity(folder: Path, *, writable: bool = False) -> Identity:
+    """Return what the store in ``folder`` was made for.
+
+    Parameters
+    ----------
+    folder
+        Of the store.
+    writable
+        Whether this process holds the writer's lock.
+
+    Raises
+    ------
+    StoreError
+        If there is none, or another version of this software made it.
+    StoreDamagedError
+        If the tables are not those of a store, its description is not what was written,
+        or what was acknowledged is not all there.
+    """
+    require_database(folder)
+    path = folder / DATABASE
+    # Before the database is read, which whoever writes goes on changing.
+    acknowledged = Acknowledged.read(folder)
+    broken = _log_damage(folder, writable=writable)
+    with (
+        contextlib.closing(connect(path, writable=False)) as connection,
+        transaction(connection, path, writing=False),
+    ):
+        read_damaged_text(connection)
+        require_tables(connection, path)
+        row = StoreRow.read(connection, path)
+    _require_acknowledged(path, row, acknowledged, broken)
+    return identity_of(row)
+
+
+def identity_of(row: StoreRow) -> Identity:
+    """Return what a store was made for, as its row says.
+
+    Raises
+    ------
+    StoreDamagedError
+        If it says nothing that can be understood.
+    """
+    try:
+        spec = _SPEC.validate_json(row.spec)
+        settings = _SETTINGS.validate_json(row.settings)
+    except ValidationError as error:
+        raise StoreDamagedError(
+            "the store's classes and settings cannot be understood; open it with the "
+            "version of this software that wrote it"
+        ) from error
+    return Identity(row.store_id, row.created, spec, settings)
+
+
+def _log_damage(folder: Path, *, writable: bool) -> str | None:
+    """Return what is wrong with the log, as far as this can be told.
+
+    Another process that writes has looked at the log when it began, and changes it.
+    """
+    log = log_of(folder / DATABASE)
+    try:
+        if is_unlogged(folder / DATABASE):
+            return None
+        if not writable and lock_holder(folder / LOCK) is not None:
+            return None
+        found = damage(log)
+        if found is not None and not writable:
+            # Somebody may have written meanwhile: what a kill leaves stays as it is.
+            found = damage(log)
+            return found if lock_holder(folder / LOCK) is None else None
+    except (FileNotFoundError, PermissionError):
+        return None  # Whoever wrote is done, or SQLite will say so.
+    except OSError as error:
+        return f"its log cannot be read ({error})"
+    return found
+
+
+def _require_acknowledged(
+    path: Path, row: StoreRow, acknowledged: Acknowledged, broken: str | None
+) -> None:
+    if row.store_id != acknowledged.store_id:
+        raise connection_damaged(
+            path, "the files in its folder are of different stores"
+        )
+    lost = acknowledged.num_changes - row.num_changes
+    if lost > 0:
+        why = broken or "its log is damaged at the end, or missing"
+        raise connection_damaged(
+            path,
+            f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
+            f"that were acknowledged; {why}",
+        )
+    if broken is not None:
+        raise connection_damaged(path, broken)
+
+
+def require_database(folder: Path) -> None:
+    """Refuse a folder without a store.
+
+    Raises
+    ------
+    StoreError
+        If there is none.
+    """
+    if not (folder / DATABASE).is_file():
+        raise StoreError(
+            f"{folder} holds no store: {DATABASE} is missing. Give the folder that was "
+            "created for the client, or create a store in it"
+        )
+
+
+def configure_store(folder: Path, settings: StoreSettings) -> None:
+    """Change the settings of the store in ``folder``.
+
+    An index of another kind is built when the store is opened next.
+
+    Raises
+    ------
+    StoreError
+        If more is stored than the new settings allow.
+    StoreBusyError
+        If a process writes to the store.
+    """
+    with open_rows(folder, writable=True) as (identity, rows):
+        spec, dim = identity.spec, rows.head().active.embedding_dim
+        require_settings(settings, spec, dim)
+        most, num_stored = settings.most_examples(spec, dim), len(rows.contents())
+        if most is not None and most < num_stored:
+            raise StoreError(
+                f"found room for {most} examples in the new settings, expected at "
+                f"least the {num_stored} that are stored; delete some first"
+            )
+        rows.configure(_SETTINGS.dump_json(settings).decode())
+
+
+def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
+    """Finish what a writer that was killed had begun."""
+    rows.settle()
+    if rows.is_erasing():
+        cache.clear()
+        rows.erase_removed()
+    cache.remove_leftovers()
+
+
+def _write_database(
+    folder: Path,
+    spec: StoreSpec,
+    embedding_dim: int,
+    fingerprint: str,
+    settings: StoreSettings,
+) -> None:
+    path = folder / DATABASE
+    with contextlib.closing(connect(path, writable=True)) as connection:
+        create_tables(connection)
+        with transaction(connection, path, writing=True):
+            active = insert_version(connection, fingerprint, embedding_dim)
+            row = StoreRow(
+                uuid4().hex,
+                time.time(),
+                _SPEC.dump_json(spec).decode(),
+                _SETTINGS.dump_json(settings).decode(),
+                active,
+                encode_stream(StreamState.start(spec.num_classes)),
+            )
+            row.write(connection)
+    create_acknowledged(folder, row)
+
+
+UNNAMED = "unnamed"
+"""Fingerprint of a model that nobody asks about: the store ends before the model."""
+
+
+def memory_store(
+    embeddings: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    settings: StoreSettings | None = None,
+) -> Store:
+    """Return a store in memory that holds these examples, as far as its policy keeps.
+
+    Parameters
+    ----------
+    embeddings
+        float32, shape (n, p).
+    labels
+        int64, shape (n,), in [0, c).
+    num_classes
+        c.
+    settings
+        Policy, capacity and index; by default all examples are kept and searched
+        exactly.
+
+    Raises
+    ------
+    DataError
+        If an embedding is not finite, a label is out of range, or lengths differ.
+    """
+    require_embeddings("embeddings to store", embeddings)
+    store = empty_memory_store(
+        StoreSpec(num_classes), int(embeddings.shape[1]), UNNAMED, settings
+    )
+    store.add(NewExamples(embeddings, labels))
+    return store
+
+
+def empty_memory_store(
+    spec: StoreSpec,
+    embedding_dim: int,
+    fingerprint: str,
+    settings: StoreSettings | None = None,
+) -> Store:
+    """Return an empty store in memory; see `create_store`."""
+    settings = settings or StoreSettings()
+    require_settings(settings, spec, embedding_dim)
+    rows = MemoryRows(Version(1, fingerprint, embedding_dim), spec.num_classes)
+    live = LiveView(rows, NoCache(), settings.index)
+    return Store(rows, live, spec, settings)

@@ -12,16 +12,16 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from knnper.config.errors import CheckpointError, CodecError
-from knnper.durable_files import sync_folder, write_atomically
-from knnper.transport.codec import (
+from knnper.errors import CheckpointError, CodecError
+from knnper.files import sync_folder, write_atomically
+from knnper.records import (
     Parts,
     canonical,
     fingerprint,
     put_together,
     take_apart,
 )
-from server.comparison import Norms
+from knnper.server.comparison import Norms
 
 log = logging.getLogger(__name__)
 

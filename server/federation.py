@@ -1,11 +1,42 @@
 """How the server reaches its clients, whatever carries the messages."""
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from knnper.transport.messages import Purpose
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from knnper.errors import CodecError, RunError
+from knnper.foreign_text import printable
+from knnper.records import is_same
+from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.transport.messages import (
+    Job,
+    Packed,
+    Purpose,
+    discard,
+    pack,
+    packed_of,
+    to_content,
+    unpack,
+    why_none_can_be_played,
+)
+from knnper.transport.polling import (
+    ENDLESS,
+    LEAST_LIMIT_BYTES,
+    MESSAGES_AT_ONCE,
+    MOST_TIMES_SENT,
+    NoReply,
+    Pace,
+    Patience,
+    replies_in_order,
+)
 
 
 @dataclass(frozen=True)
@@ -113,3 +144,254 @@ class Federation(ABC):
         requests
             Taken one after the other, when there is room for one more.
         """
+
+
+class Packer:
+    """Packs the records of requests; one that goes to many clients only once.
+
+    What was packed is given back when the last request that it was packed for is
+    answered and a later request brought another record.
+
+    Parameters
+    ----------
+    shared_folder
+        Where numbers may be left as files; None if they travel in the message.
+    """
+
+    def __init__(self, shared_folder: Path | None) -> None:
+        self._shared_folder = shared_folder
+        self._latest: dict[str, tuple[object, Packed]] = {}
+        self._in_use: dict[int, Packed] = {}
+        self._num_users: Counter[int] = Counter()
+
+    def pack_request(self, request: Request) -> dict[str, Packed]:
+        """Return the request's records by name, ready to be sent."""
+        records = {"payload": request.payload}
+        if request.reference is not None:
+            records["reference"] = request.reference
+        return {name: self._pack(name, record) for name, record in records.items()}
+
+    def answered(self, records: dict[str, Packed]) -> None:
+        """Say that a request with these packed ``records`` needs them no longer."""
+        for packed in records.values():
+            self._release(packed)
+
+    def discard_all(self) -> None:
+        """Give back whatever is left: all requests are answered, no more follow."""
+        for packed in self._in_use.values():
+            discard(packed, self._shared_folder)
+        self._in_use.clear()
+
+    def _pack(self, name: str, record: object) -> Packed:
+        packed = self._find(record) or pack(record, self._shared_folder)
+        self._use(packed)
+        # What was packed last is in use too: the next request may be for the same.
+        self._use(packed)
+        _, before = self._latest.get(name, (None, None))
+        self._latest[name] = (record, packed)
+        if before is not None:
+            self._release(before)
+        return packed
+
+    def _find(self, record: object) -> Packed | None:
+        for latest, packed in self._latest.values():
+            if is_same(latest, record):
+                return packed
+        return None
+
+    def _use(self, packed: Packed) -> None:
+        self._in_use[id(packed)] = packed
+        self._num_users[id(packed)] += 1
+
+    def _release(self, packed: Packed) -> None:
+        self._num_users[id(packed)] -= 1
+        if self._num_users[id(packed)] == 0:
+            discard(self._in_use.pop(id(packed)), self._shared_folder)
+
+
+EXPIRES_LATER_S = 10.0
+"""Flower forgets a message this long after its reply is due: we say so first."""
+
+
+@dataclass
+class FlowerFederation(Federation):
+    """A `Federation` behind a Flower grid.
+
+    Attributes
+    ----------
+    grid
+        Flower's grid.
+    choose_node
+        Returns the node that plays a client, given the client's name.
+    update_type
+        What a client answers to `Purpose.TRAIN`.
+    experiment
+        The experiment as JSON, sent with every request.
+    run_folder, shared_folder, session
+        See `Job`.
+    at_once
+        Requests that are under way at any time.
+    stop
+        Ends waiting for replies when it is set.
+    paces
+        How long clients may take for what they are asked; for ever where it is not
+        said.
+    patience
+        How often is looked for replies.
+    model
+        See `Job`.
+    may_be_away
+        See `Federation`; with it, whatever goes wrong is that client's fault alone.
+    """
+
+    grid: Grid
+    choose_node: Callable[[str], int]
+    update_type: type
+    experiment: str
+    run_folder: str
+    shared_folder: str
+    session: str = ""
+    at_once: int = MESSAGES_AT_ONCE
+    stop: threading.Event = field(default_factory=threading.Event)
+    paces: Mapping[Purpose, Pace] = field(default_factory=dict)
+    patience: Patience = ENDLESS
+    model: str = ""
+    may_be_away: bool = False
+
+    def exchange(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        requests: Iterable[Request],
+    ) -> Iterator[Reply]:
+        """See `Federation.exchange`."""
+        packer = Packer(self._folder)
+        under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
+
+        def messages() -> Iterator[Message]:
+            for request in requests:
+                records = packer.pack_request(request)
+                under_way.append((request, records))
+                job = self._job(purpose, request, server_round, keep_rounds)
+                yield self._message(purpose, job, records)
+
+        pace = self.paces.get(purpose)
+        if pace is not None:
+            pace.begin()
+        patience = replace(self.patience, pace=pace)
+        replies = replies_in_order(
+            self.grid, messages(), self.stop, self.at_once, patience
+        )
+        for message in replies:
+            request, records = under_way.popleft()
+            packer.answered(records)
+            sent_bytes = sum(packed.num_bytes for packed in records.values())
+            most_bytes = max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sent_bytes)
+            yield self._reply(request, purpose, message, most_bytes)
+        # Not when this ends early: clients may still be reading. The folder goes as a
+        # whole at the end of the run.
+        packer.discard_all()
+
+    def _job(
+        self,
+        purpose: Purpose,
+        request: Request,
+        server_round: int,
+        keep_rounds: Sequence[int],
+    ) -> Job:
+        return Job(
+            clients=list(request.clients),
+            server_round=server_round,
+            keep_rounds=list(keep_rounds),
+            experiment=self.experiment,
+            run_folder=self.run_folder,
+            shared_folder=self.shared_folder,
+            session=self.session,
+            timeout_s=self._timeout_s(purpose, request),
+            model=self.model,
+            seen=request.seen,
+            state_rounds=list(request.state_rounds),
+        )
+
+    def _timeout_s(self, purpose: Purpose, request: Request) -> float:
+        if purpose not in self.paces:
+            return 0.0
+        return self.paces[purpose].timeout_s(self.choose_node(request.clients[0]))
+
+    def _message(
+        self, purpose: Purpose, job: Job, records: dict[str, Packed]
+    ) -> Message:
+        return Message(
+            content=to_content(job, records),
+            dst_node_id=self.choose_node(job.clients[0]),
+            message_type=purpose.value,
+            group_id=str(job.server_round),
+            # One that nobody has taken by then would only keep a client busy.
+            ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
+        )
+
+    @property
+    def _folder(self) -> Path | None:
+        return Path(self.shared_folder) if self.shared_folder else None
+
+    def _reply(
+        self,
+        request: Request,
+        purpose: Purpose,
+        message: Message | NoReply,
+        most_bytes: int,
+    ) -> Reply:
+        clients = request.clients
+        if isinstance(message, NoReply):
+            return Reply(clients, None, printable(message.reason))
+        if message.has_error():
+            if not self.may_be_away:
+                _stop_if_no_client_is_to_blame(message)
+            reason = message.error.reason or "no reason was given"
+            return Reply(clients, None, printable(reason))
+        try:
+            record = self._record(purpose, message, most_bytes)
+        except CodecError as error:
+            return Reply(clients, None, printable(str(error)))
+        return Reply(clients, record)
+
+    def _record(self, purpose: Purpose, message: Message, most_bytes: int) -> object:
+        """Return what a client answers, of which nothing is trusted.
+
+        Raises
+        ------
+        CodecError
+            If it is not what it was asked for.
+        """
+        packed = packed_of(message.content, "reply")
+        if packed is None:
+            raise CodecError("the reply is empty")
+        record_type = self._record_type(purpose)
+        try:
+            return unpack(record_type, packed, self._folder, most_bytes)
+        finally:
+            discard(packed, self._folder)
+
+    def _record_type(self, purpose: Purpose) -> type:
+        answers: dict[Purpose, type] = {
+            Purpose.TRAIN: self.update_type,
+            Purpose.VALIDATE: Evaluation,
+            Purpose.PERSONALIZE: ClientResults,
+        }
+        return answers[purpose]
+
+
+def _stop_if_no_client_is_to_blame(message: Message) -> None:
+    """Refuse to go on with a worker that fails whatever client it is given.
+
+    The few clients that others play would make up the round. A worker may be set up
+    wrongly, and Flower puts a dead Ray actor back into its pool, where it fails every
+    message at once.
+    """
+    reason = message.error.reason or ""
+    set_up = why_none_can_be_played(reason)
+    if set_up is not None:
+        raise RunError(set_up)
+    if message.error.code == ErrorCode.UNKNOWN or "ActorDied" in reason:
+        raise RunError(f"a worker process died, perhaps for lack of memory: {reason}")

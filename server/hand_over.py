@@ -6,17 +6,16 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
-from knnper.transport.codec import is_same
-from knnper.transport.foreign_text import printable
+from knnper.errors import RunError
+from knnper.foreign_text import printable
+from knnper.records import is_same
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import Checkpoint
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.reports import in_groups, result_problem
+from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.predictors import ClientResult, ClientResults
 from knnper.transport.messages import Purpose
-from server.checkpoint import Checkpoint
-from server.federation import Federation, Reply, Request
-from server.grouping import in_groups
-from server.reports import result_problem
-from strategies.core.evaluation import ClientResult, ClientResults
-from strategies.core.method import NEWCOMER, Method
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,24 @@
 """What clients report of themselves, and what of it can be true."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from knnper.config.ranges import LARGEST_COUNT
-from strategies.core.evaluation import NUM_CALIBRATION_BINS, ClientResult, Evaluation
+from knnper.experiment import LARGEST_COUNT
+from knnper.strategies.core.predictors import (
+    NUM_CALIBRATION_BINS,
+    ClientResult,
+    Evaluation,
+)
 
 MOST_CHOSEN = 64
 """Settings that a method may choose for a client."""
 
 _LONGEST_NAME = 64
+
 # -log(p) of the p >= 1e-12 at which `Evaluation.log_loss_sum` is clipped.
 _LARGEST_LOG_LOSS = -math.log(1e-12)
+
 # Sums of float32 probabilities may end a little above the truth.
 _TOLERANCE = 1e-3
 
@@ -110,3 +117,30 @@ def _is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -math.inf < value < math.inf
+
+
+IMAGES_AT_ONCE = 1024
+"""Images of the clients of one group. A task of so many takes a fraction of a second,
+so that many workers have something to do until the end; its overhead is small."""
+
+
+def in_groups(
+    sizes: Mapping[str, int], at_once: int = IMAGES_AT_ONCE
+) -> Iterator[tuple[str, ...]]:
+    """Yield groups of clients, in the order of ``sizes``, of about the same size.
+
+    Parameters
+    ----------
+    sizes
+        The number of images of each client, by name.
+    at_once
+        Images in one group, as nearly as clients that are not divided allow.
+    """
+    num_groups = max(1, math.ceil(sum(sizes.values()) / at_once))
+    share = max(1, sum(sizes.values())) / num_groups
+    ends = itertools.accumulate(sizes.values())
+    # A client belongs to the group in whose share its middle lies.
+    middles = (end - size / 2 for end, size in zip(ends, sizes.values(), strict=True))
+    numbered = zip(sizes, (int(middle / share) for middle in middles), strict=True)
+    for _, group in itertools.groupby(numbered, key=lambda member: member[1]):
+        yield tuple(name for name, _ in group)

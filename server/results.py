@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.durable_files import write_atomically
-from strategies.core.evaluation import ClientResult, Evaluation
+from knnper.files import write_atomically
+from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
 

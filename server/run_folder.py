@@ -2,40 +2,247 @@
 
 import contextlib
 import fcntl
+import importlib.metadata
+import json
+import os
+import platform
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
-from knnper.config.catalogue import Catalogue
-from knnper.config.document import results_identity, to_yaml
-from knnper.config.errors import ConfigError, FolderTakenError, Problem, RunError
-from knnper.config.loading import read_experiment
-from knnper.config.sections import Experiment
-from knnper.durable_files import (
-    JsonLines,
-    draft_of,
-    write_atomically,
+import knnper
+from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
+from knnper.experiment import Catalogue, Experiment
+from knnper.files import JsonLines, draft_of, write_atomically
+from knnper.loading import read_experiment, results_identity, to_yaml
+from knnper.server.checkpoint import asides, put_aside, rounds_in
+from knnper.server.hand_over import Handed
+from knnper.server.observer import Roster
+from knnper.server.results import with_present_names, write_clients_csv
+from knnper.strategies.core.predictors import ClientResult
+
+_CLIENT_RESULT = TypeAdapter(ClientResult)
+
+
+@dataclass(frozen=True)
+class HandOverLog:
+    """One line for each client that was handed a model.
+
+    Attributes
+    ----------
+    path
+        The file; it need not exist.
+    """
+
+    path: Path
+
+    def append(self, model: str, handed: Handed) -> None:
+        """Add that a client has the model with fingerprint ``model``."""
+        result = handed.result
+        document = {"result": asdict(result)} if result else {"client": handed.client}
+        self._lines.append({"model": model, **document})
+
+    def reported(self, model: str) -> dict[str, ClientResult | None]:
+        """Return by name what clients that have that model reported.
+
+        None stands for a client that keeps its figures to itself.
+
+        Raises
+        ------
+        RunError
+            If the file is damaged elsewhere than in its last line.
+        """
+        records = [one for one in self._lines.read() if one.get("model") == model]
+        handed = (self._handed(record) for record in records)
+        return {one.client: one.result for one in handed}
+
+    @property
+    def _lines(self) -> JsonLines:
+        return JsonLines(self.path)
+
+    def _handed(self, record: Mapping[str, Any]) -> Handed:
+        if isinstance(record.get("client"), str):
+            return Handed(record["client"], None)
+        text = json.dumps(record.get("result"))
+        try:
+            result = _CLIENT_RESULT.validate_json(text, strict=True)
+        except ValidationError as error:
+            raise RunError(
+                f"a line of {self.path} is no client's result; remove the file and "
+                f"resume the run: {error}"
+            ) from error
+        return Handed(result.client, result)
+
+
+_PACKAGES = (
+    "flwr",
+    "ray",
+    "torch",
+    "torchvision",
+    "faiss-cpu",
+    "numpy",
 )
-from server.checkpoint import asides, put_aside, rounds_in
-from server.hand_over_log import HandOverLog
-from server.manifest import complete_manifest
-from server.results import with_present_names, write_clients_csv
-from server.roster import Roster
-from server.run_documents import finite, read_document, write_document
-from server.run_marks import EXPERIMENT, FIRST_LINE, LOCK, is_run, make_empty
-from strategies.core.evaluation import ClientResult
+
+
+def build_manifest(
+    *,
+    results_identity: str,
+    partition_hash: str,
+    command: Sequence[str],
+    started: datetime,
+) -> dict[str, Any]:
+    """Return versions, machine and provenance as plain values.
+
+    Parameters
+    ----------
+    results_identity, partition_hash
+        What was run, on which split of the data.
+    command
+        What the user typed.
+    started
+        When, with a time zone.
+    """
+    return {
+        "results_identity": results_identity,
+        "partition_hash": partition_hash,
+        "command": list(command),
+        "started": started.isoformat(timespec="seconds"),
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and machine as plain values."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "knnper": knnper.__version__,
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "platform": platform.platform(),
+        "num_cpus": os.cpu_count(),
+    }
+
+
+def complete_manifest(
+    first: Mapping[str, Any] | None, manifest: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Return all that is known of a run that begins, or is gone on with.
+
+    Parameters
+    ----------
+    first
+        What was known before; None where the run begins.
+    manifest
+        Of now. Of a run that is gone on with, it adds the command and the time to what
+        ``first`` has under ``resumed``.
+    folder
+        The run's; named in errors.
+
+    Raises
+    ------
+    RunError
+        If the data is split otherwise than when the run was started.
+    """
+    if first is None:
+        return {**manifest, "resumed": []}
+    expected, found = first["partition_hash"], manifest["partition_hash"]
+    if expected != found:
+        raise RunError(
+            f"the data is not what it was when the run in {folder} began: expected the "
+            f"split {expected[:12]}, found {found[:12]}. Bring it back, or start again"
+        )
+    again = {"command": manifest["command"], "started": manifest["started"]}
+    return {**first, "resumed": [*first["resumed"], again]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write plain values; NaN and infinities become null."""
+    write_atomically(path, f"{json.dumps(finite(document), indent=2)}\n")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return what a file in a run's folder holds.
+
+    Raises
+    ------
+    RunError
+        If there is no such file, since the run is not done, or it is damaged.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{path} is missing: the run is not done; go on with it with "
+            f"--resume {path.parent}"
+        ) from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged, expected JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise RunError(f"{path} is damaged, expected a JSON object")
+    return document
+
+
+def finite(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values in which null stands for what JSON has no number for."""
+    plain: dict[str, Any] = json.loads(to_json(value, inf_nan_mode="null"))
+    return plain
+
+
+EXPERIMENT = "experiment.yaml"
+
+LOCK = ".lock"
+
+# Deleting a folder hangs on this line: it must not occur in files people write.
+FIRST_LINE = "# All settings of the run in this folder; written by `knnper simulate`.\n"
+
+
+def is_run(path: Path) -> bool:
+    """Return whether the folder holds a run that this project began."""
+    try:
+        with (path / EXPERIMENT).open(encoding="utf-8", errors="replace") as file:
+            return file.readline() == FIRST_LINE
+    except OSError:
+        return False
+
+
+def make_empty(path: Path) -> None:
+    """Delete the run in ``path``, if there is one, but for the lock that is held."""
+    entries = [entry for entry in path.iterdir() if entry.name != LOCK]
+    # What tells that it is a run goes last: a deletion that is cut short can be redone.
+    for entry in sorted(entries, key=lambda entry: entry.name == EXPERIMENT):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
 
 RESULTS = "results.json"
+
 _MANIFEST = "manifest.json"
+
 _ROSTER = "clients.json"
+
 _SESSION = "session"
+
 _CLIENTS = "clients.csv"
+
 _ROUNDS = "rounds.jsonl"
+
 _CHECKPOINTS = "checkpoints"
 
 
@@ -295,7 +502,7 @@ class RunFolder:
                 shutil.rmtree(aside, ignore_errors=True)
 
     def write_clients_csv(self, results: Iterable[ClientResult]) -> None:
-        """Write ``clients.csv``, see `server.results.write_clients_csv`."""
+        """Write ``clients.csv``, see `knnper.server.results.write_clients_csv`."""
         write_clients_csv(self.path / _CLIENTS, results)
 
     def write_results(self, document: Mapping[str, Any]) -> None:

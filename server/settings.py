@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.config.address import Address, parse_address
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.names import Name
-from knnper.config.overrides import apply_overrides, parse_overrides
-from knnper.config.parsing import parse_settings
-from knnper.config.ranges import PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.suggestions import alternatives, shown
-from knnper.config.yaml_text import parse_yaml
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import Name, PositiveInt, Settings
+from knnper.loading import (
+    alternatives,
+    apply_overrides,
+    parse_overrides,
+    parse_settings,
+    parse_yaml,
+    shown,
+)
+from knnper.transport.credentials import Address, parse_address
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class ServerSettings(Settings):
 
     @property
     def roster_file(self) -> Path:
-        """Who is registered; see `server.link.roster_file`."""
+        """Who is registered; see `knnper.server.link.authorized`."""
         return self.state / "roster.json"
 
     def below(self, base: Path) -> "ServerSettings":

@@ -1,27 +1,438 @@
 """An experiment's clients, played by nodes of Flower's simulation."""
 
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import signal
+import socket
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
+from queue import Queue
+from types import FrameType
 from typing import TypeVar
+from unittest import mock
 
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common import EventType
+from flwr.server.superlink.fleet.vce import vce_api
+from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
+from flwr.server.superlink.linkstate import InMemoryLinkState
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.run_simulation import _run_simulation
 
-from knnper.config.document import to_json
-from knnper.config.errors import RunError
-from knnper.config.sections import RunSettings
-from knnper.durable_files import write_atomically
-from knnper.transport import shared_memory
-from server.federation import Federation
-from server.flower_federation import FlowerFederation
-from simulation.client_runtime import SESSION_FILE, client_app
-from simulation.flower_runtime import play, requests_at_once
-from simulation.nodes import in_turn, wait_for_nodes
-from simulation.workbench import Workbench
+from knnper.client.app import make_client_app
+from knnper.client.runtime import ClientRuntime, ClientStateStore
+from knnper.errors import RunError
+from knnper.experiment import RunSettings
+from knnper.files import write_atomically
+from knnper.loading import from_json, to_json
+from knnper.process import compute_device, keep_freed_memory, num_workers
+from knnper.server.federation import Federation, FlowerFederation
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.strategies.core.records import NoState
+from knnper.transport import messages as shared_memory
+from knnper.transport.messages import Job, Purpose, is_run_folder
+from knnper.transport.polling import (
+    MESSAGES_AT_ONCE,
+    POLL_INTERVAL_S,
+    Interrupted,
+    NoReply,
+    replies_in_order,
+)
+
+SESSION_FILE = ".session"
+
+
+def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
+    """Return the runtime that plays all virtual clients of ``bench``.
+
+    From here on this process trains, and keeps memory for it.
+    """
+    keep_freed_memory()
+    return ClientRuntime(
+        method=bench.method,
+        spec=bench.task.spec,
+        source=bench.clients,
+        states=ClientStateStore(run_folder / "clients"),
+        key=bench.key,
+        pool=bench.task.pool,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientRuntime:
+    """Return this process's runtime; data, model and method are made once."""
+    settings = from_json(experiment, experiment_catalogue())
+    bench = open_workbench(settings, compute_device(settings.run))
+    if bench.method.client_state_type is not NoState:
+        require_same_folder(Path(run_folder), session)
+    return runtime_of(bench, Path(run_folder))
+
+
+def require_same_folder(run_folder: Path, session: str) -> None:
+    """Refuse to keep clients' states where other machines would not find them.
+
+    Parameters
+    ----------
+    run_folder
+        The run's folder, as the server calls it.
+    session
+        What the server wrote to the file `SESSION_FILE` in it.
+
+    Raises
+    ------
+    RunError
+        If it is another folder here.
+    """
+    path = run_folder / SESSION_FILE
+    if not path.exists() or path.read_text() != session:
+        raise RunError(
+            f"{run_folder} is not the run's folder here. Clients of this method keep "
+            "their state there, so every machine must see it under this path: give "
+            "--output on a file system that all of them share"
+        )
+
+
+class VirtualHost:
+    """A node of a simulation: it can play any virtual client."""
+
+    def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
+        """See `knnper.client.app.Host`."""
+        return _resident_runtime(job.experiment, job.run_folder, job.session)
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
+        """See `knnper.client.app.Host`: the run's folder in this machine's memory."""
+        folder = Path(job.shared_folder)
+        return folder if is_run_folder(folder) else None
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:  # noqa: ARG002
+        """Return which node of how many this one is."""
+        names = ("partition-id", "num-partitions")
+        node = ConfigRecord({name: context.node_config[name] for name in names})
+        return RecordDict({"node": node})
+
+    def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
+        """Refuse to be refused: every node of a simulation takes part.
+
+        Raises
+        ------
+        RunError
+            Always.
+        """
+        raise RunError(f"a node of a simulation was refused: {reason}")
+
+
+client_app = make_client_app(VirtualHost())
+
 
 T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+
+_REQUESTS_PER_WORKER = 4
+
+_MOST_WORKERS = 1024
+
+# In the error of `ray.init` after a part of Ray was not up in 15 s. No setting of Ray
+# gives it more.
+_RAY_TOO_SLOW = "timed out during startup"
+
+
+def play(
+    client_app: ClientApp,
+    num_nodes: int,
+    run: RunSettings,
+    lead: Callable[[Grid, threading.Event], T],
+) -> T:
+    """Start nodes on Ray, lead them, shut them down.
+
+    Parameters
+    ----------
+    client_app
+        What the nodes run.
+    num_nodes
+        How many there are; any of them can play any client.
+    run
+        What they may use.
+    lead
+        ``(grid, stop) -> T``: what the server does, in a thread of this process. It
+        gives up waiting when ``stop`` is set.
+
+    Returns
+    -------
+    T
+        What ``lead`` returned.
+
+    Raises
+    ------
+    RunError
+        If Flower ended without an answer from ``lead``, or there is no cluster to join.
+    """
+    require_cluster(run.ray_address)
+    outcome: list[T] = []
+    failures: list[Exception] = []
+    stop = threading.Event()
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        try:
+            outcome.append(lead(grid, stop))
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    # Flower logs an error with all its tracebacks, and raises it.
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    with _stopping_on_interrupt(stop), _faster_flower(), _huge_pages_for_workers():
+        try:
+            _run_simulation(
+                num_supernodes=num_nodes,
+                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+                client_app=client_app,
+                server_app=server_app,
+                backend_config=_backend_config(run),
+            )
+        except RuntimeError as error:
+            if failures:  # the server's own; Flower raises it as it is
+                raise
+            raise RunError(_why(error, run)) from error
+    if not outcome:
+        raise RunError("Flower's simulation ended before the run did")
+    return outcome[0]
+
+
+def requests_at_once(run: RunSettings) -> int:
+    """Return how many requests keep all workers busy at any time.
+
+    How many workers a cluster has room for is known once `play` has joined it.
+    """
+    workers = num_workers(run)
+    if run.ray_address:
+        # It imports Ray, which a server of real clients does without.
+        from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
+
+        places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
+        workers = pool_size_from_resources(places)
+    return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
+
+
+@contextlib.contextmanager
+def _faster_flower() -> Iterator[None]:
+    """Replace two parts of Flower's runtime that cost time.
+
+    It has a thread wait for each worker, in a pool of the default size: 32, or four
+    more than there are cores; further workers never get a task. And ten times a second
+    it looks, for each node, through all messages: a tenth of a second a round, and a
+    part of a core that grows with their product.
+    """
+    pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
+    with (
+        mock.patch.object(vce_api, "ThreadPoolExecutor", pool),
+        mock.patch.object(vce_api, "add_messages_to_queue", _hand_on_messages),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _huge_pages_for_workers() -> Iterator[None]:
+    """Let glibc ask for huge pages in the processes that are started meanwhile.
+
+    The large tensors of a training step take a twentieth less time. It is a setting of
+    the environment because glibc reads it when a process starts.
+    """
+    before = os.environ.get("GLIBC_TUNABLES")
+    tunables = [before] if before else []
+    os.environ["GLIBC_TUNABLES"] = ":".join([*tunables, "glibc.malloc.hugetlb=1"])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GLIBC_TUNABLES"]
+        else:
+            os.environ["GLIBC_TUNABLES"] = before
+
+
+def _hand_on_messages(
+    state: InMemoryLinkState,
+    queue: Queue[Message],
+    nodes_mapping: Mapping[int, int],  # noqa: ARG001 (the signature is Flower's)
+    f_stop: threading.Event,
+) -> None:
+    """Give each new message to whichever worker is free next, until the end."""
+    while not f_stop.wait(POLL_INTERVAL_S):
+        with state.lock:
+            stored = state.message_ins_store.values()
+            new = [message for message in stored if not message.metadata.delivered_at]
+            for message in new:
+                message.metadata.delivered_at = datetime.now(UTC).isoformat()
+        for message in new:
+            queue.put(message)
+
+
+def _why(error: RuntimeError, run: RunSettings) -> str:
+    reason = str(_beneath_flower(error)).rstrip(".")
+    if _RAY_TOO_SLOW in reason:
+        return (
+            "Ray, whose processes play the clients, did not start in time, most likely "
+            "because the machine is too busy. Try again when it is less so, end other "
+            "programs, or do without Ray by --engine serial, which has the same "
+            f"results. Ray says: {reason}"
+        )
+    needs = "has what run.cpus_per_client and run.gpus_per_client ask for"
+    check = f"the machine {needs}"
+    if run.ray_address:
+        check = (
+            f"the Ray cluster at {run.ray_address} is of this version of Ray, and that "
+            f"one of its machines {needs}"
+        )
+    return f"Flower's simulation failed: {reason}. Check that {check}"
+
+
+def _beneath_flower(error: BaseException) -> BaseException:
+    """Return what was raised below Flower's errors, which only say that it was."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def require_cluster(address: str | None) -> None:
+    """Check that something listens at a cluster's address: Ray asks for ever.
+
+    Parameters
+    ----------
+    address
+        As of `RunSettings.ray_address`; only ``HOST:PORT`` can be checked.
+
+    Raises
+    ------
+    RunError
+        If nothing does.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if "/" in host or not (host and port.isdigit()):
+        return
+    place = (host.strip("[]"), int(port))
+    try:
+        socket.create_connection(place, CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunError(
+            f"found nothing at {address} ({error}), expected the head of a Ray "
+            "cluster. Start one there with `ray start --head`, which says its address, "
+            "or correct run.ray_address"
+        ) from error
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
+
+    An interrupt in the middle of Flower's engine leaves its threads waiting for Ray for
+    ever. So the server is told to stop, and Flower ends as after any other error; a
+    second Ctrl-C interrupts at once. Only a main thread can be interrupted at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupted(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except Interrupted as error:
+        raise KeyboardInterrupt from error
+    finally:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+
+def _backend_config(run: RunSettings) -> BackendConfig:
+    return {
+        "client_resources": {
+            "num_cpus": run.cpus_per_client,
+            "num_gpus": run.gpus_per_client,
+        },
+        "init_args": {
+            **_where(run),
+            "logging_level": logging.ERROR,
+            "log_to_driver": False,
+        },
+    }
+
+
+def _where(run: RunSettings) -> dict[str, str | float]:
+    """Return the arguments of `ray.init` that join a cluster, or start one here."""
+    if run.ray_address:
+        return {"address": run.ray_address}
+    return {"num_cpus": num_workers(run) * run.cpus_per_client}
+
+
+NODES_CONNECT_TIMEOUT_S = 120.0
+
+
+def wait_for_nodes(
+    grid: Grid, stop: threading.Event, timeout_s: float = NODES_CONNECT_TIMEOUT_S
+) -> list[int]:
+    """Return the ids of all nodes, once all are there and one of them has answered.
+
+    Nodes register while the ServerApp already runs. Any of them knows how many there
+    are to be, so that the first round does not start with a part of them.
+
+    Raises
+    ------
+    RunError
+        If they are not all there in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    expected = 0
+    while time.monotonic() < deadline:
+        if stop.is_set():
+            raise Interrupted("stopped while waiting for nodes")
+        nodes = sorted(grid.get_node_ids())
+        if nodes and not expected:
+            expected = _num_expected(grid, nodes[0], stop)
+        if expected and len(nodes) >= expected:
+            return nodes
+        time.sleep(POLL_INTERVAL_S)
+    raise RunError(
+        f"expected {expected or 'at least one'} nodes within {timeout_s:.0f} s, found "
+        f"{len(nodes)}; check that the simulation's nodes are running"
+    )
+
+
+def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
+    """Return what chooses the nodes one after the other, whoever is to be played.
+
+    Flower hands each node one message at a time, so that a node that is given several
+    holds them up; and who plays a client makes no difference to the outcome.
+    """
+    endless = itertools.cycle(nodes)
+    return lambda client: next(endless)  # noqa: ARG005 (whoever it is)
+
+
+def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
+    query = Message(
+        content=RecordDict(), dst_node_id=node, message_type=Purpose.INTRODUCE.value
+    )
+    (reply,) = replies_in_order(grid, [query], stop)
+    if isinstance(reply, NoReply):
+        raise RunError(f"a node did not introduce itself: {reply.reason}")
+    if reply.has_error():
+        raise RunError(f"a node did not introduce itself: {reply.error.reason}")
+    return int(str(reply.content.config_records["node"]["num-partitions"]))
+
 
 NUM_NODES = 64
 """Flower's nodes at most. Which of them plays a client makes no difference."""

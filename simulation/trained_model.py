@@ -5,23 +5,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from knnper.config.errors import RunError
-from knnper.config.sections import Experiment
-from knnper.data.dataset import Dataset
-from knnper.data.site.agreement import SiteTask
-from knnper.transport.model_folder.files import is_model_folder, load_model
-from knnper.transport.model_folder.global_model import (
+from knnper.data.examples import Dataset
+from knnper.data.site_data import SiteTask
+from knnper.errors import RunError
+from knnper.experiment import Experiment
+from knnper.server.checkpoint import Checkpoint, CheckpointFolder
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.partition.split import Partition
+from knnper.simulation.partition.split import fingerprint as partition_fingerprint
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.strategies.catalogue import without_start
+from knnper.strategies.core.exported_model import (
     GlobalModel,
     global_model,
+    is_model_folder,
+    load_model,
     require_global_model,
 )
-from server.checkpoint import Checkpoint, CheckpointFolder
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.partition.split import Partition
-from simulation.partition.split import fingerprint as partition_fingerprint
-from simulation.workbench import Workbench, open_workbench
-from strategies.experiments import without_start
 
 MODEL = "model"
 """The folder in a run's folder where a federation leaves the model."""

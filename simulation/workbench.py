@@ -4,21 +4,205 @@ Server and workers each make their own: it depends on nothing but the experiment
 """
 
 import functools
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
-from knnper.config.sections import Experiment
-from knnper.config.seeding import RandomKey
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset
-from server.roster import Roster
-from simulation.partition.settings import PartitionSettings
-from simulation.partition.split import Partition, fingerprint, make_partition
-from simulation.sites import require_central
-from simulation.virtual_clients import VirtualClients
-from strategies.assembly import Assembly, assemble
-from strategies.core.embedding_pool import EmbeddingPool
+from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
+from knnper.errors import Problem, RunError
+from knnper.experiment import Catalogue, Choice, Experiment
+from knnper.files import write_atomically
+from knnper.seeding import RandomKey
+from knnper.server.observer import Member, Roster
+from knnper.simulation.partition.assignment import (
+    CountedSettings,
+    Integers,
+    PartitionSettings,
+)
+from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.split import (
+    ClientPart,
+    Partition,
+    fingerprint,
+    make_partition,
+)
+from knnper.strategies.catalogue import (
+    PERSONALIZERS,
+    SITE_DATA_SETS,
+    SITE_PARTITIONS,
+    Assembly,
+    assemble,
+    catalogue_of,
+    settings_types,
+)
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.task import EmbeddingPool
+
+# Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
+_TOLERANCE = 1e-9
+
+
+def experiment_catalogue() -> Catalogue:
+    """Return the catalogue of everything this project ships."""
+    return catalogue_of(
+        {**settings_types(DATA_SETS), **SITE_DATA_SETS},
+        {**settings_types(PARTITIONS), **SITE_PARTITIONS},
+        check_experiment,
+    )
+
+
+def check_experiment(experiment: Experiment) -> Sequence[Problem]:
+    """Return what in the data's sections does not go together."""
+    return (
+        *_site_problems(experiment),
+        *_participation_problems(experiment),
+        *_proxy_problems(experiment),
+    )
+
+
+def _site_problems(experiment: Experiment) -> Iterable[Problem]:
+    data, partition = experiment.data.name, experiment.partition.name
+    if (data == SITES) != (partition == SITES):
+        message = (
+            f"found {partition} with data of {data}, expected {{name: sites}} for "
+            "both or for neither: data that stays with the sites is not dealt"
+        )
+        yield Problem("partition.name", message)
+
+
+def _proxy_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield that the server lacks the examples which a personalisation samples from."""
+    partition, on_top = experiment.partition.settings, experiment.personalization.name
+    if not isinstance(partition, PartitionSettings) or partition.proxy_fraction > 0:
+        return
+    if PERSONALIZERS[on_top].needs_proxy:
+        message = (
+            f"found 0 with {on_top}, which samples from examples of the server's; "
+            "expected a part that the server keeps, such as 0.05"
+        )
+        yield Problem("partition.proxy_fraction", message)
+
+
+def _participation_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield why no client would ever train, where the partition's size is known."""
+    partition = experiment.partition.settings
+    if not isinstance(partition, CountedSettings):
+        return
+    num_clients, unseen_fraction = partition.num_clients, partition.unseen_fraction
+    num_seen = num_clients - int(unseen_fraction * num_clients + 0.5)
+    if num_seen < 1:
+        message = (
+            f"found {unseen_fraction} of {num_clients} clients, which leaves none to "
+            "train; expected a smaller part, or more clients"
+        )
+        yield Problem("partition.unseen_fraction", message)
+        return
+    participation = experiment.training.participation
+    if participation * num_seen < 1 - _TOLERANCE:
+        message = (
+            f"found {participation} of {num_seen} seen clients, which is less than one "
+            f"client a round; expected at least {1 / num_seen:.3g}"
+        )
+        yield Problem("training.participation", message)
+
+
+def over_sites(experiment: Experiment) -> Experiment:
+    """Return the experiment over data that stays with the sites.
+
+    What the sites agree on - form of the inputs, how they are normalised, the names of
+    the classes - is that of the central data set. An experiment that is over sites
+    already is returned as it is.
+
+    Raises
+    ------
+    DataError
+        If the data set cannot be loaded.
+    """
+    if experiment.data.name == SITES:
+        return experiment
+    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    return replace(
+        experiment,
+        data=Choice(SITES, sites_settings(task_of(dataset))),
+        partition=Choice(SITES, NoSettings()),
+    )
+
+
+def require_central(experiment: Experiment) -> None:
+    """Refuse an experiment whose data stays with the sites.
+
+    Raises
+    ------
+    RunError
+        If it does.
+    """
+    if isinstance(experiment.data.settings, SitesSettings):
+        raise RunError(
+            "the experiment is over data that stays with the sites, so it cannot be "
+            "simulated; run it on them with `knnper submit`, or name a data set in the "
+            "section data and how it is dealt in the section partition"
+        )
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """The data source of a simulation.
+
+    Attributes
+    ----------
+    dataset
+        The central data, memory-mapped and shared by all workers.
+    parts
+        Each client's share, by name.
+    """
+
+    dataset: Dataset
+    parts: dict[str, ClientPart]
+
+    @classmethod
+    def of(cls, dataset: Dataset, partition: Partition) -> "VirtualClients":
+        """Return the virtual clients of ``partition``."""
+        return cls(dataset, {part.name: part for part in partition.clients})
+
+    def data(self, client: str) -> ClientData:
+        """Return what ``client`` learns from, copied out of the memory map."""
+        part = self.parts[client]
+        return ClientData(
+            train=self.dataset.train.examples_at(part.train),
+            validation=self.dataset.train.examples_at(part.validation),
+        )
+
+    def test(self, client: str) -> Examples:
+        """Return the test split of ``client``, copied out of the memory map."""
+        return self.dataset.test.examples_at(self.parts[client].test)
+
+    def class_weights(self, client: str) -> Tensor | None:
+        """Return what a test example of each label counts, float64 (c,), or None."""
+        weights = self.parts[client].class_weights
+        return None if weights is None else torch.from_numpy(weights)
+
+    def is_seen(self, client: str) -> bool:
+        """Return whether ``client`` may take part in training."""
+        return self.parts[client].seen
+
+    def members(self) -> Iterator[Member]:
+        """Yield what the server knows of each client."""
+        for part in self.parts.values():
+            yield Member(
+                name=part.name,
+                seen=part.seen,
+                num_train=len(part.train),
+                num_validation=len(part.validation),
+                num_test=len(part.test),
+            )
 
 
 @dataclass(frozen=True)
@@ -115,3 +299,96 @@ def build_workbench(
         partition=partition,
         clients=VirtualClients.of(dataset, partition),
     )
+
+
+PARTITION = "partition.json"
+"""In the folder of a run over virtual clients."""
+
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClientCounts:
+    """One client's examples by label.
+
+    Attributes
+    ----------
+    client, seen
+        Its name, and whether it could take part in training.
+    train, validation, test
+        Examples of each class in that split, c numbers.
+    """
+
+    client: str
+    seen: bool
+    train: Counts
+    validation: Counts
+    test: Counts
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """A partition as counts.
+
+    Attributes
+    ----------
+    class_names
+        c of them, in the order of the labels.
+    clients
+        In the order of their names.
+    """
+
+    class_names: tuple[str, ...]
+    clients: tuple[ClientCounts, ...]
+
+
+_LABEL_COUNTS = TypeAdapter(LabelCounts)
+
+
+def count_labels(clients: VirtualClients) -> LabelCounts:
+    """Return what each client has of each label."""
+    data = clients.dataset
+    num_classes = data.spec.num_classes
+    counted = [
+        ClientCounts(
+            part.name,
+            part.seen,
+            train=_counts(data.train, part.train, num_classes),
+            validation=_counts(data.train, part.validation, num_classes),
+            test=_counts(data.test, part.test, num_classes),
+        )
+        for part in clients.parts.values()
+    ]
+    return LabelCounts(tuple(data.class_names), tuple(counted))
+
+
+def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
+    """Write ``partition.json``, unless the run has it."""
+    path = run_folder / PARTITION
+    if not path.exists():
+        write_atomically(path, f"{json.dumps(asdict(count_labels(clients)))}\n")
+
+
+def read_label_counts(run_folder: Path) -> LabelCounts | None:
+    """Return the content of ``partition.json``; None where a run has none.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
+    path = run_folder / PARTITION
+    try:
+        return _LABEL_COUNTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise RunError(
+            f"{path} is damaged, expected the label counts of a simulation; remove it, "
+            "and reports leave the picture of the split out"
+        ) from error
+
+
+def _counts(split: LabelledArrays, indices: Integers, num_classes: int) -> Counts:
+    found = np.bincount(split.labels[indices], minlength=num_classes)
+    return tuple(found.tolist())

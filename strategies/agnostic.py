@@ -33,21 +33,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import NonNegativeFloat
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.denominators import denominator
-from strategies.core.domains import example_weights_of, groups_of, shares_and_losses
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelUpdate, NoState, Record
-from strategies.core.simplex import project_to_simplex
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
+from knnper.errors import Problem
+from knnper.experiment import Experiment, NonNegativeFloat, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import (
+    RunningMean,
+    denominator,
+    project_to_simplex,
+)
+from knnper.strategies.core.method import Method, MethodSpec, Predictor, of_shapes
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.task import (
+    Task,
+    example_weights_of,
+    groups_of,
+    shares_and_losses,
+)
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

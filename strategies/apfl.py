@@ -29,18 +29,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from knnper.config.ranges import PositiveInt, UnitInterval
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.hand_over_training import newcomer_rate, on_both_splits
-from strategies.core.local_model import Batch, LocalModel, sgd
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelUpdate, Record
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import PositiveInt, Settings, UnitInterval
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    Batch,
+    LocalModel,
+    local_sgd,
+    newcomer_rate,
+    on_both_splits,
+    sgd,
+)
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

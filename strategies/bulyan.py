@@ -24,16 +24,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.config.ranges import NonNegativeInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
-from strategies.core.flower_aggregation import bulyan as flower_bulyan
-from strategies.core.held_updates import hold, require
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelState, ModelUpdate
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.krum import lowest
+from knnper.experiment import NonNegativeInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import hold, require
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.records import ModelState, ModelUpdate
+from knnper.strategies.core.server_optimizer import bulyan as flower_bulyan
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.krum import lowest
 
 
 @dataclass(frozen=True)

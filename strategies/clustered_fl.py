@@ -31,23 +31,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.config.ranges import NonNegativeFloat, PositiveInt, ProperFraction
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.averaging import average_weights
-from strategies.core.bipartition import Bipartition, bipartition, cosines
-from strategies.core.cluster_models import (
+from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.clusters import (
+    Bipartition,
     ClusterModels,
     ClusterUpdate,
+    bipartition,
     chosen_model,
     cluster_problem,
+    cosines,
     serve_best,
     train_best,
 )
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.records import NoState, Record
-from strategies.core.task import Task
+from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

@@ -30,24 +30,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.augmentation import AUGMENTATIONS
-from knnper.data.examples import ClientData, Examples
-from knnper.data.site.agreement import SitesSettings
-from strategies.core.evaluation import evaluate
-from strategies.core.extended_record import extended, with_field
-from strategies.core.grids import repetitions
-from strategies.core.local_model import Batch, LocalModel
-from strategies.core.local_sgd import LocalStep, local_sgd
-from strategies.core.method import Method
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.proxy_sample import Sample, draw_sample, taken
-from strategies.core.task import Task
-from strategies.fine_tuning import one_model
+from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.data.site_data import SitesSettings
+from knnper.errors import Problem
+from knnper.experiment import (
+    Experiment,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, PersonalizerSpec, repetitions
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.core.records import extended, with_field
+from knnper.strategies.core.task import Sample, Task, draw_sample, taken
+from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
+from knnper.strategies.fine_tuning import one_model
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ both splits in the end.
 
 Departures: v is trained for as long and as fast as w, where the paper allows lengths
 and rates of their own. λ is chosen once, at the hand-over. The pull is taken at the
-end of a step, see `strategies.core.proximal`; buffers such as BatchNorm's running
-statistics are not pulled.
+end of a step, see `knnper.strategies.core.training`; buffers such as BatchNorm's
+running statistics are not pulled.
 """
 
 import functools
@@ -28,21 +28,21 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import NonNegativeFloat, PositiveInt
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.evaluation import evaluate
-from strategies.core.grids import repetitions
-from strategies.core.hand_over_training import newcomer_rate, on_both_splits
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload, ModelUpdate, Record
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.errors import Problem
+from knnper.experiment import Experiment, NonNegativeFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings, repetitions
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    local_sgd,
+    newcomer_rate,
+    on_both_splits,
+    pull,
+)
+from knnper.strategies.fedavg import fedavg
 
 ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
 

@@ -17,27 +17,29 @@ newcomer trains one from w̄ on both splits.
 Departures: MOCHA solves convex problems in their dual and learns how clients are
 related; here the relation is fixed, and any model is trained with SGD. w̄ is of the
 clients that replied, weighted by their examples. The pull is taken at the end of a
-step, see `strategies.core.proximal`. Buffers such as BatchNorm's running statistics are
-averaged into w̄, but no client's are pulled.
+step, see `knnper.strategies.core.training`. Buffers such as BatchNorm's running
+statistics are averaged into w̄, but no client's are pulled.
 """
 
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from knnper.config.ranges import NonNegativeFloat, PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.hand_over_training import newcomer_rate, trained_on_both_splits
-from strategies.core.local_model import GradientHook
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    GradientHook,
+    local_sgd,
+    newcomer_rate,
+    pull,
+    trained_on_both_splits,
+)
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

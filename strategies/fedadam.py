@@ -19,11 +19,10 @@ their examples, as in the paper's experiments.
 
 from dataclasses import dataclass
 
-from strategies.core.flower_aggregation import adam
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.server_optimizer import MomentSettings, with_moments
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.server_optimizer import MomentSettings, adam, with_moments
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

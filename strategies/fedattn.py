@@ -28,11 +28,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.config.ranges import NonNegativeFloat, PositiveInt, UnitInterval
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.attention import (
+from knnper.experiment import NonNegativeFloat, PositiveInt, Settings, UnitInterval
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, of_shapes
+from knnper.strategies.core.networks import (
     Attention,
     KnownClients,
     Memory,
@@ -43,14 +44,10 @@ from strategies.core.attention import (
     nobody,
     step,
 )
-from strategies.core.averaging import RunningMean
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import NoState, Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,19 @@ knn-per.txt, Eq. 13.
 
 from collections.abc import Sequence
 
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import average_weights
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
-from strategies.core.task import Task
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import (
+    ModelPayload,
+    ModelState,
+    ModelUpdate,
+    NoState,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 def fedavg(task: Task, settings: NoSettings) -> Method:

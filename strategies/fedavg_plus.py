@@ -2,11 +2,11 @@
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
 Agnostic Meta Learning", 2019; a baseline of knn-per.txt, section 5. It is FedAvg with
-`strategies.fine_tuning` on top.
+`knnper.strategies.fine_tuning` on top.
 """
 
-from strategies.core.method import MethodSpec
-from strategies.fedavg import fedavg
+from knnper.strategies.core.method import MethodSpec
+from knnper.strategies.fedavg import fedavg
 
 SPEC = MethodSpec(
     title="FedAvg+",

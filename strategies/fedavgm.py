@@ -19,15 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knnper.config.ranges import PositiveFloat, ProperFraction
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
-from strategies.core.flower_aggregation import momentum_step
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelUpdate, Record
-from strategies.core.server_optimizer import mean_in_parts
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import PositiveFloat, ProperFraction, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.records import ModelUpdate, Record
+from knnper.strategies.core.server_optimizer import mean_in_parts, momentum_step
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

@@ -30,36 +30,35 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from knnper.config.errors import RunError
-from knnper.config.ranges import (
+from knnper.data.examples import ClientData, Examples
+from knnper.errors import RunError
+from knnper.experiment import (
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
     ProperFraction,
+    Settings,
 )
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples
-from strategies.core.bases import layers, stages, whole_model
-from strategies.core.basis_models import (
+from knnper.seeding import RandomKey
+from knnper.strategies.core.bases import (
     Bases,
     BasesState,
     BasesUpdate,
-    clustered,
-    mean_models,
-)
-from strategies.core.basis_training import (
     Combination,
+    clustered,
+    layers,
     learn_combination,
+    mean_models,
+    stages,
     train_bases,
     train_jointly,
+    whole_model,
 )
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import NoState
-from strategies.core.task import Task
-from strategies.core.update_shapes import as_sent
+from knnper.strategies.core.method import Method, MethodSpec, as_sent
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import NoState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 _BLOCKS = {"layers": layers, "stages": stages, "whole": whole_model}
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.ranges import PositiveInt
-from knnper.config.sections import Settings
-from strategies.core.method import Method, MethodSpec
-from strategies.core.sharing import Sharing, partly_shared
-from strategies.core.task import Task
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import PositiveInt, Settings
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.sharing import Sharing, partly_shared
+from knnper.strategies.core.task import Task
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

@@ -22,17 +22,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knnper.config.ranges import PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.averaging import RunningMean
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.records import Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import as_sent
+from knnper.experiment import PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, Predictor, as_sent
+from knnper.strategies.core.predictors import MixturePredictor
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ between what clients sent.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from strategies.core.flower_aggregation import median
-from strategies.core.held_updates import hold
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelState, ModelUpdate
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.strategies.core.averaging import hold
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.records import ModelState, ModelUpdate
+from knnper.strategies.core.server_optimizer import median
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 def fedmedian(task: Task, settings: NoSettings) -> Method:

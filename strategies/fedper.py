@@ -16,12 +16,10 @@ and every linear layer counts.
 
 from dataclasses import dataclass
 
-from knnper.config.ranges import NonNegativeInt, PositiveInt
-from knnper.config.sections import Settings
-from strategies.core.layers import first_layers, layers_left
-from strategies.core.method import Method, MethodSpec
-from strategies.core.sharing import Sharing, partly_shared
-from strategies.core.task import Task
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.sharing import Sharing, partly_shared
+from knnper.strategies.core.task import Task, first_layers, layers_left
 
 
 @dataclass(frozen=True)

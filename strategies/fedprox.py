@@ -8,23 +8,22 @@ model w of the round, a client minimises f(y) + μ/2 ||y - w||² by steps
 
 where g is the gradient of f on a mini-batch, with that of weight decay.
 
-Departures: the pull is taken at the end of a step, see `strategies.core.proximal`; the
-number of local steps is fixed, where the paper allows any inexact solution; clients are
-drawn uniformly and weighted by their number of examples, as in FedAvg.
+Departures: the pull is taken at the end of a step, see
+`knnper.strategies.core.training`; the number of local steps is fixed, where the paper
+allows any inexact solution; clients are drawn uniformly and weighted by their number of
+examples, as in FedAvg.
 """
 
 from dataclasses import dataclass, replace
 
-from knnper.config.ranges import NonNegativeFloat
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload, ModelUpdate, NoState
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import NonNegativeFloat, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

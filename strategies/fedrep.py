@@ -18,22 +18,20 @@ split, is added, as bodies go on changing while a client is not drawn.
 
 from dataclasses import dataclass, replace
 
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.hand_over_training import trained_on_both_splits
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.records import ModelPayload
-from strategies.core.sharing import (
+from knnper.experiment import PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.sharing import (
     PersonalPart,
     SharedUpdate,
     Sharing,
     part_in_use,
     partly_shared,
 )
-from strategies.core.task import Task
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, trained_on_both_splits
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from knnper.config.sections import Settings
-from strategies.core.flower_aggregation import trimmed_mean
-from strategies.core.held_updates import hold
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelState, ModelUpdate
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import Settings
+from knnper.strategies.core.averaging import hold
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.records import ModelState, ModelUpdate
+from knnper.strategies.core.server_optimizer import trimmed_mean
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
 

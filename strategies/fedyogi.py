@@ -18,12 +18,11 @@ experiments.
 
 from dataclasses import dataclass
 
-from knnper.config.ranges import PositiveFloat
-from strategies.core.flower_aggregation import yogi
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.server_optimizer import MomentSettings, with_moments
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.experiment import PositiveFloat
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.server_optimizer import MomentSettings, with_moments, yogi
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

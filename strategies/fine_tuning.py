@@ -11,16 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from knnper.config.errors import RunError
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
+from knnper.errors import RunError
+from knnper.experiment import PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, PersonalizerSpec, Predictor
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from knnper.config.ranges import PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.cluster_models import (
+from knnper.experiment import PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.clusters import (
     ClusterModels,
     ClusterUpdate,
     chosen_model,
@@ -34,9 +33,9 @@ from strategies.core.cluster_models import (
     serve_best,
     train_best,
 )
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.records import NoState, Record
-from strategies.core.task import Task
+from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

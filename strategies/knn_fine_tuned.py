@@ -8,13 +8,12 @@ new.
 
 from dataclasses import dataclass, field
 
-from knnper.config.sections import Settings
-from strategies.core.memory import KnnSettings
-from strategies.core.method import Method
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
-from strategies.knn_per import with_memory
+from knnper.experiment import Settings
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import Method, PersonalizerSpec
+from knnper.strategies.core.task import Task
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.knn_per import with_memory
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from datastore.examples import NewExamples, StoreSpec
-from datastore.memory import UNNAMED, empty_memory_store
-from datastore.prediction.class_prior import require_class_shares
-from datastore.prediction.predictor import KnnPredictor
-from datastore.settings import require_settings
-from datastore.store import Store
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.memory import KnnSettings, remember, store_settings_of
-from strategies.core.method import EmbeddingPredictor, Method, MethodSpec, Predictor
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import KnnPredictor, require_class_shares
+from knnper.datastore.settings import require_settings
+from knnper.datastore.store import UNNAMED, Store, empty_memory_store
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings, remember, store_settings_of
+from knnper.strategies.core.method import (
+    EmbeddingPredictor,
+    Method,
+    MethodSpec,
+    PersonalizerSpec,
+    Predictor,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 def with_memory(task: Task, method: Method, settings: KnnSettings) -> Method:

@@ -12,24 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datastore.prediction.predictor import KnnPredictor
-from datastore.protonn.settings import ProtoNNSettings
-from datastore.protonn.training import fit_protonn
-from datastore.tuning.candidates import weights_to_choose_from
-from datastore.tuning.mixing import choose_knn_weight
-from datastore.tuning.settings import (
+from knnper.data.examples import ClientData
+from knnper.datastore.prediction import KnnPredictor
+from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
+from knnper.datastore.tuning import (
     PAPER_KNN_WEIGHTS,
     CriterionName,
     KnnWeights,
+    choose_knn_weight,
+    weights_to_choose_from,
 )
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
-from strategies.core.method import EmbeddingPredictor, Method, MethodSpec
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.knn_per import require_embeddings
+from knnper.experiment import Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import (
+    EmbeddingPredictor,
+    Method,
+    MethodSpec,
+    PersonalizerSpec,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.knn_per import require_embeddings
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from knnper.config.ranges import NonNegativeFloat, PositiveInt, ProperFraction
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import average_weights
-from strategies.core.local_model import LocalModel
-from strategies.core.local_sgd import LocalStep, local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.records import ModelState, ModelUpdate, Record
-from strategies.core.task import Task
-from strategies.fed_mtl import FedMTLSettings, fed_mtl
+from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.records import ModelState, ModelUpdate, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalModel, LocalStep, local_sgd
+from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
 
 
 @dataclass(frozen=True)

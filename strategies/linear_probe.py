@@ -6,12 +6,10 @@ only". The head starts from the served model's.
 
 from dataclasses import dataclass
 
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
-from strategies.core.method import Method
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.experiment import PositiveFloat, PositiveInt, Settings
+from knnper.strategies.core.method import Method, PersonalizerSpec
+from knnper.strategies.core.task import Task
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from knnper.config.errors import RunError
-from knnper.config.ranges import PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.hand_over_training import on_both_splits
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
-from strategies.core.task import Task
+from knnper.errors import RunError
+from knnper.experiment import PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import (
+    ModelPayload,
+    ModelState,
+    ModelUpdate,
+    NoState,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, on_both_splits
 
 
 @dataclass(frozen=True)

@@ -38,22 +38,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from strategies.core.evaluation import score
-from strategies.core.grids import repetitions
-from strategies.core.local_model import Objective, cross_entropy
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.records import ModelPayload, ModelUpdate, NoState
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.errors import Problem
+from knnper.experiment import (
+    Experiment,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import (
+    Method,
+    MethodSpec,
+    NoSettings,
+    Predictor,
+    repetitions,
+)
+from knnper.strategies.core.predictors import MixturePredictor, score
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
+from knnper.strategies.fedavg import fedavg
 
 Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
 

@@ -4,7 +4,7 @@ Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applicati
 Federated Learning", 2020, section 6: "a common approach for model interpolation in
 practice is to first train the central model and then train the local model separately
 and find the best interpolation coefficients" of λ h_l + (1 - λ) h_c. The joint form is
-`strategies.mapper`.
+`knnper.strategies.mapper`.
 
 h_l starts from the weights of h_c (appendix F.2), so with λ = 1 it is fine-tuning; with
 λ = 0 the method is as it was. Of equal λ the smallest is taken. Departure: λ is chosen
@@ -18,20 +18,16 @@ from typing import Any
 
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.grids import repetitions
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.task import Task
-from strategies.fine_tuning import one_model
-from strategies.mapper import Cover, Pair, best_pair, interpolated
+from knnper.errors import Problem
+from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, PersonalizerSpec, repetitions
+from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fine_tuning import one_model
+from knnper.strategies.mapper import Cover, Pair, best_pair, interpolated
 
 
 @dataclass(frozen=True)

@@ -33,18 +33,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.averaging import average_weights
-from strategies.core.local_model import Batch, LocalModel
-from strategies.core.local_sgd import LocalStep, local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
-from strategies.core.task import Task
+from knnper.errors import Problem
+from knnper.experiment import (
+    Experiment,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Settings,
+)
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import (
+    ModelPayload,
+    ModelState,
+    ModelUpdate,
+    NoState,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 
 
 @dataclass(frozen=True)

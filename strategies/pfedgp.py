@@ -28,21 +28,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import average_weights
-from strategies.core.gaussian_process.class_tree import class_tree
-from strategies.core.gaussian_process.classifier import TreeClassifier, fit_classifier
-from strategies.core.gaussian_process.kernel import Kernel, KernelName
-from strategies.core.gaussian_process.objective import levels_of, predictive_objective
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.records import ModelUpdate, NoState, Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
+from knnper.errors import Problem
+from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.gaussian_process import (
+    Kernel,
+    KernelName,
+    TreeClassifier,
+    class_tree,
+    fit_classifier,
+    levels_of,
+    predictive_objective,
+)
+from knnper.strategies.core.method import Method, MethodSpec, of_shapes
+from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

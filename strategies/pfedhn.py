@@ -26,25 +26,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.averaging import RunningMean
-from strategies.core.hand_over_training import newcomer_rate
-from strategies.core.hypernetwork import (
+from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from knnper.strategies.core.networks import (
     Hypernetwork,
     generate,
-    gradients,
+    hypernetwork_gradients,
+    hypernetwork_step,
     new_hypernetwork,
-    step,
 )
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelUpdate, NoState, Record
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, newcomer_rate
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
@@ -174,13 +172,13 @@ def _aggregate(
         index = state.clients.index(client_id)
         num_parameters = len(update.weights) - len(state.buffers)
         trained, buffers = _split(update.weights, num_parameters)
-        found = gradients(network, state.embeddings[index], trained)
+        found = hypernetwork_gradients(network, state.embeddings[index], trained)
         embeddings[index] -= rate * found.embedding
         for mean, gradient in zip(mean_gradients, found.layers, strict=True):
             mean.add(gradient, 1)
         mean_buffers.add(buffers, update.num_examples)
     directions = [mean.result() for mean in mean_gradients]
-    stepped = step(network, directions, rate, settings.weight_decay)
+    stepped = hypernetwork_step(network, directions, rate, settings.weight_decay)
     return PFedHNState(state.clients, embeddings, stepped, mean_buffers.result())
 
 
@@ -204,7 +202,7 @@ def _adapt(
     for number in range(settings.newcomer_steps):
         result = local_sgd(task, weights, examples, rate, rng.child("step", number))
         trained, _ = _split(result.weights, task.model.num_parameters)
-        slope = gradients(network, embedding, trained).embedding
+        slope = hypernetwork_gradients(network, embedding, trained).embedding
         embedding = embedding - settings.learning_rate * slope
         weights = _weights(network, embedding, buffers)
     return weights

@@ -17,10 +17,10 @@ gradient reaches w, which moves by weight decay alone, and its buffers by the pa
 Departures: the θ that a client serves is found at the hand-over, from the last w and in
 passes over both splits of its data, as the paper defines it; the paper's algorithm ends
 with the θ of a client's last mini-batch, which fits that mini-batch. The pull is then
-taken at the end of a step, see `strategies.core.proximal`. Weight decay is w's in the
-rounds and θ's at the hand-over; momentum, where it is set, is w's alone. Clients are
-weighted by their number of examples, by the paper equally. K is fixed; the paper goes
-on up to an accuracy.
+taken at the end of a step, see `knnper.strategies.core.training`. Weight decay is w's
+in the rounds and θ's at the hand-over; momentum, where it is set, is w's alone. Clients
+are weighted by their number of examples, by the paper equally. K is fixed; the paper
+goes on up to an accuracy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,21 +28,34 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.hand_over_training import trained_on_both_splits
-from strategies.core.local_model import LocalModel
-from strategies.core.local_sgd import LocalStep, local_sgd
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate, NoState
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.errors import Problem
+from knnper.experiment import (
+    Experiment,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import (
+    ModelPayload,
+    ModelState,
+    ModelUpdate,
+    NoState,
+)
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    LocalModel,
+    LocalStep,
+    local_sgd,
+    pull,
+    trained_on_both_splits,
+)
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

@@ -26,18 +26,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from knnper.config.errors import RunError
-from knnper.config.ranges import NonNegativeFloat, PositiveFloat
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.averaging import RunningMean
-from strategies.core.flower_aggregation import fair_terms
-from strategies.core.method import Method, MethodSpec, NoSettings
-from strategies.core.records import ModelPayload, NoState, Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
-from strategies.fedavg import fedavg
+from knnper.errors import RunError
+from knnper.experiment import NonNegativeFloat, PositiveFloat, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, NoSettings, of_shapes
+from knnper.strategies.core.records import ModelPayload, NoState, Record
+from knnper.strategies.core.server_optimizer import fair_terms
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)

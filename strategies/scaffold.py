@@ -24,18 +24,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.ranges import PositiveFloat
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
+from knnper.errors import Problem
+from knnper.experiment import Experiment, PositiveFloat, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, MethodSpec, Predictor, of_shapes
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.durable_files import JsonLines, draft_of, write_atomically
+from knnper.files import JsonLines, draft_of, write_atomically
 
 
 def full(descriptor: int) -> None:

@@ -7,11 +7,11 @@ import platform
 import pytest
 import torch
 
-from knnper import machine
-from knnper.config.errors import RunError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import RunSettings
-from knnper.machine import (
+from knnper import process as machine
+from knnper.errors import RunError
+from knnper.experiment import RunSettings
+from knnper.loading import load_experiment
+from knnper.process import (
     compute_device,
     keep_freed_memory,
     num_threads,
@@ -19,7 +19,7 @@ from knnper.machine import (
     prepare_process,
     with_fixed_threads,
 )
-from simulation.catalogue import experiment_catalogue
+from knnper.simulation.workbench import experiment_catalogue
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from client.node.lock import locked
-from client.residence.residence import Residence
-from knnper.private_folders import is_private, make_private
+from knnper.client.flower_node import locked
+from knnper.client.install import Residence
+from knnper.files import is_private, make_private
 
 
 def mode(folder: Path) -> int:

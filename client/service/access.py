@@ -19,16 +19,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
-from client.residence.places import Places
-from client.service.errors import RequestError, answer
-from knnper.config.errors import RunError
-from knnper.config.names import is_name
-from knnper.durable_files import write_atomically
-from knnper.transport.credentials.files import (
-    SECRET,
-    permission_problem,
-    write_new,
-)
+from knnper.client.service.inputs import RequestError, answer
+from knnper.client.state import Places
+from knnper.errors import RunError
+from knnper.experiment import is_name
+from knnper.files import write_atomically
+from knnper.transport.credentials import SECRET, permission_problem, write_new
 from knnper.transport.sockets import introduce
 
 Scope = Literal[

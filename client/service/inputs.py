@@ -2,18 +2,25 @@
 
 import base64
 import binascii
+import contextlib
 import functools
 import io
 import itertools
 import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import HTTP
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -28,36 +35,296 @@ from pydantic import (
 )
 from torch import Tensor
 
-from client.service.budget import Body, Budget, Limits
-from client.service.errors import RequestError
-from datastore.examples import Selection
 from knnper.data.examples import InputSpec
-from knnper.data.image_file import wide_pixels
-from knnper.data.text.alphabet import NUM_TOKENS, encode, plain
+from knnper.data.images_base import wide_pixels
+from knnper.data.text import NUM_TOKENS, encode, plain
+from knnper.datastore.examples import (
+    Selection,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+)
+from knnper.errors import DataError, KnnPerError
+from knnper.transport.sockets import SocketLimits, read_pieces
+
+STATUSES: Mapping[int, tuple[str, str]] = {
+    400: ("malformed", "The body is not what its content type says."),
+    401: ("unauthorized", "The token is missing or wrong."),
+    403: (
+        "forbidden",
+        "The token lacks a scope. Where none is needed: only programs and pages of "
+        "this machine are answered.",
+    ),
+    404: ("not_found", "There is nothing here."),
+    405: ("method_not_allowed", "The method is not known here."),
+    408: ("timeout", "The body arrives too slowly."),
+    409: ("conflict", "A name is taken, or the store cannot do this."),
+    413: ("too_large", "The request is more than the service takes at once."),
+    415: (
+        "unsupported_media_type",
+        "The content type is not one of those that are taken here.",
+    ),
+    422: ("invalid", "An input, a label or a name is not as described."),
+    500: ("internal", "Something went wrong that should not."),
+    503: ("unavailable", "No model is installed yet, or there is too much to do."),
+    507: ("full", "What was sent fits neither the store's capacity nor the disk."),
+}
+
+_HEADERS = {
+    401: {"WWW-Authenticate": 'Bearer realm="knnper"'},
+    # The rest of the body is not read.
+    408: {"Connection": "close"},
+    413: {"Connection": "close"},
+    503: {"Retry-After": "1"},
+}
+
+
+class ErrorDocument(BaseModel):
+    """What went wrong."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    error: str = Field(description="A short name of the kind of error.")
+    message: str = Field(
+        description="What was found, what was expected, how to mend it."
+    )
+
+
+class RequestError(KnnPerError):
+    """A request cannot be answered: a status of `STATUSES`, and what is wrong."""
+
+    def __init__(
+        self, status: int, message: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+
+
+def answer(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return an answer that says what is wrong."""
+    name, _ = STATUSES.get(status, STATUSES[400 if status < 500 else 500])
+    document = ErrorDocument(error=name, message=message).model_dump()
+    return JSONResponse(
+        document, status, {**_HEADERS.get(status, {}), **(headers or {})}
+    )
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return what the OpenAPI document says of these statuses."""
+    return {
+        status: {"model": ErrorDocument, "description": STATUSES[status][1]}
+        for status in statuses
+    }
+
+
+async def answer_known(_: Request, error: Exception) -> JSONResponse:
+    """Answer an error of the request, the store or the model."""
+    assert isinstance(error, KnnPerError), "as it is registered"
+    if isinstance(error, RequestError):
+        return answer(error.status, str(error), error.headers)
+    return answer(_status_of(error), str(error))
+
+
+async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
+    """Answer a path with a variable part that is not as described."""
+    assert isinstance(error, RequestValidationError), "as it is registered"
+    first = error.errors()[0]
+    return answer(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+async def answer_unknown(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
+    """Answer what nobody thought of; the server logs it."""
+    return answer(500, "something went wrong that should not; the log says what")
+
+
+def _status_of(error: KnnPerError) -> int:
+    if isinstance(error, DataError):
+        return 422
+    if isinstance(error, StoreFullError):
+        return 507
+    if isinstance(error, StoreBusyError) or not isinstance(error, StoreError):
+        return 503
+    return 409
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What requests may cost; each has a default that suits a small machine.
+
+    Attributes
+    ----------
+    max_request_bytes
+        Of a request's body.
+    max_held_bytes
+        Of all bodies that arrive, wait or are worked on at a time.
+    max_inputs
+        Of one request: to predict, or to store.
+    max_pixels
+        Of all images of a request as they are sent, before they are resized.
+    max_json_values
+        Of one body: numbers, texts, lists and objects.
+    seconds
+        In which work has to begin, and a prediction to end.
+    num_readers
+        Threads that predict. One more writes.
+    max_waiting
+        Requests that wait for a thread, in each of the two queues.
+    poll_s
+        Between looks at whether a newer model is installed.
+    sockets
+        Of connections, and the pace of bodies.
+    """
+
+    max_request_bytes: int = 16_000_000
+    max_held_bytes: int = 256_000_000
+    max_inputs: int = 256
+    max_pixels: int = 50_000_000
+    max_json_values: int = 2_000_000
+    seconds: float = 30.0
+    num_readers: int = 2
+    max_waiting: int = 64
+    poll_s: float = 1.0
+    sockets: SocketLimits = field(default_factory=SocketLimits)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What was sent: all of it, its type without parameters, the boundary of a form."""
+
+    content: bytes
+    media_type: str
+    boundary: str = ""
+
+
+class Bodies:
+    """Reads requests' bodies, no more of them than is allowed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._held = limits, 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[Body]:
+        """Give what a request sends, to be held until its answer is known.
+
+        It is refused, as soon as that is known, where it is too large (413), comes too
+        slowly (408), or too many others are held (503).
+        """
+        self._require_size(int(request.headers.get("content-length", 0)))
+        chunks, size = list[bytes](), 0
+        try:
+            async for chunk in read_pieces(request.receive, self._limits.sockets):
+                size += len(chunk)
+                self._held += len(chunk)
+                self._require_size(size)
+                chunks.append(chunk)
+            yield Body(b"".join(chunks), *_content_type(request))
+        except TimeoutError as error:
+            pace = self._limits.sockets
+            raise RequestError(
+                408,
+                f"expected at least {pace.body_bytes_per_s:g} bytes of the body a "
+                f"second, after {pace.body_grace_s:g} s",
+            ) from error
+        except ConnectionError as error:
+            raise RequestError(400, "the body ended early") from error
+        finally:
+            self._held -= size
+
+    def _require_size(self, size: int) -> None:
+        limits = self._limits
+        if size > limits.max_request_bytes:
+            raise RequestError(
+                413,
+                f"the body has more than {limits.max_request_bytes} bytes; send fewer "
+                "inputs at once, or raise service.max_request_mb",
+            )
+        if self._held > limits.max_held_bytes:
+            raise RequestError(
+                503,
+                f"{limits.max_held_bytes} bytes of requests are held already; try "
+                "again in a moment",
+                {"Connection": "close"},
+            )
+
+
+def _content_type(request: Request) -> tuple[str, str]:
+    """Return the media type and the boundary, empty if there is none."""
+    header, message = request.headers.get("content-type", ""), Message()
+    message["content-type"] = header
+    boundary = message.get_param("boundary", "")
+    media_type = message.get_content_type() if "/" in header else header
+    return media_type.lower(), boundary if isinstance(boundary, str) else ""
+
+
+class Budget:
+    """What is left of what one request may cost once it is there."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._pixels = limits, limits.max_pixels
+        self._end = time.monotonic() + limits.seconds
+
+    @property
+    def seconds(self) -> float:
+        """That are left."""
+        return self._end - time.monotonic()
+
+    def take_pixels(self, width: int, height: int, passes: int) -> None:
+        """Refuse an image, before it is decoded, for which too little is left."""
+        self._pixels -= width * height * passes
+        if self._pixels < 0:
+            often = f", decoded {passes} times" if passes > 1 else ""
+            raise RequestError(
+                413,
+                f"found an image of {width}x{height} pixels{often}, expected at most "
+                f"{self._limits.max_pixels} pixels in all images of a request; make "
+                "them smaller, send fewer at once, or raise service.max_megapixels",
+            )
+        if self.seconds < 0:
+            raise RequestError(
+                503, f"the images were not decoded in {self._limits.seconds:g} s"
+            )
+
 
 JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
+
 PICTURES = ("image/png", "image/jpeg")
+
 FORM_FIELD = "image"
+
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
 MAX_LISTED = 10_000
+
 LATEST = 253_402_300_800.0  # the end of the year 9999
 
 _FORMATS = ("PNG", "JPEG")
+
 _MODES = {1: "L", 3: "RGB"}
+
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
+
 _NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
+
 _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
+
 _MAX_PART_HEADER = 4096
+
 _PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
+
 _IN_ORDER: Any = Field(union_mode="left_to_right")
+
 # What pydantic says of an alternative that was not meant, and the names it gives them.
 _OTHER_ALTERNATIVE = frozenset(("model_type", "list_type"))
+
 _ALTERNATIVES = frozenset(("Picture", "Text", "constrained-int"))
+
 _LONGEST_MESSAGE = 1000
 
 M = TypeVar("M", bound=BaseModel)
@@ -77,7 +344,9 @@ def _whole(value: Any) -> Any:
 Name = Annotated[
     str, Field(min_length=1, max_length=1024, pattern="^[^\\x00]+$")
 ]  # as names of files are
+
 Id = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_whole)]
+
 Time = Annotated[float, Field(ge=0, le=LATEST, description="Seconds since 1970 (UTC).")]
 
 
@@ -363,7 +632,7 @@ def decode_picture(
 ) -> NDArray[np.uint8]:
     """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
 
-    Colours are converted and the size is changed as `knnper.data.image_file` does.
+    Colours are converted and the size is changed as `knnper.data.images_base` does.
     """
     height, width, channels = spec.image_shape
     try:

@@ -5,34 +5,40 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from knnper.config.sections import Settings
-from knnper.data.dataset import Dataset
-from knnper.data.digit_domains import DigitDomainsSettings, load_digit_domains
-from knnper.data.digits import DigitsSettings, load_digits
-from knnper.data.domain_folder import DomainFolderSettings, load_domain_folder
-from knnper.data.image_folder import ImageFolderSettings, load_image_folder
-from knnper.data.leaf.femnist_hub import FemnistHubSettings, load_femnist_hub
-from knnper.data.leaf.loading import (
+from knnper.data.builtin import (
+    DigitsSettings,
+    DownloadSettings,
+    EmnistSettings,
+    SyntheticMixtureSettings,
+    load_cifar10,
+    load_cifar100,
+    load_digits,
+    load_emnist,
+    load_fashion_mnist,
+    load_synthetic_mixture,
+)
+from knnper.data.examples import Dataset
+from knnper.data.images import (
+    DigitDomainsSettings,
+    DomainFolderSettings,
+    ImageFolderSettings,
+    UserCsvSettings,
+    load_digit_domains,
+    load_domain_folder,
+    load_image_folder,
+    load_user_csv,
+)
+from knnper.data.leaf import (
+    FemnistHubSettings,
     LeafSettings,
     LeafTextSettings,
+    load_femnist_hub,
     load_leaf_femnist,
     load_leaf_shakespeare,
 )
-from knnper.data.synthetic_mixture import (
-    SyntheticMixtureSettings,
-    load_synthetic_mixture,
-)
-from knnper.data.table_set import TableSettings, load_table
-from knnper.data.text.plays import PlaysSettings, load_plays
-from knnper.data.torchvision_sets import (
-    DownloadSettings,
-    EmnistSettings,
-    load_cifar10,
-    load_cifar100,
-    load_emnist,
-    load_fashion_mnist,
-)
-from knnper.data.user_csv import UserCsvSettings, load_user_csv
+from knnper.data.tables import TableSettings, load_table
+from knnper.data.text import PlaysSettings, load_plays
+from knnper.experiment import Settings
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,27 @@
 """Labelled inputs as every method sees them, and a client's share of a data set."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
+
+from knnper.errors import ConfigError, DataError, Problem
+from knnper.experiment import Augmentation
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
+
 StoredDtype: TypeAlias = Literal["uint8", "float32"]
 
 _STORED_DTYPES: Mapping[InputDtype, StoredDtype] = MappingProxyType(
     {"uint8": "uint8", "float32": "float32", "token": "uint8"}
 )
+
 TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = MappingProxyType(
     {"uint8": torch.uint8, "float32": torch.float32, "token": torch.uint8}
 )
@@ -118,3 +126,292 @@ def no_examples(spec: InputSpec) -> Examples:
         torch.empty((0, *spec.image_shape), dtype=TORCH_DTYPES[spec.dtype]),
         torch.empty((0,), dtype=torch.int64),
     )
+
+
+FRAME = 4
+"""Pixels by which a crop is moved at most; never so far that it holds no image."""
+
+
+def flip(images: Tensor, mirrored: Tensor) -> Tensor:
+    """Return the images, those that are ``mirrored`` with left and right exchanged.
+
+    Parameters
+    ----------
+    images
+        uint8, shape (n, height, width, channels).
+    mirrored
+        bool, shape (n,), on the device of the images.
+    """
+    return torch.where(mirrored[:, None, None, None], images.flip(2), images)
+
+
+def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
+    """Return a crop of each image's own size from the image in a black frame.
+
+    Parameters
+    ----------
+    images
+        uint8, shape (n, height, width, channels).
+    tops, lefts
+        Where in the framed image each crop begins, int64 of shape (n,), on the device
+        of the images: from 0 to twice the frame's width, see `frame_of`.
+    """
+    num_images, height, width, _ = images.shape
+    rows, columns = frame_of(height), frame_of(width)
+    framed = functional.pad(images, (0, 0, columns, columns, rows, rows))
+    # A view of every crop there is; only the chosen ones are copied.
+    crops = framed.unfold(1, height, 1).unfold(2, width, 1)
+    which = torch.arange(num_images, device=images.device)
+    return crops[which, tops, lefts].permute(0, 2, 3, 1)
+
+
+def frame_of(length: int) -> int:
+    """Return how many black pixels are added at both ends of a side of ``length``."""
+    return min(FRAME, length - 1)
+
+
+def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
+    """Refuse random changes to inputs that are no images.
+
+    Raises
+    ------
+    ConfigError
+        If ``spec`` describes features or text and ``augmentation`` is not ``none``.
+    """
+    problems = list(augmentation_problems(augmentation, spec.dtype))
+    if problems:
+        raise ConfigError(problems)
+
+
+def augmentation_problems(
+    augmentation: Augmentation, dtype: InputDtype
+) -> Iterator[Problem]:
+    """Yield why inputs of this type cannot be changed so."""
+    if dtype != "uint8" and augmentation != "none":
+        message = (
+            f"found {augmentation!r}, but the inputs are {KINDS_OF_INPUT[dtype]}, "
+            "which cannot be flipped or cropped; expected 'none'"
+        )
+        yield Problem("training.augmentation", message)
+
+
+def _random_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
+    mirrored = generator.integers(0, 2, len(images)).astype(bool)
+    return flip(images, torch.from_numpy(mirrored).to(images.device))
+
+
+def _random_crop_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
+    num_images, height, width, _ = images.shape
+    tops, lefts = (
+        torch.from_numpy(generator.integers(0, 2 * frame_of(side) + 1, num_images))
+        for side in (height, width)
+    )
+    cropped = crop(images, tops.to(images.device), lefts.to(images.device))
+    return _random_flip(cropped, generator)
+
+
+AUGMENTATIONS: Mapping[
+    Augmentation, Callable[[Tensor, np.random.Generator], Tensor]
+] = MappingProxyType(
+    {
+        "none": lambda images, generator: images,  # noqa: ARG005
+        "flip": _random_flip,
+        "crop_flip": _random_crop_flip,
+    }
+)
+"""``(images, generator) -> images`` by name.
+
+Images are uint8 of shape (n, height, width, channels) on any device; the generator
+alone decides what happens to them.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledArrays:
+    """One split of a data set, read-only.
+
+    Attributes
+    ----------
+    images
+        Shape (n, height, width, channels), of the type that the spec says; images
+        (uint8) are memory-mapped.
+    labels
+        int64, shape (n,).
+    client_ids
+        int64, shape (n,): who each image belongs to, where the data set says so.
+    domain_ids
+        int64, shape (n,): which domain each image is from, where the data set says so.
+    """
+
+    images: NDArray[np.uint8 | np.float32]
+    labels: NDArray[np.int64]
+    client_ids: NDArray[np.int64] | None = None
+    domain_ids: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def examples_at(self, indices: NDArray[np.int64]) -> Examples:
+        """Return copies of the examples at ``indices``, int64 of shape (m,)."""
+        return Examples(
+            torch.from_numpy(np.array(self.images[indices])),
+            torch.from_numpy(np.array(self.labels[indices])),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A central data set, before it is dealt to clients.
+
+    Attributes
+    ----------
+    name
+        The name in the catalogue.
+    train, test
+        The two official splits.
+    spec
+        What a model must know about the data.
+    class_names
+        One for each of the ``spec.num_classes`` labels.
+    coarse_of
+        For each label, the coarse label it belongs to (CIFAR-100's superclasses);
+        None where the data set has one level of labels.
+    feature_names
+        For rows of features, what each of them is called.
+    domain_names
+        One for each of the domains that the images are from; empty where the data set
+        says nothing of them.
+    """
+
+    name: str
+    train: LabelledArrays
+    test: LabelledArrays
+    spec: InputSpec
+    class_names: tuple[str, ...]
+    coarse_of: tuple[int, ...] | None = None
+    feature_names: tuple[str, ...] = ()
+    domain_names: tuple[str, ...] = ()
+
+
+_PIXELS_AT_ONCE = 2**20
+
+
+def channel_statistics(
+    parts: Iterable[NDArray[np.uint8]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel of pixels scaled to [0, 1].
+
+    Parameters
+    ----------
+    parts
+        Some of the images each, uint8 of shape (n, height, width, channels); one image
+        at least in all.
+
+    Notes
+    -----
+    Computed from exact histograms, so that it does not depend on the parts. A channel
+    that never varies gets a standard deviation of 1, so that it can be divided by.
+    """
+    histograms = np.sum([_histograms(part) for part in parts], axis=0)
+    weights = histograms / histograms.sum(axis=1, keepdims=True)
+    values = np.arange(256) / 255.0
+    means = weights @ values
+    variances = (weights * (values - means[:, None]) ** 2).sum(axis=1)
+    constant = np.count_nonzero(histograms, axis=1) == 1
+    deviations = np.where(constant, 1.0, np.sqrt(variances))
+    return tuple(means.tolist()), tuple(deviations.tolist())
+
+
+def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Count each of the 256 values in each channel; shape (channels, 256)."""
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for channel in range(channels):
+        pixels = images[..., channel].ravel()
+        # NumPy counts a copy in which each pixel takes eight bytes.
+        for start in range(0, len(pixels), _PIXELS_AT_ONCE):
+            some = pixels[start : start + _PIXELS_AT_ONCE]
+            counts[channel] += np.bincount(some, minlength=256)
+    return counts
+
+
+def normalizer(
+    spec: InputSpec, device: torch.device = torch.device("cpu")
+) -> Callable[[Tensor], Tensor]:
+    """Return what brings stored inputs to the form that models take.
+
+    Parameters
+    ----------
+    spec
+        Says what the inputs are: text is passed on by `TokenIds`, all else is
+        standardised by a `Normalizer`.
+    device
+        Where the inputs are when they are normalised.
+    """
+    return TokenIds(spec) if spec.dtype == "token" else Normalizer(spec, device)
+
+
+class TokenIds:
+    """Passes the ids of text on as they are, in the order of axes that models take.
+
+    Parameters
+    ----------
+    spec
+        Gives the number of ids that there are.
+    """
+
+    def __init__(self, spec: InputSpec) -> None:
+        self._num_ids = spec.num_classes
+
+    def __call__(self, windows: Tensor) -> Tensor:
+        """Return int64 of shape (n, T, 1, 1) from ids, uint8 of shape (n, 1, 1, T).
+
+        Raises
+        ------
+        DataError
+            If there is an id of no character.
+        """
+        largest = int(windows.max()) if windows.numel() else 0
+        if largest >= self._num_ids:
+            raise DataError(
+                f"found the id {largest} in a text, expected ids from 0 to "
+                f"{self._num_ids - 1}, as knnper.data.text.alphabet.encode makes them"
+            )
+        return windows.to(torch.int64).permute(0, 3, 1, 2)
+
+
+class Normalizer:
+    """Standardises each channel; uint8 images are scaled to [0, 1] before.
+
+    Parameters
+    ----------
+    spec
+        Gives mean and standard deviation per channel, and the type of the inputs.
+    device
+        Where the images are when they are normalised.
+    """
+
+    def __init__(
+        self, spec: InputSpec, device: torch.device = torch.device("cpu")
+    ) -> None:
+        mean = torch.tensor(spec.mean, dtype=torch.float32, device=device)
+        std = torch.tensor(spec.std, dtype=torch.float32, device=device)
+        largest = 255.0 if spec.dtype == "uint8" else 1.0
+        self._scale = 1.0 / (largest * std)
+        self._shift = -mean / std
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 of shape (n, channels, height, width).
+
+        Parameters
+        ----------
+        images
+            Shape (n, height, width, channels), of the type that the spec says.
+
+        Notes
+        -----
+        The result keeps the channels innermost in memory (``channels_last``), which
+        is how convolutions are fastest, at no cost of a copy.
+        """
+        scaled = images.to(torch.float32, copy=True).mul_(self._scale)
+        return scaled.add_(self._shift).permute(0, 3, 1, 2)

@@ -7,24 +7,29 @@ from typing import Any
 
 import torch
 
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputDtype, InputSpec
-from knnper.models.base import EmbeddingModel, ModelSettings
-from knnper.models.checks import require_type
-from knnper.models.flat import FlatModel
-from knnper.models.leaf_cnn import LeafCnn, LeafCnnSettings
-from knnper.models.mlp import Mlp, MlpSettings
-from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
-from knnper.models.pretrained import load_weights
-from knnper.models.resnet18 import ResNet18, ResNet18Settings
-from knnper.models.small_resnet import SmallResNet, SmallResNetSettings
-from knnper.models.softmax_regression import (
+from knnper.experiment import Choice, Settings
+from knnper.models.flat import EmbeddingModel, FlatModel, ModelSettings, require_type
+from knnper.models.networks import (
+    LeafCnn,
+    LeafCnnSettings,
+    Mlp,
+    MlpSettings,
+    MobileNetV2,
+    MobileNetV2Settings,
+    ResNet18,
+    ResNet18Settings,
+    SmallResNet,
+    SmallResNetSettings,
     SoftmaxRegression,
     SoftmaxRegressionSettings,
+    StackedLstm,
+    StackedLstmSettings,
+    TinyCnn,
+    TinyCnnSettings,
+    load_weights,
 )
-from knnper.models.stacked_lstm import StackedLstm, StackedLstmSettings
-from knnper.models.tiny_cnn import TinyCnn, TinyCnnSettings
+from knnper.seeding import RandomKey
 
 
 @dataclass(frozen=True)

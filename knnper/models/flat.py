@@ -3,13 +3,110 @@
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from knnper.models.base import EmbeddingModel
+from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import Settings
+
+
+@dataclass(frozen=True)
+class ModelSettings(Settings):
+    """What can be set for every model.
+
+    Attributes
+    ----------
+    weights
+        Path of a local ``.safetensors`` file to start from, its tensors named as in
+        the model's ``state_dict``; null starts from random weights. A head for another
+        number of classes is left out.
+    """
+
+    weights: str | None = None
+
+
+class EmbeddingModel(nn.Module, ABC):
+    """A classifier split into φ (the representation) and the head.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the size of the representation.
+    num_classes
+        c, the number of labels.
+    classifier
+        The layers of the head, from (n, p) to logits (n, c). Whatever lies outside
+        belongs to φ.
+    published_head
+        What files from elsewhere may call the head instead of ``classifier``.
+    learns_from_embeddings
+        Whether `losses` depends on the inputs through φ(x) alone.
+    """
+
+    embedding_dim: int
+    num_classes: int
+    classifier: nn.Module
+    published_head: str = "classifier"
+    learns_from_embeddings: bool = True
+
+    @abstractmethod
+    def embed(self, x: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p).
+
+        Parameters
+        ----------
+        x
+            Normalised images, float32 of shape (n, channels, height, width); of text
+            ids, int64 of shape (n, T, 1, 1).
+        """
+
+    def head(self, z: Tensor) -> Tensor:
+        """Return the logits, float32 of shape (n, c), of representations (n, p)."""
+        logits: Tensor = self.classifier(z)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x``, shape (n, c)."""
+        return self.head(self.embed(x))
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return what training minimises the mean of, of each example: -log h(x)[y].
+
+        Parameters
+        ----------
+        inputs
+            As `embed` takes them, n of them.
+        labels
+            int64, shape (n,).
+
+        Returns
+        -------
+        Tensor
+            float32, shape (n,).
+        """
+        return self.position_losses(inputs, labels).mean(dim=1)
+
+    def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return -log h(x)[y] of each prediction that `losses` is the mean of.
+
+        Parameters
+        ----------
+        inputs, labels
+            See `losses`.
+
+        Returns
+        -------
+        Tensor
+            float32, shape (n, T) for T predictions an example: one, of the label.
+        """
+        logits = self(inputs).float()
+        return functional.cross_entropy(logits, labels, reduction="none")[:, None]
 
 
 @dataclass(frozen=True)
@@ -263,3 +360,72 @@ def _view(vector: Tensor, entry: Entry) -> Tensor:
         return part.view(entry.shape)
     out_channels, in_channels, height, width = entry.shape
     return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
+
+
+def require_type(spec: InputSpec, allowed: Sequence[InputDtype], model: str) -> None:
+    """Refuse inputs whose type is not among ``allowed``.
+
+    Raises
+    ------
+    ConfigError
+        With the kind of input that was found.
+    """
+    if spec.dtype not in allowed:
+        expected = " or ".join(KINDS_OF_INPUT[dtype] for dtype in allowed)
+        raise _problem(
+            f"{model} takes {expected}, found {KINDS_OF_INPUT[spec.dtype]}; choose "
+            "another model or data set"
+        )
+
+
+def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
+    """Refuse images whose height or width is not a positive multiple of ``factor``.
+
+    Raises
+    ------
+    ConfigError
+        With the size that was found.
+    """
+    height, width, _ = spec.image_shape
+    if min(height, width) < factor or height % factor or width % factor:
+        raise _problem(
+            f"{model} takes images whose height and width are multiples of {factor}, "
+            f"found {height}x{width}; choose another model or data set"
+        )
+
+
+def require_size(spec: InputSpec, smallest: int, model: str) -> None:
+    """Refuse images with a height or width of less than ``smallest``.
+
+    Raises
+    ------
+    ConfigError
+        With the size that was found.
+    """
+    height, width, _ = spec.image_shape
+    if min(height, width) < smallest:
+        raise _problem(
+            f"{model} takes images of {smallest}x{smallest} pixels and more, found "
+            f"{height}x{width}; choose another model or data set"
+        )
+
+
+def require_channels(spec: InputSpec, allowed: Collection[int], model: str) -> None:
+    """Refuse images whose number of channels is not among ``allowed``.
+
+    Raises
+    ------
+    ConfigError
+        With the number that was found.
+    """
+    channels = spec.image_shape[2]
+    if channels not in allowed:
+        expected = " or ".join(str(number) for number in allowed)
+        raise _problem(
+            f"{model} takes images with {expected} channels, found {channels}; "
+            "choose another model or data set"
+        )
+
+
+def _problem(message: str) -> ConfigError:
+    return ConfigError([Problem("model", message)])

@@ -4,30 +4,262 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import platform
-from collections.abc import Hashable
+import re
+import shutil
+import uuid
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
+from torch import Tensor
 
-from knnper.config.errors import CodecError, RunError
-from knnper.transport.array_vector import vector_of
-from knnper.transport.codec import Flat, flatten, unflatten
-from knnper.transport.rebuilding import plain_fields
-from knnper.transport.shared_memory import (
-    is_vector_file,
-    read_vector,
-    recycle,
-    write_vector,
+from knnper.errors import CodecError, RunError
+from knnper.experiment import LARGEST_COUNT, is_name
+from knnper.foreign_text import printable
+from knnper.records import Flat, flatten, plain_fields, unflatten
+
+_MOST_HEADER_BYTES = 4096
+
+
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
+# NumPy's own reader sets aside what the header promises before it looks for it.
+_BEGIN = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '<f4', 'fortran_order': (?:False|True), "
+    rb"'shape': \((?P<length>\d{1,15}),\), \} *\n",
+    re.DOTALL,
 )
+
+
+def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
+    """Return the float32 vector in an array that somebody sent; shape (d,).
+
+    Nothing is set aside for numbers that did not arrive.
+
+    Raises
+    ------
+    CodecError
+        If there is none, it holds something else, or has more than ``most_bytes``.
+    """
+    if array is None:
+        raise CodecError("expected an array of numbers, found none")
+    if array.dtype != "float32" or array.stype != SType.NUMPY or len(array.shape) != 1:
+        raise CodecError(
+            f"expected a float32 vector as {SType.NUMPY}, found {array.dtype} of "
+            f"{len(array.shape)} axes as {array.stype}"
+        )
+    if len(array.data) > most_bytes + _MOST_HEADER_BYTES:
+        raise CodecError(
+            f"expected at most {most_bytes:g} bytes, found {len(array.data)}"
+        )
+    numbers = _numbers(array.data)
+    if (len(numbers),) != tuple(array.shape):
+        raise CodecError(f"expected {array.shape[0]} numbers, found {len(numbers)}")
+    vector = torch.empty(len(numbers))
+    vector.numpy()[:] = numbers
+    return vector
+
+
+def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Return a view of the numbers in an NPY file of a float32 vector."""
+    begin = _BEGIN.match(data)
+    if begin is None:
+        raise CodecError("expected a float32 vector as NumPy saves it")
+    found, expected = len(data) - begin.end(), 4 * int(begin["length"])
+    if found != expected:
+        raise CodecError(f"expected numbers in {expected} bytes, found {found}")
+    return np.frombuffer(data, np.dtype("<f4"), offset=begin.end())
+
+
+_RECORD = "introduction"
+
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A client's name and the sizes of its splits; nothing else leaves it.
+
+    Attributes
+    ----------
+    name
+        The client's name, as its configuration has it.
+    train
+        Whether it takes part in training.
+    num_train, num_validation, num_test
+        Examples in its splits.
+    problem
+        Why it cannot take part, for those who operate the server; empty if it can.
+    remark
+        Why it takes part otherwise than they may expect, for them too.
+    """
+
+    name: str
+    train: bool = True
+    num_train: int = 0
+    num_validation: int = 0
+    num_test: int = 0
+    problem: str = ""
+    remark: str = ""
+
+
+def introduction_content(introduction: Introduction) -> RecordDict:
+    """Return the content of a message that says who a client is."""
+    return RecordDict({_RECORD: ConfigRecord(dataclasses.asdict(introduction))})
+
+
+def read_introduction(content: RecordDict) -> Introduction:
+    """Return what a client said of itself; nothing of it is trusted.
+
+    Where it cannot be true, what is wrong is its `Introduction.problem`.
+    """
+    record = content.config_records.get(_RECORD)
+    if record is None:
+        return Introduction("", problem="it did not say who it is: another version?")
+    try:
+        said = plain_fields(Introduction, record)
+        _require_possible(said)
+    except CodecError as error:
+        return Introduction("", problem=printable(str(error)))
+    problem, remark = printable(said.problem), printable(said.remark)
+    return dataclasses.replace(said, problem=problem, remark=remark)
+
+
+def _require_possible(said: Introduction) -> None:
+    if len(said.name) > _LONGEST_NAME or not is_name(said.name):
+        raise CodecError(
+            f"expected a name of letters, digits, '.', '_' and '-', found {said.name!r}"
+        )
+    for count in (said.num_train, said.num_validation, said.num_test):
+        if not 0 <= count <= LARGEST_COUNT:
+            raise CodecError(f"expected a number of examples, found {count}")
+
+
+MEMORY_FILE_SYSTEM = Path("/dev/shm")
+
+_PREFIX = "knnper-"
+
+_IN_USE, _FREE = ".f32", ".free"
+
+_FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
+
+_FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
+
+# A container's default of 64 MB would fill up in the middle of a round.
+LEAST_FREE_BYTES = 256 * 1024**2
+
+
+def is_available() -> bool:
+    """Return whether this machine has a file system in memory with room to spare."""
+    if not os.access(MEMORY_FILE_SYSTEM, os.W_OK):
+        return False
+    _remove_left_behind()
+    return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= LEAST_FREE_BYTES
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path | None]:
+    """Create a folder in memory for one run and remove it afterwards.
+
+    Yields None where there is no room for one. Folders of runs that were killed are
+    removed first: memory is not given back by a reboot that never comes.
+    """
+    if not is_available():
+        yield None
+        return
+    folder = MEMORY_FILE_SYSTEM / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Return whether ``path`` is one that `shared_folder` may have made."""
+    in_memory = path.parent == MEMORY_FILE_SYSTEM
+    return in_memory and _FOLDER_NAME.fullmatch(path.name) is not None
+
+
+def is_vector_file(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` is one that `write_vector` may have made in a folder."""
+    return path.parent == folder and _FILE_NAME.fullmatch(path.name) is not None
+
+
+def write_vector(folder: Path, vector: Tensor) -> Path | None:
+    """Write a float32 vector to a file in ``folder`` and return its path.
+
+    Takes a file of this size that was given back with `recycle`, where there is one:
+    its memory is there already, and finding new memory takes longer than the copy.
+    Returns None, and leaves nothing, where the file system has no room left.
+    """
+    path = _claim(folder, vector.nbytes) or _new_path(folder, vector.nbytes)
+    try:
+        # Not truncated: that would give the memory back.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(vector.detach().contiguous().numpy().data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return None
+    return path
+
+
+def read_vector(path: Path) -> Tensor:
+    """Return the float32 vector in ``path``; a copy, so the file may go at once."""
+    with path.open("rb") as file:
+        vector = torch.empty(os.fstat(file.fileno()).st_size // 4)
+        file.readinto(vector.numpy().data)
+    return vector
+
+
+def recycle(path: Path) -> None:
+    """Let the next vector of this size have the memory of ``path``, which is gone.
+
+    Of several calls all but the first do nothing.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_suffix(_FREE))
+
+
+def _claim(folder: Path, num_bytes: int) -> Path | None:
+    """Return a free file of this size, which from now on belongs to the caller.
+
+    It has a new name: whoever still knows the old one finds nothing, never the numbers
+    of somebody else.
+    """
+    for free in folder.glob(f"{num_bytes}-*{_FREE}"):
+        path = _new_path(folder, num_bytes)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            free.rename(path)
+            return path
+    return None
+
+
+def _new_path(folder: Path, num_bytes: int) -> Path:
+    return folder / f"{num_bytes}-{uuid.uuid4().hex}{_IN_USE}"
+
+
+def _remove_left_behind() -> None:
+    for folder in MEMORY_FILE_SYSTEM.glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
 
 R = TypeVar("R")
 
 _VECTOR = "vector"
+
 _FILE = "file"
+
 _LAYOUT = "layout"
 
 _CANNOT_PLAY = "no client can be played"

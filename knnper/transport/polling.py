@@ -1,34 +1,47 @@
 """Replies from a Flower grid as a stream, in the order in which they were asked for."""
 
+import contextlib
+import functools
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from unittest import mock
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.superlink.grid import http_grid
 
-from knnper.config.errors import RunError
+from knnper.errors import RunError
 
 POLL_INTERVAL_S = 0.005
+
 LONGEST_INTERVAL_S = 0.02
 
 LEAST_S = 30.0
 """A reply is waited for so long at least: its node may have to connect again."""
+
 ROUNDS_KNOWN = 5
 """Rounds before the present one that tell how long a reply takes."""
+
 OWN_PATIENCE = 3.0
+
 UNKNOWN = 10.0
 """See `Pace`."""
 
 MOST_HELD_BACK = 4
+
 LOOKS_FOR_THE_FIRST = 10
+
 OF_WHAT_WAS_WAITED = 0.05
+
 _WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
 """Flower raises these of a reply whose arrays are not what it says they are."""
 
 MOST_TIMES_SENT = 16
+
 LEAST_LIMIT_BYTES = 64 * 1024**2
 """A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these."""
 
@@ -299,3 +312,18 @@ def _push(grid: Grid, message: Message) -> str | None:
     """Return the id of a message that was sent; None if it was not accepted."""
     pushed = list(grid.push_messages([message]))
     return (pushed[0] or None) if len(pushed) == 1 else None
+
+
+FIRST_RETRY_S = 0.05
+
+
+@contextlib.contextmanager
+def quick_pulls() -> Iterator[None]:
+    """Ask sooner for arrays of a reply that are still on their way.
+
+    A reply is seen before all of its arrays have arrived. Flower then waits a second,
+    which can be longer than the round.
+    """
+    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
+    with mock.patch.object(http_grid, "pull_objects", pull):
+        yield

@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from knnper.config.errors import RunError
+from knnper.errors import RunError
 
 _IPV6_PREFIX = 64  # bits; what one household or machine is given
 _BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer

@@ -4,25 +4,23 @@ A file ``NAME.num_train`` beside it says on how many examples the client trains,
 the operator knows it and need not take the client's word for it.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from knnper.config.errors import CredentialError, RunError
-from knnper.config.names import is_name
-from knnper.config.ranges import LARGEST_COUNT
-from knnper.durable_files import write_atomically
-from knnper.transport.credentials.node_keys import (
-    fingerprint,
-    read_public_key,
-    write_public_key,
-)
+from knnper.errors import CredentialError, RunError
+from knnper.experiment import LARGEST_COUNT, is_name
+from knnper.files import write_atomically
+from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"
+
 _COUNT_SUFFIX = ".num_train"
 
 Snapshot = tuple[tuple[str, int, int], ...]
@@ -185,3 +183,61 @@ def _key_twice(name: str, owner: str) -> str:
         "key. Make another key, or remove the other client: knnper federation "
         f"remove-client FOLDER {owner}"
     )
+
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A client that may connect.
+
+    Attributes
+    ----------
+    name
+        What it is called; unique.
+    key_sha256
+        Fingerprint of its key; unique.
+    source
+        ``folder`` if it is there because of a file among the authorized keys, which
+        can be taken away again; ``flower`` if it was registered with Flower's command.
+    num_train
+        On how many examples it trains, where the operator fixed that.
+    """
+
+    name: str
+    key_sha256: str
+    source: Literal["folder", "flower"]
+    num_train: int | None = None
+
+
+def write_roster(path: Path, nodes: Mapping[str, Registered]) -> None:
+    """Write the clients, by node id, to the file ``path``."""
+    entries = {node_id: asdict(one) for node_id, one in sorted(nodes.items())}
+    text = json.dumps({"format": _FORMAT, "nodes": entries}, indent=2)
+    write_atomically(path, f"{text}\n")
+
+
+def read_roster(path: Path) -> dict[str, Registered]:
+    """Return the clients by node id; none without a file.
+
+    Raises
+    ------
+    RunError
+        If the file holds something else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+        if document["format"] != _FORMAT:
+            raise ValueError(f"format {document['format']!r}, expected {_FORMAT}")
+        return {
+            node_id: Registered(**entry) for node_id, entry in document["nodes"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); put a copy of it back, or remove it: the "
+            "running server writes it anew, and drops clients that were registered "
+            "with Flower's command instead of a key in the folder"
+        ) from error

@@ -1,7 +1,9 @@
 """Runs on a server: submitted, looked at, stopped, through Flower's own command."""
 
+import importlib.metadata
 import json
 import os
+import secrets
 import subprocess
 import tempfile
 import time
@@ -9,13 +11,64 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from knnper.config.errors import RunError
-from server.link.app_bundle import write_bundle
-from server.link.commands import flower_command
-from server.link.control import ControlPort, RunStatus
-from server.link.flower_home import CONNECTION
-from server.link.superlink import control_authority
-from server.settings import ServerSettings
+import tomli_w
+
+from knnper.errors import RunError
+from knnper.files import write_atomically
+from knnper.server.link.registration import ControlPort, RunStatus
+from knnper.server.link.superlink import CONNECTION, control_authority, flower_command
+from knnper.server.settings import ServerSettings
+
+_MODULE = "installed"
+
+_CODE = '''"""Nothing of its own: the installed server and client."""
+
+from knnper_cli.flower_apps import client_app
+from knnper_cli.flower_apps import server_app
+
+__all__ = ["client_app", "server_app"]
+'''
+
+
+def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
+    """Write the bundle of a run into an empty folder; return its version.
+
+    No two bundles have the same one, so that a run can be told by it.
+
+    Parameters
+    ----------
+    folder
+        Where; must exist.
+    config
+        Every key of the run configuration with its value.
+    """
+    version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
+    project = {
+        "project": {
+            "name": "knnper-run",
+            "version": version,
+            "description": "A run of the knnper that is installed on each machine",
+            "license": "Apache-2.0",
+            # What the machines have is what is used; nothing is fetched for a run.
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "knnper",
+                    "components": {
+                        "serverapp": f"{_MODULE}:server_app",
+                        "clientapp": f"{_MODULE}:client_app",
+                    },
+                    "config": dict(config),
+                }
+            }
+        },
+    }
+    write_atomically(folder / "pyproject.toml", tomli_w.dumps(project))
+    write_atomically(folder / f"{_MODULE}.py", _CODE)
+    return version
+
 
 CONFIG_KEYS = frozenset(
     {
@@ -34,7 +87,9 @@ PATIENCE_S = 900.0
 """How long the server may take to take a run: a busy machine needs minutes."""
 
 _TIMEOUT_S = 120.0
+
 _LATE_S = 30.0
+
 _LOOK_S = 1.0
 
 

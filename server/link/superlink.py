@@ -2,36 +2,375 @@
 
 import asyncio
 import contextlib
+import ctypes
+import json
+import logging
 import os
+import resource
+import shutil
 import signal
+import sqlite3
 import ssl
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from knnper import lifeline
-from knnper.config.errors import RunError
-from knnper.transport.credentials.certificates import (
+from knnper.errors import RunError
+from knnper.files import write_atomically
+from knnper.server.settings import ServerSettings
+from knnper.transport.credentials import (
+    Address,
     issue_server_certificate,
     new_authority,
     write_certificate,
 )
-from server.link.commands import commands_folder, flower_command
-from server.link.log_file import WARNINGS_VARIABLE, LogFile
-from server.link.processes import Note, end_children
-from server.settings import ServerSettings
+
+
+def commands_folder() -> Path:
+    """Return the folder of the commands that came with this Python's packages."""
+    return Path(sys.executable).parent
+
+
+def flower_command(name: str) -> Path:
+    """Return the path of one of Flower's commands.
+
+    Raises
+    ------
+    RunError
+        If it is not installed.
+    """
+    command = commands_folder() / name
+    if not command.exists():
+        raise RunError(f"there is no {command}; install flwr beside this program")
+    return command
+
+
+_INCREMENTAL = 2
+
+_BUSY_S = 5.0
+
+_LOGS_DAYS = 30
+
+_STEP_PAGES = 2000  # given back at a time: others write in between
+
+_SPARE_BYTES = 1_000_000
+
+_UNFINISHED = (
+    "SELECT run.run_id FROM run JOIN task ON task.task_id = run.primary_task_id "
+    "WHERE task.finished_at IS NULL"
+)
+
+_LEFT_BEHIND = f"""
+SELECT run.run_id FROM run WHERE run.run_id NOT IN ({_UNFINISHED}) AND (
+    EXISTS (SELECT 1 FROM message_ins WHERE message_ins.run_id = run.run_id)
+    OR EXISTS (SELECT 1 FROM run_objects WHERE run_objects.run_id = run.run_id)
+    OR EXISTS (
+        SELECT 1 FROM object_push_sessions AS one WHERE one.run_id = run.run_id))
+"""
+
+_NO_LONGER_NEEDED = (
+    # A reply goes with what it answers; nobody looks for one without.
+    "DELETE FROM message_res WHERE reply_to_message_id NOT IN "
+    "(SELECT message_id FROM message_ins)",
+    f"""DELETE FROM fab WHERE fab_hash NOT IN
+    (SELECT fab_hash FROM run WHERE fab_hash IS NOT NULL AND run_id IN ({_UNFINISHED}))
+    AND fab_hash NOT IN (SELECT fab_hash FROM federation_app)
+    AND fab_hash NOT IN (SELECT fab_hash FROM task
+    WHERE fab_hash IS NOT NULL AND finished_at IS NULL)""",
+)
+
+_OLD_LOGS = (
+    "DELETE FROM task_logs WHERE task_id IN "
+    "(SELECT task_id FROM task WHERE finished_at < ?)"
+)
+
+
+def prepare(path: Path) -> None:
+    """Make ready a database that nobody has open: new, or of an earlier start.
+
+    Raises
+    ------
+    sqlite3.Error
+        If it is no database, or not as Flower's of this version.
+    """
+    with _opened(path) as database:
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            for statement in _NO_LONGER_NEEDED:
+                database.execute(statement)
+            since = datetime.now(UTC) - timedelta(days=_LOGS_DAYS)
+            database.execute(_OLD_LOGS, [since.isoformat(sep=" ")])
+        if _number(database, "auto_vacuum") != _INCREMENTAL:
+            # Takes effect with the whole file written anew: once.
+            database.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+            database.execute("VACUUM")
+        _give_back(database)
+
+
+def left_behind(path: Path) -> list[int]:
+    """Return finished runs of which messages, objects or uploads are left."""
+    with _opened(path) as database:
+        # Flower's ids are unsigned, SQLite's numbers are not.
+        return [run_id % 2**64 for (run_id,) in database.execute(_LEFT_BEHIND)]
+
+
+def shrink(path: Path) -> None:
+    """Give free pages back, unless a run is under way: it would need them again."""
+    with _opened(path) as database:
+        if not database.execute(_UNFINISHED).fetchone():
+            _give_back(database)
+
+
+def _give_back(database: sqlite3.Connection) -> None:
+    wal = Path(f"{_file(database)}-wal")
+    spare = _number(database, "freelist_count") * _number(database, "page_size")
+    written = wal.stat().st_size if wal.exists() else 0
+    if max(spare, written) < _SPARE_BYTES:
+        return
+    for _ in range(_number(database, "freelist_count") // _STEP_PAGES + 1):
+        # With execute, Python takes the first step of it alone: one page.
+        database.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _file(database: sqlite3.Connection) -> str:
+    return str(database.execute("PRAGMA database_list").fetchone()[2])
+
+
+def _number(database: sqlite3.Connection, pragma: str) -> int:
+    return int(database.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    # Each statement is a transaction of its own.
+    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+logger = logging.getLogger(__name__)
+
+# Some programs go through all that they may have, and the limit may be a billion.
+_ENOUGH = 65_536
+
+
+def allow_descriptors(needed: int) -> None:
+    """Raise this process's limit as far as it goes; warn if it is below ``needed``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        logger.warning(
+            "this process may have %d files and connections open, and %d clients and "
+            "strangers at once need %d: raise its limit (ulimit -n, LimitNOFILE)",
+            soft,
+            needed // 2,
+            needed,
+        )
+
+
+CONNECTION = "federation"
+"""What Flower's commands call this server: ``flwr list federation``."""
+
+
+def write_connection(home: Path, control: Address, ca: Path | None) -> None:
+    """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator.
+
+    Parameters
+    ----------
+    home
+        The folder; made if there is none.
+    control
+        Flower's own port.
+    ca
+        Certificate of the authority of that port; None without TLS.
+    """
+    trust = (
+        "insecure = true"
+        if ca is None
+        else f"root-certificates = {json.dumps(str(ca))}"
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    text = (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f"address = {json.dumps(str(control))}\n{trust}\n"
+    )
+    write_atomically(home / "config.toml", text)
+
+
+WARNINGS_VARIABLE = "KNNPER_WARNINGS"
+"""Environment variable with the file to which runs write what the server's own log has
+to say too: Flower keeps their logs in its database."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """The log and its earlier parts: ``NAME.1`` is the latest of them.
+
+    Attributes
+    ----------
+    path
+        What is written to, always at its end.
+    largest
+        Bytes after which it is put aside.
+    num_kept
+        Number of earlier parts that are kept.
+    """
+
+    path: Path
+    largest: int = 10_000_000
+    num_kept: int = 3
+
+    def put_aside(self) -> None:
+        """Begin anew if the log is too large.
+
+        The writers keep the file open, and so it is copied and emptied; lines that
+        come between the two are lost.
+        """
+        if not self.path.exists() or self.path.stat().st_size <= self.largest:
+            return
+        for number in range(self.num_kept, 1, -1):
+            if self._part(number - 1).exists():
+                self._part(number - 1).replace(self._part(number))
+        shutil.copyfile(self.path, self._part(1))
+        with self.path.open("r+b") as file:
+            file.truncate()
+
+    def read_from(self, position: int) -> tuple[list[str], int]:
+        """Return the whole lines after a position, and the position behind them."""
+        if not self.path.exists():
+            return [], 0
+        with self.path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(position if position <= size else 0)
+            begin = file.tell()
+            text, end, _ = file.read().rpartition(b"\n")
+        lines = text.decode(errors="replace").split("\n") if end else []
+        return lines, begin + len(text) + len(end)
+
+    def _part(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_NOTE = "processes.json"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a running server says of its processes, for `knnper doctor`.
+
+    Attributes
+    ----------
+    superlink
+        Process id of Flower's SuperLink.
+    starts
+        How often it was started since the server was.
+    """
+
+    superlink: int
+    starts: int
+
+    def write(self, state: Path) -> None:
+        """Write the note into the server's state folder."""
+        write_atomically(state / _NOTE, json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(state: Path) -> tuple["Note", float] | None:
+        """Return the note and how many seconds ago it was true; None without one."""
+        try:
+            found = Note(**json.loads((state / _NOTE).read_text()))
+            return found, time.time() - (state / _NOTE).stat().st_mtime
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @staticmethod
+    def is_true(state: Path) -> None:
+        """Take down that the SuperLink answers, and is asked for runs to start."""
+        with contextlib.suppress(OSError):
+            os.utime(state / _NOTE)
+
+    def lives(self) -> bool:
+        """Whether the SuperLink's process is there, and is one."""
+        with contextlib.suppress(OSError):
+            return b"superlink" in Path(f"/proc/{self.superlink}/cmdline").read_bytes()
+        return False
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below whose own parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children(patience: float) -> None:
+    """End all children, kindly first; wait until they are gone.
+
+    Parameters
+    ----------
+    patience
+        Seconds between SIGTERM and SIGKILL.
+    """
+    deadline = time.monotonic() + patience
+    told: set[int] = set()
+    while children := {child for child in _children() if not _reaped(child)}:
+        late = time.monotonic() > deadline
+        for child in children if late else children - told:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL if late else signal.SIGTERM)
+        told |= children
+        time.sleep(0.05)
+
+
+def _children() -> set[int]:
+    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {int(entry.name) for entry in processes if _parent(entry) == os.getpid()}
+
+
+def _parent(process: Path) -> int | None:
+    """Return the parent of a folder of ``/proc``; None once the process is gone."""
+    try:
+        status = (process / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command's name stands in parentheses and may hold any character.
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def _reaped(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] == child
+    except ChildProcessError:
+        return True
+
 
 SERVER_FILE_VARIABLE = "KNNPER_SERVER"
 """Environment variable with the absolute path of the server's YAML file."""
 
 _LOG_TAIL = 2000
+
 _STOP_SECONDS = 10.0
+
 _HELPERS_SECONDS = 5.0
+
 _POLL_SECONDS = 0.1
+
 # Flower ends idle connections after 5 s; one that is older is not used again.
 _IDLE_SECONDS = 2.0
+
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
@@ -194,7 +533,7 @@ class SuperLink:
             *("--host", address.host, "--port", str(address.port)),
             *("--database", str(self.database)),
             "--disable-runtime-dependency-installation",
-            # Without a flower-superexec; see server.link.serverapps.
+            # Without a flower-superexec; see knnper.server.link.superlink.
             *("--isolation", "process"),
             *self._security(),
         ]
@@ -254,3 +593,85 @@ async def _is_healthy(client: httpx.AsyncClient) -> bool:
         return (await client.get("/health")).is_success
     except httpx.HTTPError:
         return False
+
+
+_ASK_S = 0.2  # how long a run that was submitted waits, at most
+
+_PATH = "/v1/runtime/acquire-task"
+
+
+class ServerApps:
+    """The ServerApps' processes.
+
+    Parameters
+    ----------
+    superlink
+        Whose runs they are.
+    """
+
+    def __init__(self, superlink: SuperLink) -> None:
+        self._superlink = superlink
+        self._watched: set[asyncio.Task[None]] = set()
+
+    async def keep_starting(self) -> None:
+        """Start each run's, until cancelled."""
+        try:
+            async with self._superlink.client() as client:
+                while True:
+                    found = await _acquired(client)
+                    if found is not None:
+                        Note.is_true(self._superlink.folder)
+                    if found is None or not found.token:
+                        await asyncio.sleep(_ASK_S)
+                    else:
+                        await self._start(found)
+        finally:
+            for watching in self._watched:
+                watching.cancel()
+
+    async def _start(self, found: AcquireTaskResponse) -> None:
+        superlink = self._superlink
+        with _in_memory(found.token.encode()) as token:
+            process = await superlink.spawn(
+                str(flower_command(TASK_TYPE_TO_COMMAND[TaskType.SERVER_APP])),
+                *("--runtime-api-address", superlink.address),
+                *("--token-file", f"/proc/self/fd/{token}"),
+                *superlink.trust,
+                inherited=(token,),
+            )
+        watching = asyncio.create_task(_watch(process, found.task.run_id))
+        self._watched.add(watching)
+        watching.add_done_callback(self._watched.discard)
+
+
+async def _watch(process: asyncio.subprocess.Process, run_id: int) -> None:
+    status = await process.wait()
+    if status:
+        logger.error("the ServerApp of run %d ended with status %d", run_id, status)
+
+
+async def _acquired(client: httpx.AsyncClient) -> AcquireTaskResponse | None:
+    """Return a run that waits; None while the SuperLink does not answer."""
+    body = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    headers = {"content-type": PROTOBUF_MEDIA_TYPE}
+    try:
+        answer = await client.post(
+            _PATH, content=body.SerializeToString(), headers=headers
+        )
+    except httpx.HTTPError:
+        return None
+    found: AcquireTaskResponse | None = None
+    if answer.is_success:
+        found = AcquireTaskResponse.FromString(answer.content)
+    return found
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    """Give a file that has no name and is never on a disk."""
+    descriptor = os.memfd_create("token")
+    try:
+        os.write(descriptor, content)
+        yield descriptor
+    finally:
+        os.close(descriptor)

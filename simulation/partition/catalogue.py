@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset
-from simulation.partition.assignment import Assignment
-from simulation.partition.dirichlet import DirichletSettings, dirichlet
-from simulation.partition.iid import IidSettings, iid
-from simulation.partition.natural import NaturalSettings, natural
-from simulation.partition.pachinko import PachinkoSettings, pachinko
-from simulation.partition.pathological import PathologicalSettings, pathological
-from simulation.partition.pflbed import PflbedSettings, pflbed
-from simulation.partition.settings import PartitionSettings
+from knnper.data.examples import Dataset
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment, PartitionSettings
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.iid import IidSettings, NaturalSettings, iid, natural
+from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
+from knnper.simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.simulation.partition.pflbed import PflbedSettings, pflbed
 
 
 @dataclass(frozen=True)

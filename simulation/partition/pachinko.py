@@ -5,13 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.config.errors import DataError
-from knnper.config.ranges import PositiveFloat
-from knnper.config.seeding import RandomKey
-from simulation.partition.allocation import deal, deal_test_like_train, num_labels_of
-from simulation.partition.assignment import Assignment, Integers, assignment_of
-from simulation.partition.log_dirichlet import draw_log_dirichlet, normalise
-from simulation.partition.settings import CountedSettings
+from knnper.errors import DataError
+from knnper.experiment import PositiveFloat
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
+    Assignment,
+    CountedSettings,
+    Integers,
+    assignment_of,
+    deal,
+    deal_test_like_train,
+    num_labels_of,
+)
+from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
 
 
 @dataclass(frozen=True, kw_only=True)

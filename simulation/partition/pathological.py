@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knnper.config.errors import DataError
-from knnper.config.ranges import PositiveInt
-from knnper.config.seeding import RandomKey
-from simulation.partition.allocation import (
+from knnper.errors import DataError
+from knnper.experiment import PositiveInt
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
+    Assignment,
+    CountedSettings,
+    Integers,
     apportion,
+    assignment_of,
     deal,
     deal_test_like_train,
     num_labels_of,
 )
-from simulation.partition.assignment import Assignment, Integers, assignment_of
-from simulation.partition.settings import CountedSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,24 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knnper.config.errors import DataError
-from knnper.config.ranges import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ProperFraction,
-)
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset
-from simulation.partition.allocation import apportion, deal
-from simulation.partition.assignment import (
+from knnper.data.examples import Dataset
+from knnper.errors import DataError
+from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
     Assignment,
     ClassWeights,
     Integers,
+    PartitionSettings,
+    apportion,
     assignment_of,
+    deal,
 )
-from simulation.partition.log_dirichlet import draw_log_dirichlet, normalise
-from simulation.partition.settings import PartitionSettings
+from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
 
 
 @dataclass(frozen=True, kw_only=True)

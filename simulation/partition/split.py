@@ -1,19 +1,171 @@
 """A partition: which samples each client trains on, tunes on and is tested on."""
 
 import hashlib
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset
-from simulation.partition.assignment import Assignment, ClassWeights, Integers
-from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.holding_out import HoldOut, hold_out_any, hold_out_for
-from simulation.partition.proxy import deal_part, keep_back, used
-from simulation.partition.settings import PartitionSettings
+from knnper.data.examples import Dataset, InputDtype, LabelledArrays
+from knnper.data.site_data import SITES, sites_settings, task_of
+from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
+    Assignment,
+    ClassWeights,
+    Integers,
+    PartitionSettings,
+)
+from knnper.simulation.partition.catalogue import PARTITIONS
+
+HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
+"""``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
+
+``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
+least, where there is any, is left to train on.
+"""
+
+
+def hold_out_for(dtype: InputDtype) -> HoldOut:
+    """Return how samples of inputs of this type are held out."""
+    return hold_out_last if dtype == "token" else hold_out_any
+
+
+def hold_out_any(
+    samples: Integers, fraction: float, key: RandomKey
+) -> tuple[Integers, Integers]:
+    """Hold out samples that are drawn by ``key``."""
+    count = _num_held_out(len(samples), fraction)
+    shuffled = key.numpy().permutation(samples)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+def hold_out_last(
+    samples: Integers,
+    fraction: float,
+    key: RandomKey,  # noqa: ARG001 - nothing is random here
+) -> tuple[Integers, Integers]:
+    """Hold out the last samples: of text, in whose order a client's windows are.
+
+    A window holds what comes before its target, so that no character whose prediction
+    is held out lies in a window that is left to train on.
+    """
+    end = len(samples) - _num_held_out(len(samples), fraction)
+    return samples[:end], samples[end:]
+
+
+def _num_held_out(num_samples: int, fraction: float) -> int:
+    return min(int(fraction * num_samples + 0.5), max(num_samples - 1, 0))
+
+
+def used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
+    """Return the sorted positions of the part of a split that is used at all.
+
+    Parameters
+    ----------
+    num_samples
+        n, of the split.
+    fraction
+        Part that is used, (0, 1]; the nearest whole number, and one at least.
+    key
+        Fixes which.
+    """
+    if fraction == 1:
+        return np.arange(num_samples)
+    count = min(num_samples, max(1, int(fraction * num_samples + 0.5)))
+    return np.sort(key.numpy().permutation(num_samples)[:count])
+
+
+def keep_back(
+    samples: Integers, fraction: float, key: RandomKey
+) -> tuple[Integers, Integers]:
+    """Return the sorted samples that the server keeps, and those to be dealt.
+
+    Parameters
+    ----------
+    samples
+        Positions in the training split, n of them.
+    fraction
+        Part that is kept, [0, 1); the nearest whole number.
+    key
+        Fixes which.
+
+    Raises
+    ------
+    DataError
+        If nothing would be kept of what is to be, or left to deal.
+    """
+    num_samples = len(samples)
+    count = int(fraction * num_samples + 0.5)
+    if fraction > 0 and count == 0:
+        raise DataError(
+            f"partition.proxy_fraction {fraction} of {num_samples} training samples is "
+            "none, expected at least one for the server; raise it to "
+            f"{1 / max(num_samples, 1):g}, or leave it out to keep none"
+        )
+    if 0 < num_samples == count:
+        raise DataError(
+            f"partition.proxy_fraction {fraction} of {num_samples} training samples "
+            "leaves none for the clients; lower it"
+        )
+    shuffled = samples[key.numpy().permutation(num_samples)]
+    return np.sort(shuffled[:count]), np.sort(shuffled[count:])
+
+
+def deal_part(
+    dataset: Dataset,
+    train: Integers,
+    test: Integers,
+    split: Callable[[Dataset], Assignment],
+) -> Assignment:
+    """Return how ``split`` deals a part of a data set.
+
+    Parameters
+    ----------
+    dataset
+        All of the data.
+    train, test
+        Sorted positions of the samples of its splits that are dealt, int64.
+    split
+        Deals all that it is given.
+
+    Returns
+    -------
+    Assignment
+        Positions in the whole data set.
+    """
+    if len(train) == len(dataset.train) and len(test) == len(dataset.test):
+        return split(dataset)
+    part = replace(
+        dataset,
+        train=_labels_at(dataset.train, train),
+        test=_labels_at(dataset.test, test),
+    )
+    assignment = split(part)
+    return replace(
+        assignment,
+        train=tuple(train[positions] for positions in assignment.train),
+        test=tuple(test[positions] for positions in assignment.test),
+    )
+
+
+def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
+    """Return what a split looks at: no images, which are too many to copy."""
+    clients, domains = arrays.client_ids, arrays.domain_ids
+    return LabelledArrays(
+        arrays.images[:0],
+        arrays.labels[positions],
+        None if clients is None else clients[positions],
+        None if domains is None else domains[positions],
+    )
+
 
 _MIN_NAME_WIDTH = 4
 
@@ -221,3 +373,135 @@ def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> tuple[boo
         )
     unseen = set(key.numpy().permutation(num_clients)[:count].tolist())
     return tuple(number not in unseen for number in range(num_clients))
+
+
+LABELS_FILE = "labels.json"
+
+
+def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[str]:
+    """Write each client's share of a data set to a file; return the files' names.
+
+    ``NAME.npz`` holds, for each split, SPLIT_inputs and SPLIT_labels, and class_names;
+    own data of the kind ``npz`` reads it, in the same order. ``labels.json`` holds
+    what the clients agree on, as the section ``data`` of an experiment over data that
+    stays with the sites, and which clients there are.
+
+    Parameters
+    ----------
+    dataset
+        What was dealt.
+    partition
+        To whom.
+    folder
+        A new folder; it is there as a whole or not at all.
+
+    Raises
+    ------
+    DataError
+        If the folder is there, or cannot be written.
+    """
+    if folder.exists():
+        raise DataError(f"{folder} is there already; expected a new folder")
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    try:
+        draft.mkdir(parents=True)
+        for client in partition.clients:
+            _write_share(dataset, client, draft / f"{client.name}.npz")
+        (draft / LABELS_FILE).write_text(
+            json.dumps(_agreement(dataset, partition), indent=2)
+        )
+        draft.rename(folder)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return [f"{client.name}.npz" for client in partition.clients]
+
+
+def _write_share(dataset: Dataset, client: ClientPart, path: Path) -> None:
+    parts = {
+        "train": (dataset.train, client.train),
+        "validation": (dataset.train, client.validation),
+        "test": (dataset.test, client.test),
+    }
+    arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
+    for split, (source, positions) in parts.items():
+        arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
+        arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
+    np.savez(path, **arrays)
+
+
+def _agreement(dataset: Dataset, partition: Partition) -> dict[str, Any]:
+    return {
+        "data": {"name": SITES, **to_jsonable_python(sites_settings(task_of(dataset)))},
+        "clients": {
+            client.name: {
+                "seen": client.seen,
+                "num_train": len(client.train),
+                "num_validation": len(client.validation),
+                "num_test": len(client.test),
+            }
+            for client in partition.clients
+        },
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionSummary:
+    """Sizes and label counts.
+
+    Attributes
+    ----------
+    train_sizes, validation_sizes, test_sizes
+        Samples of each client, shape (M,).
+    class_counts
+        Training and validation samples by client and label, shape (M, c).
+    num_empty
+        Clients without any training or validation samples.
+    min_size, median_size, max_size
+        Of a client's training and validation samples together.
+    """
+
+    train_sizes: Integers
+    validation_sizes: Integers
+    test_sizes: Integers
+    class_counts: Integers
+    num_empty: int
+    min_size: int
+    median_size: float
+    max_size: int
+
+
+def describe_partition(
+    partition: Partition, train_labels: Integers, num_classes: int
+) -> PartitionSummary:
+    """Count what each client has.
+
+    Parameters
+    ----------
+    train_labels
+        Labels of the data set's training split, shape (n,).
+    num_classes
+        c.
+    """
+    clients = partition.clients
+    counts = [_class_counts(client, train_labels, num_classes) for client in clients]
+    class_counts = np.stack(counts)
+    sizes = class_counts.sum(axis=1)
+    return PartitionSummary(
+        train_sizes=np.array([len(client.train) for client in clients]),
+        validation_sizes=np.array([len(client.validation) for client in clients]),
+        test_sizes=np.array([len(client.test) for client in clients]),
+        class_counts=class_counts,
+        num_empty=int(np.count_nonzero(sizes == 0)),
+        min_size=int(sizes.min()),
+        median_size=float(np.median(sizes)),
+        max_size=int(sizes.max()),
+    )
+
+
+def _class_counts(
+    client: ClientPart, train_labels: Integers, num_classes: int
+) -> Integers:
+    local = np.concatenate([client.train, client.validation])
+    return np.bincount(train_labels[local], minlength=num_classes)

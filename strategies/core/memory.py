@@ -9,29 +9,114 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from datastore.examples import NewExamples
-from datastore.prediction.class_prior import AdaptedHead, ClassPriorSettings
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.kernel import KERNELS, KernelName
-from datastore.prediction.predictor import KnnPredictor
-from datastore.settings import StoreSettings
-from datastore.store import Store
-from datastore.store_reader import StoreReader
-from datastore.tuning.candidates import Candidates, Choice, candidates
-from datastore.tuning.choice import choose, choose_class_prior
-from datastore.tuning.evidence import Evidence, no_evidence
-from datastore.tuning.prior import prior_of_size
-from datastore.tuning.scores import CRITERIA
-from datastore.tuning.settings import (
+from knnper.datastore.examples import NewExamples
+from knnper.datastore.prediction import (
+    KERNELS,
+    AdaptedHead,
+    ClassPriorSettings,
+    KernelName,
+    KnnPredictor,
+    NeighborClassifier,
+    class_ratios,
+    count_labels,
+)
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, StoreReader
+from knnper.datastore.tuning import (
+    CRITERIA,
     PAPER_KNN_WEIGHTS,
+    Candidates,
+    Choice,
+    Evidence,
     EvidenceKind,
     KnnWeights,
+    Queries,
     TuningSettings,
+    candidates,
+    choose,
+    choose_class_prior,
+    held_out,
+    left_one_out,
+    no_evidence,
+    prior_of_size,
 )
-from knnper.config.ranges import PositiveFloat, PositiveInt
-from knnper.config.sections import Settings
-from knnper.config.seeding import RandomKey
-from strategies.core.memory_evidence import left_out_evidence, validation_evidence
+from knnper.experiment import PositiveFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+
+Head = Callable[[Tensor], Tensor]
+"""From representations (n, p) to the global model's probabilities (n, c)."""
+
+
+def validation_evidence(
+    store: StoreReader,
+    validation: NewExamples,
+    head: Head,
+    num_neighbors: int,
+    class_prior: ClassPriorSettings,
+) -> Evidence:
+    """Return the evidence of a split that is not stored.
+
+    Parameters
+    ----------
+    store
+        Holds the training split, from which the class prior comes too.
+    validation
+        The split, embedded.
+    head
+        Of the global model.
+    num_neighbors
+        The largest k that is to be scored.
+    class_prior
+        How it is learned.
+    """
+    counts = count_labels(store.contents(), store.num_classes)
+    queries = _queries(validation, head, counts, class_prior)
+    return held_out(store, queries, num_neighbors)
+
+
+def left_out_evidence(
+    store: StoreReader,
+    positions: Tensor,
+    head: Head,
+    num_neighbors: int,
+    class_prior: ClassPriorSettings,
+) -> Evidence:
+    """Return the evidence of stored examples, by leave-one-out.
+
+    Each is looked up among all others, and the class prior comes from all others.
+
+    Parameters
+    ----------
+    store
+        A client's memory.
+    positions
+        Of the examples among the stored ones, by id, int64 of shape (m,).
+    head, num_neighbors, class_prior
+        See `validation_evidence`.
+    """
+    contents = store.contents()
+    ids = contents.ids[positions.numpy()]
+    labels = torch.from_numpy(contents.labels)[positions]
+    counts = count_labels(contents, store.num_classes)
+    own = torch.nn.functional.one_hot(labels, store.num_classes)
+    stored = NewExamples(store.vectors(ids), labels)
+    queries = _queries(stored, head, counts - own, class_prior)
+    return left_one_out(store, queries, torch.from_numpy(ids), num_neighbors)
+
+
+def _queries(
+    examples: NewExamples,
+    head: Head,
+    label_counts: Tensor,
+    class_prior: ClassPriorSettings,
+) -> Queries:
+    adapts = bool(class_prior.strengths)
+    return Queries(
+        examples.embeddings,
+        head(examples.embeddings),
+        examples.labels,
+        class_ratios(label_counts, class_prior) if adapts else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.sections import Experiment, Settings
-from knnper.config.seeding import RandomKey
-from strategies.core.records import NoState, Record
-from strategies.core.task import Task
+from knnper.errors import Problem
+from knnper.experiment import Experiment, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.task import Task
 
 
 class Predictor(Protocol):
@@ -200,3 +200,105 @@ class MethodSpec:
     ends_with_global_model: bool = False
     needs_metrics: bool = False
     check: Callable[[Experiment], Sequence[Problem]] = no_problems
+
+
+def repetitions(place: str, values: Sequence[float]) -> tuple[Problem, ...]:
+    """Return that a grid names a value twice; nothing if all values differ.
+
+    Parameters
+    ----------
+    place
+        Of the grid among the settings, as in ``method.prox_weights``.
+    values
+        The grid; a client trains or scores a model for each.
+    """
+    if len(set(values)) == len(values):
+        return ()
+    message = (
+        f"found {list(values)}, expected values that all differ, since each costs "
+        "a model; name each one once"
+    )
+    return (Problem(place, message),)
+
+
+@dataclass(frozen=True)
+class PersonalizerSpec:
+    """An entry in the table of what the section ``personalization`` can name.
+
+    Attributes
+    ----------
+    title
+        What is added to a method's title in tables, as in ``kNN``; empty for nothing.
+    summary
+        One sentence.
+    source
+        Paper and equation or section.
+    settings_type
+        What the section takes beside the name.
+    apply
+        ``(task, method, settings) -> Method``: the method with another `personalize`.
+    unseen
+        How a client that took no part in training is served, on top of the method.
+    needs_one_model
+        Whether the method must serve one set of weights to each client.
+    needs_proxy
+        Whether the server must have examples of its own; see `Task.proxy`.
+    check
+        Finds what in an experiment does not go together with it.
+    """
+
+    title: str
+    summary: str
+    source: str
+    settings_type: type[Settings]
+    apply: Callable[[Task, Method, Any], Method]
+    unseen: str
+    needs_one_model: bool = False
+    needs_proxy: bool = False
+    check: Callable[[Experiment], Sequence[Problem]] = no_problems
+
+
+Shape = tuple[int, ...]
+
+
+def of_shapes(**shapes: Shape) -> UpdateProblem:
+    """Return the check that tensors of an update have these shapes.
+
+    Parameters
+    ----------
+    shapes
+        By the name of the field. A field may be None too, where its type allows it.
+    """
+
+    def problem(payload: Any, update: Any) -> str | None:
+        for name, expected in shapes.items():
+            tensor = getattr(update, name)
+            found = expected if tensor is None else tuple(tensor.shape)
+            if found != expected:
+                return f"{name}: expected shape {expected}, found {found}"
+        return None
+
+    return problem
+
+
+def as_sent(name: str) -> UpdateProblem:
+    """Return the check that a tuple of tensors is as it was sent, but for the numbers.
+
+    Parameters
+    ----------
+    name
+        Of the field, in the payload and in the update.
+    """
+
+    def problem(payload: Any, update: Any) -> str | None:
+        expected, found = _shapes(payload, name), _shapes(update, name)
+        if found == expected:
+            return None
+        return f"{name}: expected tensors of shapes {expected}, found {found}"
+
+    return problem
+
+
+def _shapes(record: Any, name: str) -> list[Shape]:
+    tensors: Sequence[Tensor] = getattr(record, name)
+    return [tuple(tensor.shape) for tensor in tensors]

@@ -12,17 +12,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.hand_over_training import newcomer_rate, trained_on_both_splits
-from strategies.core.local_sgd import LocalResult, local_sgd
-from strategies.core.method import Method, Predictor
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState, Record
-from strategies.core.task import Task
-from strategies.core.update_shapes import of_shapes
+from knnper.errors import ConfigError, Problem
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.method import Method, Predictor, of_shapes
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState, Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    LocalResult,
+    local_sgd,
+    newcomer_rate,
+    trained_on_both_splits,
+)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from knnper.apps.client import client_app
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.simulation.partition.split import export_shares
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from knnper.transport.messages import Purpose
-from simulation.catalogue import experiment_catalogue
-from simulation.partition.exporting import export_shares
-from simulation.workbench import open_workbench
+from knnper_cli.flower_apps import client_app
 from tests.server.fake_grid import FakeGrid
 
 CLIENTS = ("0000", "0001", "0002", "0003")

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from client.residence import decision, testing
-from client.residence.measuring import Estimate
-from client.residence.serving import Accuracy, Gain
+from knnper.client import install as decision
+from knnper.client import install as testing
+from knnper.client.install import Estimate
+from knnper.client.state import Accuracy, Gain
 from tests.apps.site_grid import experiment, make_sites
 from tests.apps.test_site_run import lead, rows, serving, simulated, three
 
@@ -53,6 +54,6 @@ def test_a_test_split_is_looked_at_once(
         return whole(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decision, "tested", tested)
-    monkeypatch.setattr("client.runtime._tested", lambda *_: looks.append("run"))
+    monkeypatch.setattr("knnper.client.runtime._tested", lambda *_: looks.append("run"))
     lead(three(files), experiment(), tmp_path / "run")
     assert looks == ["install"] * 3

@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from client.residence.residence import Residence
-from knnper.apps.order import Order
-from knnper.apps.site_run import lead_sites
-from knnper.config.document import results_identity
-from knnper.config.errors import RunError
-from knnper.config.sections import Experiment
-from knnper.models.tiny_cnn import TinyCnn
-from server.observer import RoundRecord, SilentObserver
-from server.run_folder import RunFolder
-from server.sites import latecomers
-from simulation.runner import simulate
-from simulation.sites import over_sites
-from simulation.trained_model import find_model
-from simulation.workbench import open_workbench
+from knnper.client.install import Residence
+from knnper.errors import RunError
+from knnper.experiment import Experiment
+from knnper.loading import results_identity
+from knnper.models.networks import TinyCnn
+from knnper.server import sites as latecomers
+from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.trained_model import find_model
+from knnper.simulation.workbench import open_workbench, over_sites
+from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment, make_sites
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
@@ -104,7 +102,7 @@ def test_every_site_serves_what_the_run_reports(
 def test_who_comes_late_gets_the_model_as_an_unseen_client(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latecomers, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(latecomers, "LATECOMERS_LOOK_EVERY_S", 0.05)
     grid = three(files)
     first = lead(grid, experiment(), tmp_path / "run")
     weights = first.results()["training"]["state_sha256"]
@@ -123,7 +121,7 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
 def test_who_was_away_in_the_hand_over_gets_the_model_later(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latecomers, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(latecomers, "LATECOMERS_LOOK_EVERY_S", 0.05)
     grid = three(files)
 
     class GoneAfterTraining(SilentObserver):

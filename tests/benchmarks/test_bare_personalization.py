@@ -14,11 +14,11 @@ from benchmarks.bare_personalization import (
     personalize,
 )
 from benchmarks.workload import Workload
-from knnper.data.dataset import Dataset, LabelledArrays
-from simulation.client_runtime import runtime_of
-from simulation.workbench import Workbench, build_workbench
-from strategies.core.evaluation import ClientResult
-from strategies.core.records import ModelPayload
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.simulation.flower_engine import runtime_of
+from knnper.simulation.workbench import Workbench, build_workbench
+from knnper.strategies.core.predictors import ClientResult
+from knnper.strategies.core.records import ModelPayload
 
 WORKLOAD = Workload(6, 24, 10, 12, method="knn_per", num_workers=2)
 

@@ -10,8 +10,8 @@ from torch.optim import SGD
 from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
 from benchmarks.bare_training import train, training_shares
 from benchmarks.workload import Workload
-from knnper.config.seeding import RandomKey
-from strategies.core.records import ModelPayload
+from knnper.seeding import RandomKey
+from knnper.strategies.core.records import ModelPayload
 
 
 def sizes_of_our_batches(workload: Workload) -> list[int]:

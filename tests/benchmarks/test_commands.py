@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from benchmarks.dormant_startup_s import write_experiment
-from knnper.config.loading import read_experiment
-from simulation.catalogue import experiment_catalogue
+from knnper.loading import read_experiment
+from knnper.simulation.workbench import experiment_catalogue
 
 NAMES = [
     "training_vs_bare_torch",

@@ -14,10 +14,9 @@ from benchmarks.index_kinds import (
     parser,
     recall,
 )
-from datastore.index.base import Vectors
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.index.flat import FlatSettings
-from datastore.index.ivf import ListsSettings
+from knnper.datastore.index import Vectors
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import FlatSettings, ListsSettings
 
 
 @pytest.fixture(name="data", scope="module")

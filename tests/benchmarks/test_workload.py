@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.workload import NUM_CLASSES, NUM_IMAGES, Workload
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset
-from strategies.core.records import ModelPayload
+from knnper.data.examples import Dataset
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
+from knnper.strategies.core.records import ModelPayload
 
 TINY = Workload(3, 4, 2, 5, model="tiny_cnn", embedding_dim=1)
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.config.loading import load_experiment
-from knnper.data.digits import DigitsSettings, load_digits
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
+from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.loading import load_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from tests.cli.store_commands import done
 
 

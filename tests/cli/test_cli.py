@@ -10,16 +10,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import knnper
-import simulation.runner
-from knnper.cli.app import app
-from knnper.config.errors import RunError
-from knnper.config.loading import read_experiment
-from server.run_folder import RunFolder
-from simulation.batch.code import CODE, is_of_this_code
-from simulation.catalogue import experiment_catalogue
-from simulation.workbench import Workbench
-from strategies.catalogue import METHODS
-from strategies.personalizers import PERSONALIZERS
+import knnper.simulation.run
+from knnper.errors import RunError
+from knnper.loading import read_experiment
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import CODE, is_of_this_code
+from knnper.simulation.workbench import Workbench, experiment_catalogue
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper_cli.app import app
 
 DOCUMENT: dict[str, Any] = {
     "name": "tiny",
@@ -80,13 +78,13 @@ def pretend(
         folder.write_results(RESULTS)
         return RESULTS
 
-    monkeypatch.setattr(simulation.runner, "simulate", simulate)
+    monkeypatch.setattr(knnper.simulation.run, "simulate", simulate)
     return calls
 
 
 def test_help_is_quick() -> None:
     code = (
-        "import sys, knnper.cli.app;"
+        "import sys, knnper_cli.app;"
         "assert not {'torch', 'flwr', 'ray', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

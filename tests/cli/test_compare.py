@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
-from knnper.cli.progress import line_counter, roughly, time_left
-from knnper.config.yaml_text import dump_yaml
-from simulation.batch.progress import Progress, TimeLeft
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.progress import Progress, TimeLeft
+from knnper_cli.app import app
+from knnper_cli.common import line_counter, roughly, time_left
 from tests.simulation.sweep.small_sweep import in_this_process
 
 COMPARISON: dict[str, Any] = {
@@ -32,7 +32,7 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "simulation.comparison.comparing.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
 
@@ -76,7 +76,7 @@ def test_interrupted_it_says_how_to_go_on(
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    where = "simulation.comparison.comparing.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, interrupted)
     monkeypatch.setattr(
         "sys.argv", ["/bin/knnper", "compare", "a b.yaml", "--set", "x=1"]

@@ -14,11 +14,10 @@ from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
-from knnper.cli.doctor import doctor
-from knnper.cli.errors import ErrorReportingGroup
-from knnper.config.address import Address
-from server.link.founding import Founding, add_client, found
-from server.link.layout import FederationFolder
+from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.transport.credentials import Address
+from knnper_cli.common import ErrorReportingGroup
+from knnper_cli.site import doctor
 from tests.client.doctor.scripted_server import Script, answering
 
 ACTIVATE = "/v1/fleet/activate-node"
@@ -122,7 +121,7 @@ def test_a_wrong_file(place: FederationFolder) -> None:
 
 def test_a_server_needs_no_torch(place: FederationFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from knnper.cli.doctor import doctor; "
+        "import sys; from pathlib import Path; from knnper_cli.site import doctor; "
         f"doctor(server=Path({str(place.server_file)!r})); "
         "sys.exit('torch' in sys.modules)"
     )

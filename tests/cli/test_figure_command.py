@@ -8,11 +8,11 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-import simulation.figures.drift_figure
-from knnper.cli.app import app
-from knnper.cli.figures.progress import line_writer
-from simulation.figures.catalogue import OPTIONS
-from simulation.figures.options import MemoryOptions
+import knnper.simulation.reports.drift_figure
+from knnper.simulation.reports.figure import MemoryOptions
+from knnper.simulation.reports.figure_catalogue import OPTIONS
+from knnper_cli.app import app
+from knnper_cli.batches import line_writer
 from tests.simulation.finished_run import finished_run
 
 DRIFT = ("--clients", "4", "--steps", "4", "--shift-at", "2")
@@ -55,7 +55,7 @@ def test_the_drift_figure(
 
     # What is finished is not made again, and gives the same numbers.
     before = (output / "drift.csv").read_bytes()
-    monkeypatch.delattr(simulation.figures.drift_figure, "follow_client")
+    monkeypatch.delattr(knnper.simulation.reports.drift_figure, "follow_client")
     make("drift", run, output, *DRIFT)
     assert (output / "drift.csv").read_bytes() == before
 

@@ -9,13 +9,13 @@ from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
 
-from client.residence.serving import Accuracy, Gain, Serving, TunedOn
-from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings
-from knnper.cli.export import export as export_command
-from knnper.cli.onboard import describe_choice, describe_gain
-from knnper.cli.onboard import onboard as onboard_command
-from knnper.data.digits import DigitsSettings, load_digits
-from simulation.trained_model import find_model, trained_model
+from knnper.client.state import Accuracy, Gain, Serving, TunedOn
+from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
+from knnper.simulation.trained_model import find_model, trained_model
+from knnper_cli.simulate import export as export_command
+from knnper_cli.site import describe_choice, describe_gain
+from knnper_cli.site import onboard as onboard_command
 from tests.cli.store_commands import described, done
 
 commands = Typer()

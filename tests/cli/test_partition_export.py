@@ -7,8 +7,8 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
-from knnper.data.site.task_file import read_task
+from knnper.data.site import read_task
+from knnper_cli.app import app
 
 DOCUMENT = {
     "name": "tiny",

@@ -6,7 +6,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
+from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 
 

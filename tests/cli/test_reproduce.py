@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
-from knnper.durable_files import JsonLines
-from simulation.batch.events import Told
-from simulation.batch.playing import Family
+from knnper.files import JsonLines
+from knnper.simulation.batches.runner import Family, Told
+from knnper_cli.app import app
 from tests.simulation.reproducing.small_files import SWEEP, without_data, write
 from tests.simulation.sweep.small_sweep import in_this_process
 
-WHERE = "simulation.sweep.running.play_side_by_side"
+WHERE = "knnper.simulation.batches.tables.play_side_by_side"
 
 
 @pytest.fixture(autouse=True)

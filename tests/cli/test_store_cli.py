@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 import typer
 
-from datastore.examples import Selection
-from datastore.folder import DATABASE, open_store
-from datastore.index.quantized import ScalarSettings
-from datastore.sqlite.acknowledged import ACKNOWLEDGED
-from knnper.cli.app import app
-from knnper.cli.store.advising import as_section
-from knnper.cli.store.counting import Counter, resumable
-from knnper.cli.store.options import as_time
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.datastore.database import ACKNOWLEDGED
+from knnper.datastore.examples import Selection
+from knnper.datastore.index_kinds import ScalarSettings
+from knnper.datastore.store import DATABASE, open_store
+from knnper_cli.app import app
+from knnper_cli.common import Counter, as_time, resumable
+from knnper_cli.store import as_section
 from tests.cli.store_commands import NUM_EXAMPLES, described, done, store
 from tests.datastore.damaged_store import left_by_a_kill
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-import knnper.cli.store.deleting
-from datastore.folder import open_store
-from knnper.cli.app import app
+import knnper_cli.store
+from knnper.datastore.store import open_store
+from knnper_cli.app import app
 from tests.cli.store_commands import NUM_EXAMPLES, described, done, id_of, store
 
 
@@ -121,7 +121,7 @@ def test_delete_asks_on_a_terminal(
     class System:
         stdin = Terminal
 
-    monkeypatch.setattr(knnper.cli.store.deleting, "sys", System)
+    monkeypatch.setattr(knnper_cli.store, "sys", System)
     arguments = ["store", "delete", str(folder), "--id", "1"]
     refused = CliRunner().invoke(app, arguments, input="n\n")
     assert refused.exit_code == 1

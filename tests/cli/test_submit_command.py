@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli import submit as submit_command
-from knnper.cli.app import app
-from knnper.config.errors import RunError
-from server.link import submission
-from server.link.control import RunStatus
-from server.link.founding import Founding, found
-from server.link.layout import FederationFolder
-from server.run_folder import RunFolder
-from server.settings import ServerSettings
+from knnper.errors import RunError
+from knnper.server.link import submission
+from knnper.server.link.registration import RunStatus
+from knnper.server.link.setup import FederationFolder, Founding, found
+from knnper.server.run_folder import RunFolder
+from knnper.server.settings import ServerSettings
+from knnper_cli import federation as submit_command
+from knnper_cli.app import app
 from tests.apps.site_grid import experiment
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
-from knnper.config.yaml_text import dump_yaml
+from knnper.loading import dump_yaml
+from knnper_cli.app import app
 from tests.simulation.sweep.small_sweep import NEIGHBORS, document, in_this_process
 
-WHERE = "simulation.sweep.running.play_side_by_side"
+WHERE = "knnper.simulation.batches.tables.play_side_by_side"
 
 
 @pytest.fixture(autouse=True)

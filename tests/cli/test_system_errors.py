@@ -9,9 +9,9 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-import simulation.runner
-from knnper.cli.app import app
-from knnper.cli.errors import ErrorReportingGroup, system_error
+import knnper.simulation.run
+from knnper_cli.app import app
+from knnper_cli.common import ErrorReportingGroup, system_error
 from tests.simulation.sweep.small_sweep import document
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -110,7 +110,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     def full(*_: Any) -> None:
         raise FULL
 
-    monkeypatch.setattr(simulation.runner, "simulate", full)
+    monkeypatch.setattr(knnper.simulation.run, "simulate", full)
     done = run("simulate", "one.yaml", "--output", "out")
     assert done.exit_code == 1
     assert "Error: No space left on device; free space" in done.stderr

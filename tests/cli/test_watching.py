@@ -1,9 +1,9 @@
 import threading
 from pathlib import Path
 
-from knnper.cli.watching import Watch
-from server.observer import RoundRecord, SilentObserver
-from server.run_folder import RunFolder
+from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper_cli.watching import Watch
 from tests.apps.site_grid import experiment
 
 

@@ -7,12 +7,12 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import _record, _reply
-from client.site.host import SiteHost
-from knnper.config.errors import CodecError
+from knnper.client.app import _record, _reply
+from knnper.client.site import SiteHost
+from knnper.errors import CodecError
+from knnper.simulation.flower_engine import VirtualHost
+from knnper.strategies.core.records import ModelPayload
 from knnper.transport.messages import Job, pack, to_content
-from simulation.client_runtime import VirtualHost
-from strategies.core.records import ModelPayload
 
 PAYLOAD = ModelPayload(torch.ones(2))
 OURS = "/dev/shm/knnper-12-0123abcd"

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from client.settings import LimitSettings, ServiceSettings, read_client
-from knnper.config.address import Address
-from knnper.config.errors import ConfigError
-from server.link.templates import client_yaml
+from knnper.client.settings import LimitSettings, ServiceSettings, read_client
+from knnper.errors import ConfigError
+from knnper.server.link.setup import client_yaml
+from knnper.transport.credentials import Address
 
 WHOLE = """
 name: site-a

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.onboarding import onboard, wait_until_installed
-from client.residence.errors import ResidenceError
-from client.settings import read_client
+from knnper.client.onboarding import onboard, wait_until_installed
+from knnper.client.settings import read_client
+from knnper.client.state import ResidenceError
 from tests.client.residence.small_site import new_residence, site, small_model
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.runtime import ClientRuntime
-from client.state_store import ClientStateStore
-from knnper.config.errors import TrainingDivergedError
-from knnper.config.seeding import RandomKey
+from knnper.client.runtime import ClientRuntime, ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
-from strategies.core.embedding_pool import EmbeddingPool
-from strategies.core.method import Method
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.errors import TrainingDivergedError
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import EmbeddingPool
 
 SPEC = InputSpec((2, 2, 1), 2, (0.5,), (0.5,))
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.state_store import ClientStateStore
-from knnper.config.errors import CheckpointError
-from strategies.core.records import ModelState
+from knnper.client.runtime import ClientStateStore
+from knnper.errors import CheckpointError
+from knnper.strategies.core.records import ModelState
 
 
 def state(value: float) -> ModelState:

@@ -5,9 +5,13 @@ from typing import Any, Literal
 
 import pytest
 
-from knnper.config.catalogue import Catalogue
-from knnper.config.ranges import PositiveFloat, PositiveInt, UnitInterval
-from knnper.config.sections import Settings
+from knnper.experiment import (
+    Catalogue,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
 
 
 @dataclass(frozen=True)

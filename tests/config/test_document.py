@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.catalogue import Catalogue
-from knnper.config.document import (
+from knnper.errors import ConfigError
+from knnper.experiment import Catalogue
+from knnper.loading import (
     dotted,
     from_json,
+    load_experiment,
+    parse_yaml,
     results_identity,
     to_document,
     to_json,
     to_yaml,
 )
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.yaml_text import parse_yaml
 
 SCHEDULES = st.just({"name": "constant"}) | st.builds(
     lambda rounds, factor: {

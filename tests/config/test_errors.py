@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from knnper.config.errors import ConfigError, KnnPerError, Problem
+from knnper.errors import ConfigError, KnnPerError, Problem
 
 PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from knnper.config.catalogue import Catalogue
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.loading import load_experiment, read_experiment
-from knnper.config.sections import ConstantSchedule, MultiStepSchedule
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import Catalogue, ConstantSchedule, MultiStepSchedule
+from knnper.loading import load_experiment, read_experiment
 
 
 def problems_of(

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from knnper.config.errors import Problem
-from knnper.config.overrides import Override, apply_overrides, parse_overrides
+from knnper.errors import Problem
+from knnper.loading import Override, apply_overrides, parse_overrides
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from knnper.config.errors import Problem
-from knnper.config.parsing import parse_settings
-from knnper.config.ranges import UnitInterval
-from knnper.config.sections import Settings
+from knnper.errors import Problem
+from knnper.experiment import Settings, UnitInterval
+from knnper.loading import parse_settings
 
 
 @dataclass(frozen=True)

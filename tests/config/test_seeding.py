@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from knnper.config.seeding import RandomKey
+from knnper.seeding import RandomKey
 
 
 def test_torch_is_seeded_inside_the_block_only() -> None:

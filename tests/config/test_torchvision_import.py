@@ -9,7 +9,7 @@ try:
     import torchvision
 except RuntimeError:
     pass
-from knnper.config.torchvision_import import import_torchvision
+from knnper.process import (import_torchvision)
 torchvision = import_torchvision()
 assert torchvision is import_torchvision()
 assert torchvision.models.mobilenet_v2 is not None
@@ -24,9 +24,9 @@ folder.mkdir()
 sys.path.insert(0, sys.argv[1])
 library = torch.library.Library("torchvision", "DEF")
 library.define("nms(Tensor boxes) -> Tensor")
-from knnper.config import torchvision_import
-assert torchvision_import.import_torchvision().fits
-assert torchvision_import._declare_operators.cache_info().misses == 0
+from knnper import process
+assert process.import_torchvision().fits
+assert process._declare_operators.cache_info().misses == 0
 """
 
 
@@ -42,8 +42,8 @@ def test_imports_in_a_fresh_process(script: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_torchvision_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knnper.config import torchvision_import
+    from knnper import process
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="torchvision is not installed"):
-        torchvision_import.import_torchvision()
+        process.import_torchvision()

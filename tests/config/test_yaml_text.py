@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import ConfigError
-from knnper.config.yaml_text import dump_yaml, parse_yaml
+from knnper.errors import ConfigError
+from knnper.loading import dump_yaml, parse_yaml
 
 SCALARS = (
     st.none()

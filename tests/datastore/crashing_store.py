@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from datastore.folder import open_store
-from datastore.store import Store
+from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from knnper.datastore.store import Store, open_store
 
 DIM = 48
 SPEC = StoreSpec(5, InputLayout((DIM,), "int64"))

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datastore.care.verification import verify
-from datastore.errors import StoreDamagedError
-from datastore.examples import Selection
-from datastore.folder import DATABASE, open_store
-from datastore.sqlite.connection import PAGE_BYTES, log_of
-from datastore.store import Store
+from knnper.datastore.examples import Selection, StoreDamagedError
+from knnper.datastore.sqlite import PAGE_BYTES, log_of
+from knnper.datastore.store import DATABASE, Store, open_store
+from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some
 
 FRAME = 24 + PAGE_BYTES

@@ -4,14 +4,10 @@ from pathlib import Path
 
 import torch
 
-from datastore.examples import InputLayout, NewExamples, StoreSpec
-from datastore.folder import (
-    create_store,
-)
-from datastore.settings import StoreSettings
-from datastore.store import Store
-from datastore.store_reader import StoreReader
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import InputLayout, NewExamples, StoreSpec
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, StoreReader, create_store
+from knnper.seeding import RandomKey
 
 SPEC = StoreSpec(4, InputLayout((6,), "float32"), ("a", "b", "c", "d"))
 

@@ -21,14 +21,17 @@ from hypothesis.stateful import (
 )
 from torch import Tensor
 
-from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from datastore.folder import create_store, open_store
-from datastore.index.catalogue import IndexSettings
-from datastore.memory import empty_memory_store
-from datastore.policy.catalogue import PolicyName
-from datastore.settings import StoreSettings
-from datastore.store_reader import StoreReader
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from knnper.datastore.index_catalogue import IndexSettings
+from knnper.datastore.policy import PolicyName
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import (
+    StoreReader,
+    create_store,
+    empty_memory_store,
+    open_store,
+)
+from knnper.seeding import RandomKey
 
 NUM_CLASSES, INPUT_DIM = 3, 8
 SPEC = StoreSpec(NUM_CLASSES, InputLayout((INPUT_DIM,)))

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.folder import (
-    INDEX,
-    open_store,
-)
+from knnper.datastore.store import INDEX, open_store
 from tests.datastore.small_store import examples, ids, new_store
 
 

@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 import torch
 
-from datastore.care.verification import verify
-from datastore.folder import create_store, open_store
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.settings import StoreSettings
-from datastore.store_reader import StoreReader
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import StoreReader, create_store, open_store
+from knnper.datastore.verify import verify
 from tests.datastore.crashing_store import (
     DIM,
     MODELS,

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from datastore.care.verification import verify
-from datastore.errors import StoreDamagedError, StoreError
-from datastore.folder import DATABASE, INDEX, LOCK, open_store
-from datastore.sqlite.acknowledged import ACKNOWLEDGED, Acknowledged
-from datastore.sqlite.connection import PAGE_BYTES
-from datastore.sqlite.log import frames
-from datastore.store import Store
+from knnper.datastore.database import ACKNOWLEDGED, Acknowledged
+from knnper.datastore.examples import StoreDamagedError, StoreError
+from knnper.datastore.sqlite import PAGE_BYTES, frames
+from knnper.datastore.store import DATABASE, INDEX, LOCK, Store, open_store
+from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import (
     FRAME,

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from datastore.errors import (
+from knnper.datastore.examples import (
     ExamplesMissingError,
+    NewExamples,
+    Selection,
     StoreError,
+    StoreSpec,
 )
-from datastore.examples import NewExamples, Selection, StoreSpec
-from datastore.folder import (
-    create_store,
-)
-from knnper.config.errors import DataError
+from knnper.datastore.store import create_store
+from knnper.errors import DataError
 from tests.datastore.small_store import examples, ids, new_store
 
 

@@ -13,22 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from datastore.care.verification import verify
-from datastore.core.live_view import LiveView
-from datastore.errors import (
+from knnper.datastore.database import SqliteRows
+from knnper.datastore.examples import (
     NotErasedError,
+    Selection,
     StoreBusyError,
     StoreDamagedError,
     StoreFullError,
 )
-from datastore.examples import Selection
-from datastore.folder import (
-    DATABASE,
-    INDEX,
-    open_store,
-)
-from datastore.sqlite.connection import transaction
-from datastore.sqlite.rows import SqliteRows
+from knnper.datastore.sqlite import transaction
+from knnper.datastore.store import DATABASE, INDEX, open_store
+from knnper.datastore.verify import verify
+from knnper.datastore.view import LiveView
 from tests.datastore.small_store import examples, ids, new_store
 
 
@@ -125,7 +121,7 @@ def test_upkeep_that_fails_is_no_error_of_the_addition(
 def test_a_reader_that_lingers_does_not_hold_up_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastore.sqlite.log.LOG_BYTES", 10_000)
+    monkeypatch.setattr("knnper.datastore.sqlite.LOG_BYTES", 10_000)
     store = new_store(tmp_path / "s", 3)
     with open_store(tmp_path / "s") as reader, reader._rows.reading():
         assert len(reader._rows.contents()) == 3
@@ -171,7 +167,7 @@ def test_an_interrupt_after_a_commit_leaves_a_sound_store(
 ) -> None:
     with new_store(tmp_path / "s", 5) as store:
         with monkeypatch.context() as patched:
-            patched.setattr("datastore.sqlite.rows.transaction", _cut_short)
+            patched.setattr("knnper.datastore.database.transaction", _cut_short)
             with pytest.raises(KeyboardInterrupt):
                 store.add(examples(2))
         store.add(examples(1))

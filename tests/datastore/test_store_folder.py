@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from datastore.errors import (
+from knnper.datastore.examples import (
+    Selection,
     StoreBusyError,
     StoreDamagedError,
     StoreError,
     StoreMismatchError,
 )
-from datastore.examples import Selection
-from datastore.folder import (
-    DATABASE,
-    open_store,
-)
+from knnper.datastore.store import DATABASE, open_store
 from tests.datastore.small_store import SPEC, examples, ids, new_store
 
 

@@ -10,18 +10,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from datastore.errors import StoreFullError
-from datastore.examples import NewExamples, StoreSpec
-from datastore.index import ivf, quantized
-from datastore.index.catalogue import INDEX_KINDS, IndexSettings, build_index
-from datastore.index.flat import HalfSettings
-from datastore.index.ivf import ListsSettings
-from datastore.index.quantized import ProductSettings, ScalarSettings
-from datastore.index.settings import KindSettings
-from datastore.memory import empty_memory_store
-from datastore.policy.catalogue import POLICIES
-from datastore.settings import StoreSettings
-from knnper.config.seeding import RandomKey
+from knnper.datastore import index_kinds as ivf
+from knnper.datastore import index_kinds as quantized
+from knnper.datastore.examples import NewExamples, StoreFullError, StoreSpec
+from knnper.datastore.index import KindSettings
+from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
+from knnper.datastore.index_kinds import (
+    HalfSettings,
+    ListsSettings,
+    ProductSettings,
+    ScalarSettings,
+)
+from knnper.datastore.policy import POLICIES
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import empty_memory_store
+from knnper.seeding import RandomKey
 from tests.datastore.store_machine import INPUT_DIM, StoreMachine
 
 COMBINATIONS = list(itertools.product(POLICIES, INDEX_KINDS))

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from datastore.care.exporting import export_store
-from datastore.care.summary import summarize
-from datastore.care.verification import verify
-from datastore.errors import StoreDamagedError, StoreError
-from datastore.folder import DATABASE, open_store
+from knnper.datastore.examples import StoreDamagedError, StoreError
+from knnper.datastore.store import DATABASE, open_store
+from knnper.datastore.transfer import export_store, summarize
+from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import left_by_a_kill, log_in
 

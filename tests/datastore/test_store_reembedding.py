@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.errors import (
-    StoreError,
-)
-from datastore.examples import NewExamples
-from datastore.folder import (
-    open_store,
-)
-from knnper.config.errors import DataError
+from knnper.datastore.examples import NewExamples, StoreError
+from knnper.datastore.store import open_store
+from knnper.errors import DataError
 from tests.datastore.small_store import examples, new_store
 
 

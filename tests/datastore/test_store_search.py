@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datastore.examples import NewExamples
-from datastore.index.searching import NUMBERS_AT_ONCE, QUERIES_AT_ONCE
-from datastore.memory import memory_store
-from datastore.store import Store
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import NewExamples
+from knnper.datastore.index import NUMBERS_AT_ONCE, QUERIES_AT_ONCE
+from knnper.datastore.store import Store, memory_store
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
 
 
 def store_of(embeddings: list[list[float]], labels: list[int], dim: int = 2) -> Store:

@@ -5,21 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from datastore.errors import (
+from knnper.datastore.examples import (
+    InputLayout,
+    NewExamples,
     StoreError,
     StoreFullError,
+    StoreSpec,
 )
-from datastore.examples import InputLayout, NewExamples, StoreSpec
-from datastore.folder import (
+from knnper.datastore.index_kinds import FlatSettings, GraphSettings
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import (
     configure_store,
     create_store,
     open_store,
     read_identity,
 )
-from datastore.index.flat import FlatSettings
-from datastore.index.hnsw import GraphSettings
-from datastore.settings import StoreSettings
-from knnper.config.errors import ConfigError
+from knnper.errors import ConfigError
 from tests.datastore.small_store import examples, ids, new_store
 
 

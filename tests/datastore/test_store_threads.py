@@ -10,20 +10,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.core.live_view import LiveView
-from datastore.core.read_write_lock import ReadWriteLock
-from datastore.core.rows import Change, Version
-from datastore.errors import StoreError, StoreMismatchError
-from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from datastore.folder import create_store, open_store
-from datastore.index.base import VectorIndex
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.index.flat import HalfSettings
-from datastore.index.hnsw import GraphSettings
-from datastore.memory import empty_memory_store
-from datastore.settings import StoreSettings
-from datastore.sqlite.rows import SqliteRows
-from datastore.store_reader import StoreReader
+from knnper.datastore.database import SqliteRows
+from knnper.datastore.examples import (
+    InputLayout,
+    NewExamples,
+    Selection,
+    StoreError,
+    StoreMismatchError,
+    StoreSpec,
+)
+from knnper.datastore.index import VectorIndex
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import GraphSettings, HalfSettings
+from knnper.datastore.rows import Change, Version
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import (
+    StoreReader,
+    create_store,
+    empty_memory_store,
+    open_store,
+)
+from knnper.datastore.view import LiveView, ReadWriteLock
 from tests.datastore.small_store import examples, new_store
 
 DIM = 16

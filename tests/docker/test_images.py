@@ -127,10 +127,10 @@ def test_everything_in_the_images_has_a_tested_version() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "knnper.cli.app, knnper.apps.server, server.link.supervisor, "
-        "server.link.submission, simulation.sites",
-        "knnper.cli.app, knnper.apps.client, client.node.node, client.service.app, "
-        "client.joining",
+        "knnper_cli.app, knnper_cli.flower_apps, knnper.server.link.supervisor, "
+        "knnper.server.link.submission, knnper.simulation.workbench",
+        "knnper_cli.app, knnper_cli.flower_apps, knnper.client.node, "
+        "knnper.client.service.app, knnper.client.onboarding",
     ],
     ids=["server", "client"],
 )

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from simulation.comparison.plan import read_comparison
-from simulation.comparison.settings import ComparisonSettings, RowSettings
-from strategies.catalogue import METHODS
+from knnper.simulation.batches.plan import (
+    ComparisonSettings,
+    RowSettings,
+    read_comparison,
+)
+from knnper.strategies.catalogue import METHODS
 from tests.docs.setting_tables import expected_rows
 
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
 from knnper.data.catalogue import DataSpec
+from knnper.errors import DataError
 
 PAGE = "docs/adding_a_dataset.md"
 MODULE = "knnper.data.npz_file"

@@ -11,11 +11,10 @@ import click
 import pytest
 import typer
 
-from client.settings import read_client
-from knnper.cli.app import app
-from knnper.config.loading import SECTIONS, load_experiment, read_experiment
-from knnper.config.yaml_text import parse_yaml
-from simulation.catalogue import experiment_catalogue
+from knnper.client.settings import read_client
+from knnper.loading import SECTIONS, load_experiment, parse_yaml, read_experiment
+from knnper.simulation.workbench import experiment_catalogue
+from knnper_cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

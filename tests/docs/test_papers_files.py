@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from knnper.config.sections import Experiment
-from knnper.config.yaml_text import dump_yaml, parse_yaml, read_yaml
-from simulation.batch.shared_training import training_identity
-from simulation.comparison.plan import Comparison
-from simulation.figures.collapse import VARIANTS
-from simulation.partition.settings import PartitionSettings
-from simulation.reproducing.figure_file import FigurePlan
-from simulation.reproducing.leading_comment import split_title
-from simulation.reproducing.protocols import Plan, read_protocol
-from simulation.sweep.plan import Sweep
-from simulation.sweep.settings import VARIANT
-from simulation.sweep.terms import TERMS
+from knnper.experiment import Experiment
+from knnper.loading import dump_yaml, parse_yaml, read_yaml
+from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
+from knnper.simulation.batches.runner import training_identity
+from knnper.simulation.partition.assignment import PartitionSettings
+from knnper.simulation.reports.collapse_figure import VARIANTS
+from knnper.simulation.reports.reproduce import (
+    FigurePlan,
+    Plan,
+    read_protocol,
+    split_title,
+)
 
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]

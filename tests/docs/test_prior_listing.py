@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from knnper.config.loading import load_experiment
-from simulation.catalogue import experiment_catalogue
-from strategies.core.memory import KnnSettings
+from knnper.loading import load_experiment
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.core.memory import KnnSettings
 
 PAGE = "docs/methods/knn_per.md"
 CLIENTS = """client,num_train,num_validation,knn_weight

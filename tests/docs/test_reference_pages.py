@@ -5,23 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from client.settings import LimitSettings
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.prediction.class_prior import ClassPriorSettings
-from datastore.protonn.settings import ProtoNNSettings
-from datastore.settings import StoreSettings
-from datastore.tuning.settings import PriorPoint, TuningSettings
-from knnper.config.catalogue import SettingsTypes
-from knnper.config.sections import (
+from knnper.client.settings import LimitSettings
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.prediction import ClassPriorSettings
+from knnper.datastore.protonn import ProtoNNSettings
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.tuning import PriorPoint, TuningSettings
+from knnper.experiment import (
     ConstantSchedule,
     FederationSettings,
     MultiStepSchedule,
     RunSettings,
+    SettingsTypes,
     TrainingSettings,
 )
-from simulation.catalogue import experiment_catalogue
-from strategies.catalogue import METHODS
-from strategies.personalizers import PERSONALIZERS
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.docs.setting_tables import expected_rows
 
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from knnper.config.yaml_text import parse_yaml, read_yaml
-from simulation.figures.catalogue import OPTIONS
-from simulation.reproducing.figure_file import FigureFileSettings
-from simulation.reproducing.protocols import KINDS
+from knnper.loading import parse_yaml, read_yaml
+from knnper.simulation.reports.figure_catalogue import OPTIONS
+from knnper.simulation.reports.reproduce import KINDS, FigureFileSettings
 from tests.docs.setting_tables import expected_rows
 
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

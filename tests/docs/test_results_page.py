@@ -10,14 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from knnper.config.loading import load_experiment
-from knnper.data.preprocess import Normalizer
+from knnper.data.examples import Normalizer
+from knnper.loading import load_experiment
 from knnper.models.flat import FlatModel
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
 Listings = Callable[[str, str], list[str]]
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from knnper.config.yaml_text import parse_yaml
-from simulation.sweep.settings import (
+from knnper.loading import parse_yaml
+from knnper.simulation.batches.plan import (
     RandomSettings,
     RangeSettings,
     SweepSettings,

@@ -19,14 +19,13 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import Tensor
 
-from client.app import make_client_app
-from client.runtime import DataSource, Personalized
-from client.site.host import CONFIG, SiteHost
-from client.site.player import SitePlayer
-from knnper.config.errors import RunError
+from knnper.client.app import make_client_app
+from knnper.client.runtime import DataSource, Personalized
+from knnper.client.site import CONFIG, SiteHost, SitePlayer
 from knnper.data.examples import ClientData, Examples
+from knnper.errors import RunError
+from knnper.strategies.core.predictors import ClientResults
 from knnper.transport.messages import Job
-from strategies.core.evaluation import ClientResults
 
 APP = "site_tricks:app"
 TRICKS = "tricks.json"

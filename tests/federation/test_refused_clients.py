@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from knnper.transport.credentials.certificates import (
+from knnper.server.link.setup import FederationFolder
+from knnper.transport.credentials import (
     issue_server_certificate,
     new_authority,
+    new_node_key,
     read_identity,
     write_certificate,
+    write_node_key,
 )
-from knnper.transport.credentials.node_keys import new_node_key, write_node_key
-from server.link.layout import FederationFolder
 from tests.federation.running_commands import Running
 from tests.federation.site_tricks import HAND_OVER, TAMPER
 from tests.federation.small_federation import SEEN, Federation, Found

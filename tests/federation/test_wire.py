@@ -9,9 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from knnper.data.preprocess import Normalizer
-from knnper.transport.model_folder.files import load_model
-from knnper.transport.model_folder.global_model import GlobalModel
+from knnper.data.examples import Normalizer
+from knnper.strategies.core.exported_model import GlobalModel, load_model
 from tests.federation.recorded_wire import Recorder, Secret
 from tests.federation.running_commands import wait_until
 from tests.federation.site_tricks import KEEP_MODELS, LEAK

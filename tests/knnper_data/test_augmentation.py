@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import Augmentation
-from knnper.config.seeding import RandomKey
-from knnper.data.augmentation import (
+from knnper.data.examples import (
     AUGMENTATIONS,
     FRAME,
+    InputSpec,
     crop,
     flip,
     frame_of,
     require_augmentable,
 )
-from knnper.data.examples import InputSpec
+from knnper.errors import ConfigError
+from knnper.experiment import Augmentation
+from knnper.seeding import RandomKey
 
 SIDES = st.integers(1, 7)
 

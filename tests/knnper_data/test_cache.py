@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import DataError
-from knnper.data.cache import cache_root, cached_dataset
-from knnper.data.cache_entry import Contents, EntryWriter
-from knnper.data.dataset import Dataset
+from knnper.data.cache import Contents, EntryWriter, cache_root, cached_dataset
+from knnper.data.examples import Dataset
+from knnper.errors import DataError
 
 TRAIN = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 TEST = TRAIN[:1] + 100
@@ -160,7 +159,7 @@ OTHER_PROCESS = """
 import pathlib, sys, time
 import numpy as np
 from knnper.data.cache import cached_dataset
-from knnper.data.cache_entry import Contents
+from knnper.data.cache import Contents
 
 def build(writer):
     images = writer.new_images("train", (50, 8, 8, 3))

@@ -3,9 +3,9 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.config.sections import Settings
+from knnper.data.builtin import DigitsSettings
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.digits import DigitsSettings
+from knnper.experiment import Settings
 
 REQUIRED = {
     "image_folder": {"root": "/data"},

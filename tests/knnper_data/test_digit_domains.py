@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.digit_domains import (
+from knnper.data.builtin import digit_images
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.images import (
     DOMAINS,
     DigitDomainsSettings,
     domains_of,
     load_digit_domains,
 )
-from knnper.data.digits import digit_images
+from knnper.seeding import RandomKey
 
 NAMES = ["plain", "inverted", "rotated", "blurred"]
 CORNER = [[0, 30, 60], [90, 120, 150], [180, 210, 240]]

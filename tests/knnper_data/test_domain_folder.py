@@ -9,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import LabelledArrays
-from knnper.data.domain_folder import (
-    DomainFolderSettings,
-    balanced_part,
-    load_domain_folder,
-)
+from knnper.data.examples import LabelledArrays
+from knnper.data.images import DomainFolderSettings, balanced_part, load_domain_folder
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
 
 SIZES = {
     ("photo", "dog"): 12,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.config.errors import DataError
-from knnper.data.image_folder import ImageFolderSettings, load_image_folder
+from knnper.data.images import ImageFolderSettings, load_image_folder
+from knnper.errors import DataError
 
 
 def save(file: Path, pixels: np.ndarray) -> Path:

@@ -3,7 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from knnper.data.pixel_statistics import channel_statistics
+from knnper.data.examples import channel_statistics
 
 
 def test_matches_the_definition() -> None:

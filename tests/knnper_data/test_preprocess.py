@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from knnper.config.errors import DataError
-from knnper.data.examples import InputSpec, no_examples
-from knnper.data.preprocess import Normalizer, normalizer
+from knnper.data.examples import InputSpec, Normalizer, no_examples, normalizer
+from knnper.errors import DataError
 
 TEXT = InputSpec((1, 1, 3), num_classes=5, mean=(), std=(), dtype="token")
 

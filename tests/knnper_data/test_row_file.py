@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.data import row_file
-from knnper.data.row_file import RowFile, rows_in_parts
+from knnper.data import cache as row_file
+from knnper.data.cache import RowFile, rows_in_parts
 
 
 @pytest.mark.parametrize("counts", [(), (0,), (1,), (3, 0, 2), (9, 99, 999)])

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.config.sections import Choice
-from knnper.config.seeding import RandomKey
-from knnper.data.synthetic_mixture import (
+from knnper.data.builtin import (
     SyntheticMixtureSettings,
     density,
     load_synthetic_mixture,
 )
-from simulation.partition.natural import NaturalSettings
-from simulation.partition.split import make_partition
+from knnper.experiment import Choice
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.split import make_partition
 
 SMALL = SyntheticMixtureSettings(
     num_users=6, num_samples=50, num_classes=5, num_clusters=2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.data.table_file import Columns, TableFile, read_table
+from knnper.data.tables import Columns, TableFile, read_table
+from knnper.errors import DataError
 
 arrow: Any = pytest.importorskip("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

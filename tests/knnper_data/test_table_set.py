@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.table_set import TableSettings, load_table
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.tables import TableSettings, load_table
+from knnper.errors import DataError
 
 pytest.importorskip("pyarrow")
 

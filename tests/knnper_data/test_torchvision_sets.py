@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.config.torchvision_import import import_torchvision
-from knnper.data.cifar100_labels import COARSE_OF
-from knnper.data.torchvision_sets import (
+from knnper.data.builtin import (
+    COARSE_OF,
     DownloadSettings,
     EmnistSettings,
     load_cifar10,
@@ -22,6 +20,8 @@ from knnper.data.torchvision_sets import (
     load_emnist,
     load_fashion_mnist,
 )
+from knnper.errors import DataError
+from knnper.process import import_torchvision
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.config.errors import DataError
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.user_csv import UserCsvSettings, load_user_csv
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.images import UserCsvSettings, load_user_csv
+from knnper.errors import DataError
 
 TRAIN = [("u1", "aaa1", 7), ("u1", "aab2", 12), ("u2", "b", 7), ("u2", "abc4", 7)]
 REDS = {"aaa1": 1, "aab2": 2, "b": 3, "abc4": 4, "ccc5": 5, "ccc6": 6}

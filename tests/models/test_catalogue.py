@@ -5,23 +5,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from knnper.config.torchvision_import import import_torchvision
-from knnper.data.examples import TORCH_DTYPES, InputSpec
-from knnper.data.preprocess import normalizer
-from knnper.models.base import ModelSettings
+from knnper.data.examples import TORCH_DTYPES, InputSpec, normalizer
+from knnper.errors import ConfigError
+from knnper.experiment import Choice, Settings
 from knnper.models.catalogue import MODELS, build_model
-from knnper.models.flat import FlatModel
-from knnper.models.leaf_cnn import LeafCnnSettings
-from knnper.models.mlp import MlpSettings
-from knnper.models.mobilenet_v2 import MobileNetV2Settings
-from knnper.models.resnet18 import ResNet18Settings
-from knnper.models.small_resnet import SmallResNetSettings
-from knnper.models.softmax_regression import SoftmaxRegressionSettings
-from knnper.models.stacked_lstm import StackedLstmSettings
-from knnper.models.tiny_cnn import TinyCnnSettings
+from knnper.models.flat import FlatModel, ModelSettings
+from knnper.models.networks import (
+    LeafCnnSettings,
+    MlpSettings,
+    MobileNetV2Settings,
+    ResNet18Settings,
+    SmallResNetSettings,
+    SoftmaxRegressionSettings,
+    StackedLstmSettings,
+    TinyCnnSettings,
+)
+from knnper.process import import_torchvision
+from knnper.seeding import RandomKey
 
 KEY = RandomKey(1, ("initial-weights",))
 

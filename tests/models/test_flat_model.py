@@ -5,14 +5,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.config.sections import Choice
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
-from knnper.models.base import EmbeddingModel
+from knnper.experiment import Choice
 from knnper.models.catalogue import build_model
-from knnper.models.flat import FlatModel
-from knnper.models.normalization import TolerantBatchNorm2d
-from knnper.models.stacked_lstm import StackedLstmSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.networks import StackedLstmSettings, TolerantBatchNorm2d
+from knnper.seeding import RandomKey
 
 
 class SmallModel(EmbeddingModel):

@@ -7,16 +7,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import Choice
-from knnper.config.seeding import RandomKey
-from knnper.config.torchvision_import import import_torchvision
 from knnper.data.examples import InputSpec
+from knnper.errors import ConfigError
+from knnper.experiment import Choice
 from knnper.models.catalogue import build_model
 from knnper.models.flat import FlatModel
-from knnper.models.mobilenet_v2 import MobileNetV2Settings
-from knnper.models.resnet18 import ResNet18Settings
-from knnper.models.tiny_cnn import TinyCnnSettings
+from knnper.models.networks import (
+    MobileNetV2Settings,
+    ResNet18Settings,
+    TinyCnnSettings,
+)
+from knnper.process import import_torchvision
+from knnper.seeding import RandomKey
 
 HEAD = ("classifier.weight", "classifier.bias")
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.config.sections import Choice
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import InputSpec
+from knnper.experiment import Choice
 from knnper.models.catalogue import build_model
 from knnper.models.flat import FlatModel
-from knnper.models.stacked_lstm import StackedLstm, StackedLstmSettings
-from strategies.core.bases import layers
-from strategies.core.layers import first_layers
+from knnper.models.networks import StackedLstm, StackedLstmSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.bases import layers
+from knnper.strategies.core.task import first_layers
 
 SPEC = InputSpec((1, 1, 6), 4, (), (), dtype="token")
 SMALL = StackedLstmSettings(character_dim=3, hidden_dim=5)

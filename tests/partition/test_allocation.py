@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.seeding import RandomKey
-from simulation.partition.allocation import (
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
     apportion,
     count_labels,
     deal,
     deal_test_like_train,
 )
-from simulation.partition.log_dirichlet import draw_log_dirichlet, normalise
+from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
 
 GENERATOR_KEY = RandomKey(0, ("test",))
 

@@ -2,8 +2,8 @@ import time
 
 import numpy as np
 
-from knnper.config.seeding import RandomKey
-from simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 
 LABELS = np.arange(50_000) % 10
 

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
-from knnper.data.site.catalogue import SITE_DATA
-from knnper.data.site.npz import NpzSettings
-from knnper.data.site.site_data import SiteData
-from knnper.data.site.task_file import read_task
-from simulation.partition.assignment import Assignment
-from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.exporting import LABELS_FILE, export_shares
-from simulation.partition.settings import PartitionSettings
-from simulation.partition.split import Partition, partition_of
-from simulation.virtual_clients import VirtualClients
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.site import SITE_DATA, read_task
+from knnper.data.site_data import SiteData
+from knnper.data.site_sources import NpzSettings
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment, PartitionSettings
+from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.split import (
+    LABELS_FILE,
+    Partition,
+    export_shares,
+    partition_of,
+)
+from knnper.simulation.workbench import VirtualClients
 
 CHOICES: dict[str, dict[str, Any]] = {
     "iid": {"num_clients": 5, "unseen_fraction": 0.4},

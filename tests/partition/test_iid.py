@@ -1,7 +1,7 @@
 import numpy as np
 
-from knnper.config.seeding import RandomKey
-from simulation.partition.iid import IidSettings, iid
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.iid import IidSettings, iid
 
 
 def test_sizes_and_labels_are_even() -> None:

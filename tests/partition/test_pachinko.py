@@ -3,10 +3,10 @@ import time
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
-from simulation.partition.assignment import Assignment
-from simulation.partition.pachinko import PachinkoSettings, pachinko
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment
+from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
 
 COARSE_OF = tuple(label // 5 for label in range(100))
 TRAIN = np.arange(50_000) % 100

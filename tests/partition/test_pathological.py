@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
-from simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.pathological import PathologicalSettings, pathological
 
 LABELS = np.repeat(np.arange(10), 50)
 KEY = RandomKey(0)

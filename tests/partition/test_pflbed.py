@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
-from simulation.partition.assignment import Assignment, Integers
-from simulation.partition.pflbed import PflbedSettings, pflbed
-from simulation.partition.split import Partition, fingerprint, make_partition
-from simulation.virtual_clients import VirtualClients
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment, Integers
+from knnper.simulation.partition.pflbed import PflbedSettings, pflbed
+from knnper.simulation.partition.split import Partition, fingerprint, make_partition
+from knnper.simulation.workbench import VirtualClients
 from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)

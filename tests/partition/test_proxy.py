@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.proxy import keep_back
-from simulation.partition.split import Partition, fingerprint, make_partition
+from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.split import (
+    Partition,
+    fingerprint,
+    keep_back,
+    make_partition,
+)
 from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.seeding import RandomKey
-from simulation.partition.assignment import Assignment, Integers
-from simulation.partition.dirichlet import DirichletSettings, dirichlet
-from simulation.partition.iid import IidSettings, iid
-from simulation.partition.natural import natural
-from simulation.partition.pachinko import PachinkoSettings, pachinko
-from simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment, Integers
+from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.iid import IidSettings, iid, natural
+from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
+from knnper.simulation.partition.pathological import PathologicalSettings, pathological
 
 Scheme: TypeAlias = Callable[[Integers, Integers, int, RandomKey], Assignment]
 

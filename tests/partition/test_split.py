@@ -9,24 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from simulation.partition.assignment import Assignment
-from simulation.partition.catalogue import PARTITIONS
-from simulation.partition.holding_out import hold_out_any, hold_out_last
-from simulation.partition.iid import IidSettings
-from simulation.partition.natural import NaturalSettings
-from simulation.partition.settings import PartitionSettings
-from simulation.partition.split import (
+from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Assignment, PartitionSettings
+from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.iid import IidSettings, NaturalSettings
+from knnper.simulation.partition.split import (
     ClientPart,
     Partition,
     client_names,
+    describe_partition,
     fingerprint,
+    hold_out_any,
+    hold_out_last,
     make_partition,
     partition_of,
 )
-from simulation.partition.summary import describe_partition
 from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.examples import InputSpec
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 
 
 def arrays_of(count: int) -> LabelledArrays:

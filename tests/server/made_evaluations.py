@@ -1,6 +1,6 @@
 """Evaluations of nothing that was ever predicted."""
 
-from strategies.core.evaluation import NUM_CALIBRATION_BINS, Evaluation
+from knnper.strategies.core.predictors import NUM_CALIBRATION_BINS, Evaluation
 
 
 def evaluation(total: int, correct: int) -> Evaluation:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.errors import CheckpointError
-from knnper.transport.codec import fingerprint
-from server.checkpoint import CheckpointFolder, History
-from server.comparison import Norms
-from strategies.core.records import ModelState
+from knnper.errors import CheckpointError
+from knnper.records import fingerprint
+from knnper.server.checkpoint import CheckpointFolder, History
+from knnper.server.comparison import Norms
+from knnper.strategies.core.records import ModelState
 
 
 def state(value: float) -> ModelState:

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.transport.codec import fingerprint
-from server import comparison
-from server.comparison import Change, Comparison, Measured, Norms, changes_of, norm
-from strategies.core.records import ModelUpdate
+from knnper.records import fingerprint
+from knnper.server import comparison
+from knnper.server.comparison import (
+    Change,
+    Comparison,
+    Measured,
+    Norms,
+    changes_of,
+    norm,
+)
+from knnper.strategies.core.records import ModelUpdate
 
 LEARNED = {"weights": Norms([0.4, 0.5, 0.6], 0.5)}
 MOST = 50.0

@@ -4,9 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.comparison import Change, Comparison, Measured
-from server.explosion import exploded, median_loss, sign_of_explosion
-from strategies.core.records import ModelUpdate
+from knnper.server.comparison import (
+    Change,
+    Comparison,
+    Measured,
+    exploded,
+    median_loss,
+    sign_of_explosion,
+)
+from knnper.strategies.core.records import ModelUpdate
 
 
 def comparison(folder: Path, *moved: float, sent: float = 3.0) -> Comparison:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
 
-from knnper.config.errors import RunError
+from knnper.errors import RunError
+from knnper.records import fingerprint
+from knnper.server.federation import EXPIRES_LATER_S, FlowerFederation, Reply, Request
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
-from knnper.transport.codec import fingerprint
 from knnper.transport.messages import (
     CannotPlayError,
     Purpose,
@@ -23,9 +25,6 @@ from knnper.transport.messages import (
     unpack,
 )
 from knnper.transport.polling import Interrupted, Pace, Patience
-from server.federation import Reply, Request
-from server.flower_federation import EXPIRES_LATER_S, FlowerFederation
-from strategies.core.records import ModelPayload, ModelUpdate
 from tests.server.fake_grid import Answer, FakeGrid
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import Checkpoint
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.hand_over import Handed, HandOver
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.transport.messages import Purpose
-from server.checkpoint import Checkpoint
-from server.federation import Federation, Reply, Request
-from server.hand_over import Handed, HandOver
-from strategies.core.evaluation import ClientResult, ClientResults, Evaluation
-from strategies.core.method import Method
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())
 

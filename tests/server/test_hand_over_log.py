@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from server.hand_over import Handed
-from server.hand_over_log import HandOverLog
-from strategies.core.evaluation import ClientResult, Evaluation
+from knnper.errors import RunError
+from knnper.server.hand_over import Handed
+from knnper.server.run_folder import HandOverLog
+from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 
 import knnper
-from server.manifest import build_manifest
+from knnper.server.run_folder import build_manifest
 
 
 def test_manifest() -> None:

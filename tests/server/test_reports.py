@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from knnper.data.examples import Examples
-from server.reports import evaluation_problem, result_problem
-from strategies.core.evaluation import ClientResult, Evaluation, evaluate
+from knnper.server.reports import evaluation_problem, result_problem
+from knnper.strategies.core.predictors import ClientResult, Evaluation, evaluate
 from tests.server.made_evaluations import evaluation
 
 GOOD = evaluation(4, 3)

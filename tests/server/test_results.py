@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.results import (
+from knnper.server.results import (
     summarise,
     summarise_groups,
     training_summary,
     write_clients_csv,
 )
-from strategies.core.evaluation import NUM_CALIBRATION_BINS, ClientResult, Evaluation
+from knnper.strategies.core.predictors import (
+    NUM_CALIBRATION_BINS,
+    ClientResult,
+    Evaluation,
+)
 
 
 def evaluation(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.roster import Member, Roster, capped
+from knnper.server.observer import Member, Roster, capped
 
 LARGEST = 2**53
 

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import RunSettings, TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.transport.codec import fingerprint
+from knnper.errors import RunError
+from knnper.experiment import RunSettings, TrainingSettings
+from knnper.records import fingerprint
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import Checkpoint, CheckpointFolder
+from knnper.server.comparison import ExplodedError
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.observer import RoundRecord
+from knnper.server.rounds import RoundLoop
+from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.method import Method, UpdateProblem
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.transport.messages import Purpose
-from server.checkpoint import Checkpoint, CheckpointFolder
-from server.explosion import ExplodedError
-from server.federation import Federation, Reply, Request
-from server.observer import RoundRecord
-from server.rounds import RoundLoop
-from strategies.core.averaging import average_weights
-from strategies.core.method import Method, UpdateProblem
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from tests.server.made_evaluations import evaluation
 
 CLIENTS = ("a", "b", "c", "d")

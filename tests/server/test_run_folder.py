@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.catalogue import Catalogue
-from knnper.config.errors import ConfigError, RunError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment, Settings
-from knnper.durable_files import JsonLines, draft_of
-from server.checkpoint import CheckpointFolder, asides, rounds_in
-from server.run_folder import RunFolder
-from strategies.core.evaluation import ClientResult, Evaluation
-from strategies.core.records import ModelState
+from knnper.errors import ConfigError, RunError
+from knnper.experiment import Catalogue, Experiment, Settings
+from knnper.files import JsonLines, draft_of
+from knnper.loading import load_experiment
+from knnper.server.checkpoint import CheckpointFolder, asides, rounds_in
+from knnper.server.run_folder import RunFolder
+from knnper.strategies.core.predictors import ClientResult, Evaluation
+from knnper.strategies.core.records import ModelState
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knnper.config.seeding import RandomKey
-from server.sampling import num_participants, sample_participants
+from knnper.seeding import RandomKey
+from knnper.server.rounds import num_participants, sample_participants
 
 CLIENTS = [f"{i:04d}" for i in range(40)]
 

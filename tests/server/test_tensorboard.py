@@ -2,7 +2,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.tensorboard import scalar_writer
+from knnper.server.run import scalar_writer
 
 
 def test_a_resumed_curve_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from knnper.server.federation import FlowerFederation, Reply, Request
+from knnper.server.rounds import Tally, usable_updates
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import Packed, Purpose, pack
-from server.federation import Reply, Request
-from server.flower_federation import FlowerFederation
-from server.validation import Tally, usable_updates
-from strategies.core.records import ModelPayload, ModelUpdate
 from tests.server.fake_grid import FakeGrid
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
@@ -148,7 +147,7 @@ def test_no_file_of_the_server_is_read_or_moved(
 def test_a_reply_far_larger_than_what_was_sent_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.flower_federation.LEAST_LIMIT_BYTES", 8)
+    monkeypatch.setattr("knnper.server.federation.LEAST_LIMIT_BYTES", 8)
     large = np.ones(10_000, np.float32)
     reply = ask(said(shaped([10_000]), numbers(large)))
     assert "expected at most 128 bytes, found 40" in str(reply.failure)

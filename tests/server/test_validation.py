@@ -2,9 +2,9 @@ import weakref
 
 import torch
 
-from server.federation import Reply
-from server.validation import Tally, usable_updates
-from strategies.core.records import ModelPayload, ModelUpdate
+from knnper.server.federation import Reply
+from knnper.server.rounds import Tally, usable_updates
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
 
 
 def test_the_first_update_does_not_decide_alone_which_shape_is_right() -> None:

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from knnper.config.loading import load_experiment
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
+from knnper.loading import load_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
 
 def finished_run(

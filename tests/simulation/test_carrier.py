@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from knnper.config.sections import RunSettings
-from knnper.transport import shared_memory
-from simulation.flower_engine import carrier_folder
+from knnper.errors import RunError
+from knnper.experiment import RunSettings
+from knnper.simulation.flower_engine import carrier_folder
+from knnper.transport import messages as shared_memory
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from simulation.client_runtime import SESSION_FILE, require_same_folder
+from knnper.errors import RunError
+from knnper.simulation.flower_engine import SESSION_FILE, require_same_folder
 
 
 def test_the_folder_that_the_server_wrote_to(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from server.results import fraction_degraded
-from server.run_folder import RunFolder
-from simulation.comparison.comparing import Outcome
-from simulation.comparison.table import table_of as table_of_comparison
-from simulation.reporting.runs import load_run
-from simulation.reporting.setups import setups_of
-from simulation.reporting.table import VS_FEDAVG, as_cells, table_of
-from simulation.sweep.figures import figures_of
+from knnper.server.results import fraction_degraded
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.tables import Outcome, figures_of
+from knnper.simulation.batches.tables import table_of as table_of_comparison
+from knnper.simulation.reports.runs import (
+    VS_FEDAVG,
+    as_cells,
+    load_run,
+    setups_of,
+    table_of,
+)
 from tests.simulation.comparison.small_plan import ROWS, plan
 from tests.simulation.reporting.made_runs import client_result, made_run
 from tests.simulation.sweep.small_sweep import read

@@ -11,15 +11,14 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
-from knnper.config.loading import read_experiment
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.partition.pflbed import PflbedSettings
-from simulation.runner import simulate
-from simulation.sweep.plan import read_sweep
-from simulation.workbench import Workbench, open_workbench
-from strategies.core.model_predictor import ModelPredictor
+from knnper.loading import read_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.plan import read_sweep
+from knnper.simulation.partition.pflbed import PflbedSettings
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.strategies.core.predictors import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 
 EXPERIMENT = """

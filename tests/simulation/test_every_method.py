@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 import pytest
 
-from knnper.config.document import to_yaml
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
-from server.checkpoint import asides
-from server.observer import RoundRecord, SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
-from strategies.catalogue import METHODS
-from strategies.core.method import AS_IT_IS
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment, to_yaml
+from knnper.server.checkpoint import asides
+from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import AS_IT_IS
 from tests.simulation.knnper_process import simulate as play
 
 NUM_ROUNDS = 6

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 
 import simulation
-from knnper.config.document import to_document
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment, read_experiment
-from knnper.config.yaml_text import parse_yaml
-from simulation.catalogue import experiment_catalogue
-from strategies.catalogue import METHODS
+from knnper.errors import ConfigError
+from knnper.loading import load_experiment, parse_yaml, read_experiment, to_document
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import METHODS
 
 EXPERIMENTS = Path(simulation.__file__).parent / "experiments"
 

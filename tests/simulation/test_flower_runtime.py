@@ -6,10 +6,10 @@ import pytest
 import ray
 from flwr.clientapp import ClientApp
 
-from knnper.config.errors import RunError
-from knnper.config.sections import RunSettings
+from knnper.errors import RunError
+from knnper.experiment import RunSettings
+from knnper.simulation.flower_engine import play, requests_at_once, require_cluster
 from knnper.transport.polling import MESSAGES_AT_ONCE
-from simulation.flower_runtime import play, requests_at_once, require_cluster
 
 
 def test_nothing_at_a_clusters_address_is_said_at_once() -> None:

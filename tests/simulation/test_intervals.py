@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.intervals import Estimate, estimate
+from knnper.simulation.reports.runs import Estimate, estimate
 
 
 def test_three_values_by_hand() -> None:

@@ -4,11 +4,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.config.errors import RunError
-from knnper.config.loading import load_experiment
-from simulation.catalogue import experiment_catalogue
-from simulation.label_counts import count_labels, keep_label_counts, read_label_counts
-from simulation.workbench import Workbench, open_workbench
+from knnper.errors import RunError
+from knnper.loading import load_experiment
+from knnper.simulation.workbench import (
+    Workbench,
+    count_labels,
+    experiment_catalogue,
+    keep_label_counts,
+    open_workbench,
+    read_label_counts,
+)
 
 
 @pytest.fixture(scope="module")

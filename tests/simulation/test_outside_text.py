@@ -3,8 +3,13 @@
 import pytest
 from matplotlib.figure import Figure
 
-from simulation.outside_text import chart_text, markdown_cell, markdown_text, one_line
-from simulation.reporting.drawing import wrapped
+from knnper.simulation.reports.charts import wrapped
+from knnper.simulation.reports.figure import (
+    chart_text,
+    markdown_cell,
+    markdown_text,
+    one_line,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from knnper.config.loading import load_experiment
-from simulation.catalogue import experiment_catalogue
-from simulation.workbench import Workbench, open_workbench
+from knnper.loading import load_experiment
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 
 
 def bench_of(**partition: Any) -> Workbench:

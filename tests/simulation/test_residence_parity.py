@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from client.residence.residence import Residence
-from client.residence.served_model import open_served
+from knnper.client.install import Residence
+from knnper.client.served import open_served
 from knnper.data.examples import Examples
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.files import load_model, save_model
-from simulation.trained_model import TrainedModel, find_model, trained_model
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.simulation.trained_model import TrainedModel, find_model, trained_model
+from knnper.strategies.core.exported_model import load_model, save_model
 from tests.simulation.finished_run import finished_run
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from simulation.trained_model import trained_model
-from strategies.core.evaluation import evaluate
-from strategies.core.model_predictor import ModelPredictor
+from knnper.errors import RunError
+from knnper.simulation.trained_model import trained_model
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from tests.simulation.finished_run import finished_run
 
 Runs = Callable[..., Path]

@@ -8,15 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.data.preprocess import Normalizer
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from knnper.models.normalization import TolerantBatchNorm2d
-from strategies.core.method import Method
-from strategies.core.task import Task
+from knnper.data.examples import (
+    ClientData,
+    Examples,
+    InputSpec,
+    Normalizer,
+    no_examples,
+)
+from knnper.experiment import TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.networks import TolerantBatchNorm2d
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import TRAINING, Trained, trained
 
 

@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.sections import (
+from knnper.data.examples import ClientData
+from knnper.errors import Problem
+from knnper.experiment import (
     Choice,
     Experiment,
     RunSettings,
     Settings,
     TrainingSettings,
 )
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, MethodSpec
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.personalizer import PersonalizerSpec
-from strategies.core.records import ModelPayload, ModelState
-from strategies.core.task import Task
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, MethodSpec, PersonalizerSpec
+from knnper.strategies.core.predictors import MixturePredictor
+from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 
 def problems_of(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.config.seeding import RandomKey
-from strategies.core.method import MethodSpec
-from strategies.core.records import ModelUpdate
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import MethodSpec
+from knnper.strategies.core.records import ModelUpdate
 
 Updates = list[tuple[str, ModelUpdate]]
 

@@ -5,14 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError, Problem
-from knnper.config.parsing import parse_settings
-from knnper.config.sections import (
-    TrainingSettings,
-)
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.agnostic import (
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import TrainingSettings
+from knnper.loading import parse_settings
+from knnper.seeding import RandomKey
+from knnper.strategies.agnostic import (
     SPEC,
     AgnosticPayload,
     AgnosticSettings,
@@ -20,9 +18,9 @@ from strategies.agnostic import (
     AgnosticUpdate,
     agnostic,
 )
-from strategies.core.method import NEWCOMER, NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]

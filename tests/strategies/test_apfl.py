@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from simulation.catalogue import experiment_catalogue
-from strategies.apfl import ApflClientState, ApflSettings, apfl, mixed
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NEWCOMER, Method, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.local import LocalSettings, local
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.apfl import ApflClientState, ApflSettings, apfl, mixed
+from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.local import LocalSettings, local
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.errors import Problem
-from knnper.config.parsing import parse_settings
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, no_examples
-from strategies.clustered_fl import (
+from knnper.errors import Problem
+from knnper.experiment import TrainingSettings
+from knnper.loading import parse_settings
+from knnper.seeding import RandomKey
+from knnper.strategies.clustered_fl import (
     ClusteredFLSettings,
     ClustersState,
     clustered_fl,
 )
-from strategies.core.cluster_models import ClusterUpdate
-from strategies.core.method import NEWCOMER, NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
+from knnper.strategies.core.clusters import ClusterUpdate
+from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

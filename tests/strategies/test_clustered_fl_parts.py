@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from strategies.clustered_fl import (
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.clustered_fl import (
     ClusteredFLSettings,
     ClustersState,
     clustered_fl,
 )
-from strategies.core.cluster_models import ClusterUpdate
-from strategies.core.task import Task
+from knnper.strategies.core.clusters import ClusterUpdate
+from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.seeding import RandomKey
-from knnper.transport.codec import fingerprint, put_together, take_apart
-from strategies.catalogue import METHODS
-from strategies.core.method import NEWCOMER
-from strategies.core.records import Record, Update
-from strategies.core.task import Task
+from knnper.records import fingerprint, put_together, take_apart
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.records import Record, Update
+from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
     CLIENTS,
     TRAINING,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import MultiStepSchedule
-from knnper.config.seeding import RandomKey
-from knnper.transport.codec import fingerprint
-from strategies.catalogue import METHODS
-from strategies.core.method import NEWCOMER, Method
-from strategies.core.task import Task
+from knnper.experiment import MultiStepSchedule
+from knnper.records import fingerprint
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
     TRAINING,
     WITH_ROUNDS,

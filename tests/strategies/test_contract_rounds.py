@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from knnper.transport.codec import fingerprint, is_finite, take_apart
-from strategies.catalogue import METHODS
-from strategies.core.method import Method
-from strategies.core.records import NoState
+from knnper.records import fingerprint, is_finite, take_apart
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.records import NoState
 from tests.strategies.trained_methods import (
     TRAINING,
     WITH_ROUNDS,

@@ -9,10 +9,10 @@ import itertools
 import pytest
 import torch
 
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.catalogue import METHODS
-from strategies.core.method import NEWCOMER, EmbeddingPredictor
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import NEWCOMER, EmbeddingPredictor
 from tests.strategies.trained_methods import MakeClient, Train
 
 WITH_MEMORY = ("knn_per", "knn_per_protonn")

@@ -7,26 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError, RunError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.augmentation import AUGMENTATIONS
-from knnper.data.examples import ClientData, Examples
-from knnper.transport.codec import fingerprint, put_together, take_apart
-from simulation.catalogue import experiment_catalogue
-from strategies.core.extended_record import extended
-from strategies.core.local_model import Batch, LocalModel
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NEWCOMER, Method, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proxy_sample import draw_sample, taken
-from strategies.core.records import ModelState
-from strategies.core.task import Task
-from strategies.dapper import ON_TOP, DapperSettings, with_proxy_data
-from strategies.experiments import site_catalogue
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.errors import ConfigError, RunError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.records import fingerprint, put_together, take_apart
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import site_catalogue
+from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelState, extended
+from knnper.strategies.core.task import Task, draw_sample, taken
+from knnper.strategies.core.training import Batch, LocalModel, local_sgd
+from knnper.strategies.dapper import ON_TOP, DapperSettings, with_proxy_data
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
 from tests.strategies.method_checks import labelled, problems_of
 
 MakeTask = Callable[..., Task]

@@ -5,21 +5,20 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from simulation.catalogue import experiment_catalogue
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.ditto import SPEC, DittoClientState, DittoSettings, ditto
-from strategies.fedavg import fedavg
-from strategies.local import LocalSettings, local
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.ditto import SPEC, DittoClientState, DittoSettings, ditto
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.local import LocalSettings, local
 from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from knnper.config.loading import load_experiment
-from simulation.catalogue import experiment_catalogue
-from strategies import fedprox
-from strategies.catalogue import METHODS
+from knnper.loading import load_experiment
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies import fedprox
+from knnper.strategies.catalogue import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 

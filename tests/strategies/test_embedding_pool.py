@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.core.embedding_pool import EmbeddingPool, KeptEmbeddings
+from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
 
 class Embedder:

@@ -7,22 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import Examples, InputSpec
-from knnper.models.mlp import MlpSettings
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
-from strategies.assembly import build_task
-from strategies.core.evaluation import evaluate
-from strategies.core.local_sgd import local_sgd
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
+from knnper.errors import ConfigError
+from knnper.experiment import Choice, TrainingSettings
+from knnper.loading import load_experiment
+from knnper.models.networks import MlpSettings
+from knnper.seeding import RandomKey
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 SPEC = InputSpec((1, 1, 3), 2, (100.0, 0.0, -5.0), (50.0, 1.0, 0.1), dtype="float32")
 KEY = RandomKey(4)

@@ -5,16 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.local_sgd import local_sgd
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.records import ModelPayload, ModelState
-from strategies.core.task import Task
-from strategies.fed_mtl import FedMTLSettings, fed_mtl
-from strategies.local import LocalSettings, local
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
+from knnper.strategies.local import LocalSettings, local
 from tests.strategies.method_checks import trained_with_the_keys_of_local
 
 MakeTask = Callable[..., Task]

@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from strategies.core.task import Task
-from strategies.fedadagrad import SPEC, FedAdagradSettings, fedadagrad
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedadagrad import SPEC, FedAdagradSettings, fedadagrad
 from tests.strategies.small_updates import assert_refused, updates
 
 MakeTask = Callable[..., Task]

@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import Method, NoSettings
-from strategies.core.server_optimizer import MomentState
-from strategies.core.task import Task
-from strategies.fedadagrad import FedAdagradSettings, fedadagrad
-from strategies.fedadam import SPEC, FedAdamSettings, fedadam
-from strategies.fedavg import fedavg
-from strategies.fedyogi import FedYogiSettings, fedyogi
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.server_optimizer import MomentState
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedadagrad import FedAdagradSettings, fedadagrad
+from knnper.strategies.fedadam import SPEC, FedAdamSettings, fedadam
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedyogi import FedYogiSettings, fedyogi
 from tests.strategies.small_updates import assert_refused, updates
 
 MakeTask = Callable[..., Task]

@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from knnper.models.stacked_lstm import StackedLstmSettings
-from strategies.assembly import build_task
-from strategies.core.attention import Attention, KnownClients, Memory
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NEWCOMER, Method, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.fedattn import (
+from knnper.experiment import Choice, TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.networks import StackedLstmSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.networks import Attention, KnownClients, Memory
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedattn import (
     FedAttnPayload,
     FedAttnSettings,
     FedAttnState,
@@ -26,7 +25,7 @@ from strategies.fedattn import (
     bias_mask,
     fedattn,
 )
-from strategies.fedavg import fedavg
+from knnper.strategies.fedavg import fedavg
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

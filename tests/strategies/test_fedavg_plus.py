@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.method import Method, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
 
 White = Callable[[Sequence[int]], ClientData]
 MakeTask = Callable[..., Task]

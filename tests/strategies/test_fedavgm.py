@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedavgm import SPEC, FedAvgMSettings, FedAvgMState, fedavgm
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavgm import SPEC, FedAvgMSettings, FedAvgMState, fedavgm
 from tests.strategies.small_updates import assert_refused, updates
 
 MakeTask = Callable[..., Task]

@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import Choice, MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, InputSpec
-from knnper.models.mlp import MlpSettings
-from strategies.assembly import build_task
-from strategies.core.bases import layers
-from strategies.core.basis_models import Bases, BasesState, BasesUpdate
-from strategies.core.method import NEWCOMER, NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedbasis import FedBasisSettings, fedbasis, local_round
+from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
+from knnper.models.networks import MlpSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
+from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedbasis import FedBasisSettings, fedbasis, local_round
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from knnper.transport.codec import fingerprint
-from strategies.core.basis_models import BasesUpdate
-from strategies.core.method import NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedbasis import FedBasisSettings, fedbasis, num_warm_rounds
+from knnper.errors import RunError
+from knnper.experiment import TrainingSettings
+from knnper.records import fingerprint
+from knnper.seeding import RandomKey
+from knnper.strategies.core.bases import BasesUpdate
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedbasis import FedBasisSettings, fedbasis, num_warm_rounds
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

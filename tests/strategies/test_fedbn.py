@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from knnper.models.normalization import TolerantBatchNorm2d
-from strategies.core.method import Method
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedbn import BATCH_NORMS, FedBNSettings, fedbn
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.models.networks import TolerantBatchNorm2d
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedbn import BATCH_NORMS, FedBNSettings, fedbn
 from tests.strategies.two_weights import one_model_of, task_on_one_feature
 
 MakeTask = Callable[..., Task]

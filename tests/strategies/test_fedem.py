@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies import fedem as module
-from strategies.core.method import NEWCOMER, Method, NoSettings
-from strategies.core.mixture_predictor import MixturePredictor
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedem import (
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies import fedem as module
+from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.predictors import MixturePredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedem import (
     Components,
     ComponentsUpdate,
     FedEMSettings,

@@ -2,11 +2,11 @@ from collections.abc import Callable
 
 import torch
 
-from knnper.config.sections import TrainingSettings
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelState
-from strategies.core.task import Task
-from strategies.fedmedian import fedmedian
+from knnper.experiment import TrainingSettings
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedmedian import fedmedian
 from tests.strategies.small_updates import random_updates, updates
 
 MakeTask = Callable[..., Task]

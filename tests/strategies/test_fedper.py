@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.sharing import PersonalPart
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedper import FedPerSettings, fedper
+from knnper.errors import ConfigError
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.sharing import PersonalPart
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedper import FedPerSettings, fedper
 from tests.strategies.two_weights import one_model_of, two_weights_task
 
 MakeTask = Callable[..., Task]

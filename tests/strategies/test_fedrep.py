@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from knnper.models.normalization import TolerantBatchNorm2d
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.sharing import PersonalPart
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fedrep import FedRepSettings, fedrep
+from knnper.errors import ConfigError
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.networks import TolerantBatchNorm2d
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.sharing import PersonalPart
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedrep import FedRepSettings, fedrep
 from tests.strategies.two_weights import one_model_of, two_weights_task
 
 MakeTask = Callable[..., Task]

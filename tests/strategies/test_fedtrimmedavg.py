@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.sections import TrainingSettings
-from strategies.core.records import ModelState
-from strategies.core.task import Task
-from strategies.fedtrimmedavg import (
+from knnper.experiment import TrainingSettings
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedtrimmedavg import (
     SPEC,
     FedTrimmedAvgSettings,
     fedtrimmedavg,

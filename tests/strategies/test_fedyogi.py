@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from strategies.core.task import Task
-from strategies.fedyogi import SPEC, FedYogiSettings, fedyogi
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedyogi import SPEC, FedYogiSettings, fedyogi
 from tests.strategies.small_updates import assert_refused, updates
 
 MakeTask = Callable[..., Task]

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.catalogue import METHODS
-from strategies.core.method import NEWCOMER, Method
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import Problem
-from knnper.config.parsing import parse_settings
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.averaging import RunningMean
-from strategies.core.cluster_models import ClusterUpdate
-from strategies.core.method import NEWCOMER, Method, NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.hypcluster import HypClusterSettings, HypClusterState, hypcluster
+from knnper.errors import Problem
+from knnper.experiment import TrainingSettings
+from knnper.loading import parse_settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.clusters import ClusterUpdate
+from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.hypcluster import HypClusterSettings, HypClusterState, hypcluster
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -137,7 +137,7 @@ def test_nothing_is_summed_for_a_cluster_that_there_is_not(
             added.append(tensor.tolist())
             super().add(tensor, weight)
 
-    monkeypatch.setattr("strategies.hypcluster.RunningMean", Watched)
+    monkeypatch.setattr("knnper.strategies.hypcluster.RunningMean", Watched)
     method = hypcluster_of(linear_task(TrainingSettings()))
     claimed = (7, 8, -1, 0, 2)
     updates = [(f"client {k}", update([float(k), 0.0], 1, k)) for k in claimed]

@@ -4,18 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.protonn.settings import ProtoNNSettings
-from datastore.protonn.training import fit_protonn
-from datastore.tuning.mixing import choose_knn_weight
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples, InputSpec
-from knnper.data.preprocess import Normalizer
+from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
+from knnper.datastore.tuning import choose_knn_weight
+from knnper.experiment import Choice, TrainingSettings
 from knnper.models.catalogue import build_model
-from knnper.models.tiny_cnn import TinyCnnSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.knn_per_protonn import PrototypeSettings, compress
+from knnper.models.networks import TinyCnnSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.knn_per_protonn import PrototypeSettings, compress
 
 NUM_CLASSES = 3
 INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from strategies.core.records import ModelState
-from strategies.core.task import Task
-from strategies.krum import SPEC, KrumSettings, krum, lowest
+from knnper.errors import RunError
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.krum import SPEC, KrumSettings, krum, lowest
 from tests.strategies.small_updates import assert_refused, on_a_line, updates
 
 MakeTask = Callable[..., Task]

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from simulation.catalogue import experiment_catalogue
-from strategies.core.local_sgd import local_sgd
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState
-from strategies.core.task import Task
-from strategies.fed_mtl import FedMTLSettings, fed_mtl
-from strategies.l2gd import L2GDSettings, L2GDState, coin_step, coins, l2gd
-from strategies.local import LocalSettings, local
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
+from knnper.strategies.l2gd import L2GDSettings, L2GDState, coin_step, coins, l2gd
+from knnper.strategies.local import LocalSettings, local
 from tests.strategies.method_checks import trained_with_the_keys_of_local
 from tests.strategies.small_updates import updates
 

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.lg_fedavg import LGFedAvgSettings, lg_fedavg
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.lg_fedavg import LGFedAvgSettings, lg_fedavg
 from tests.strategies.two_weights import one_model_of, two_weights_task
 
 MakeTask = Callable[..., Task]

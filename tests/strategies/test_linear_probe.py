@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
-from strategies.linear_probe import LinearProbeSettings, linearly_probed
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.linear_probe import LinearProbeSettings, linearly_probed
 
 MakeTask = Callable[..., Task]
 

@@ -3,15 +3,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NEWCOMER, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.local import LocalSettings, local
+from knnper.errors import RunError
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.local import LocalSettings, local
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.models.stacked_lstm import StackedLstmSettings
-from strategies.assembly import build_task
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.mapper import (
+from knnper.experiment import Choice, TrainingSettings
+from knnper.models.networks import StackedLstmSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.mapper import (
     SPEC,
     MapperSettings,
     Pair,
@@ -26,11 +26,7 @@ from strategies.mapper import (
     mapper,
     mixture_loss,
 )
-from tests.strategies.method_checks import (
-    labelled,
-    mixture_served,
-    problems_of,
-)
+from tests.strategies.method_checks import labelled, mixture_served, problems_of
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -5,21 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import strategies.mapper as mapper_module
-from knnper.config.sections import TrainingSettings
+import knnper.strategies.mapper as mapper_module
 from knnper.data.examples import ClientData
-from strategies.core.task import Task
-from strategies.mapper import (
-    MapperSettings,
-    Pair,
-    best_pair,
-    mapper,
-)
-from tests.strategies.method_checks import (
-    count_trainings,
-    labelled,
-    mixture_served,
-)
+from knnper.experiment import TrainingSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.mapper import MapperSettings, Pair, best_pair, mapper
+from tests.strategies.method_checks import count_trainings, labelled, mixture_served
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

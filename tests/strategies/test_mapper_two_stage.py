@@ -5,17 +5,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import strategies.mapper_two_stage as module
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
+import knnper.strategies.mapper_two_stage as module
 from knnper.data.examples import ClientData
-from strategies.core.method import Method, NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
-from strategies.mapper_two_stage import ON_TOP, TwoStageSettings, with_local_model
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.mapper_two_stage import (
+    ON_TOP,
+    TwoStageSettings,
+    with_local_model,
+)
 from tests.strategies.method_checks import (
     count_trainings,
     labelled,

@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelState
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.krum import KrumSettings, krum
-from strategies.multikrum import SPEC, MultiKrumSettings, multikrum
+from knnper.errors import RunError
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.krum import KrumSettings, krum
+from knnper.strategies.multikrum import SPEC, MultiKrumSettings, multikrum
 from tests.strategies.small_updates import (
     assert_refused,
     on_a_line,

@@ -8,29 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from simulation.catalogue import experiment_catalogue
-from strategies.catalogue import METHODS
-from strategies.core.memory import KnnSettings
-from strategies.core.method import (
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import (
     AS_IT_IS,
     NEWCOMER,
     EmbeddingPredictor,
     Method,
     NoSettings,
 )
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.experiments import title_of
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings, fine_tuned
-from strategies.knn_per import memorize, with_memory
-from strategies.local import LocalSettings, local
-from strategies.personalizers import PERSONALIZERS
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.knn_per import memorize, with_memory
+from knnper.strategies.local import LocalSettings, local
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

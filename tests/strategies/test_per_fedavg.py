@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.config.sections import (
-    TrainingSettings,
-)
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, no_examples
-from strategies.core.local_model import LocalModel
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import Method, NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.per_fedavg import SPEC, PerFedAvgSettings, hessian_product, per_fedavg
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalModel, local_sgd
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.per_fedavg import (
+    SPEC,
+    PerFedAvgSettings,
+    hessian_product,
+    per_fedavg,
+)
 from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]

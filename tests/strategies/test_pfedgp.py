@@ -8,22 +8,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.errors import Problem
-from knnper.config.parsing import parse_settings
-from knnper.config.sections import (
-    TrainingSettings,
+from knnper.data.examples import (
+    ClientData,
+    Examples,
+    InputSpec,
+    Normalizer,
+    no_examples,
 )
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.data.preprocess import Normalizer
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from strategies.core.memory import KnnSettings
-from strategies.core.method import NEWCOMER
-from strategies.core.records import ModelUpdate
-from strategies.core.task import Task
-from strategies.knn_per import memorize
-from strategies.pfedgp import (
+from knnper.errors import Problem
+from knnper.experiment import TrainingSettings
+from knnper.loading import parse_settings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.core.task import Task
+from knnper.strategies.knn_per import memorize
+from knnper.strategies.pfedgp import (
     SPEC,
     GaussianProcessPredictor,
     PFedGPSettings,

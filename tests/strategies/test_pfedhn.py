@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.hypernetwork import Hypernetwork, Layer, generate
-from strategies.core.method import NEWCOMER, Method
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelUpdate
-from strategies.core.task import Task
-from strategies.pfedhn import PFedHNSettings, PFedHNState, pfedhn
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.networks import Hypernetwork, Layer, generate
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.core.task import Task
+from knnper.strategies.pfedhn import PFedHNSettings, PFedHNState, pfedhn
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.pfedme import SPEC, PFedMeSettings, pfedme
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.pfedme import SPEC, PFedMeSettings, pfedme
 from tests.strategies.method_checks import problems_of
 
 MakeTask = Callable[..., Task]

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.qfedavg import (
+from knnper.errors import RunError
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.qfedavg import (
     SPEC,
     QFedAvgSettings,
     QFedAvgState,

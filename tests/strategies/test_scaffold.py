@@ -5,16 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import Problem
-from knnper.config.sections import (
-    TrainingSettings,
-)
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, no_examples
-from strategies.core.method import Method, NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.scaffold import (
+from knnper.errors import Problem
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.scaffold import (
     SPEC,
     ScaffoldClientState,
     ScaffoldPayload,

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from simulation.catalogue import experiment_catalogue
-from strategies.core.task import Task
-from strategies.experiments import title_of
-from strategies.personalizers import PERSONALIZERS
-from strategies.scaffold import ScaffoldPayload, ScaffoldSettings, scaffold
+from knnper.errors import ConfigError
+from knnper.experiment import TrainingSettings
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import PERSONALIZERS, title_of
+from knnper.strategies.core.task import Task
+from knnper.strategies.scaffold import ScaffoldPayload, ScaffoldSettings, scaffold
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

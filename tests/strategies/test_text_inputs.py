@@ -10,26 +10,23 @@ import pytest
 import torch
 from torch.nn import functional
 
-from knnper.config.errors import ConfigError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import Examples, InputSpec
-from knnper.models.stacked_lstm import StackedLstmSettings
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
-from strategies.assembly import build_task
-from strategies.core.cluster_models import ClusterModels, best_position
-from strategies.core.domains import shares_and_losses
-from strategies.core.evaluation import evaluate
-from strategies.core.local_sgd import local_sgd
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.fedem import example_losses
-from strategies.qfedavg import mean_loss
+from knnper.errors import ConfigError
+from knnper.experiment import Choice, TrainingSettings
+from knnper.loading import load_experiment
+from knnper.models.networks import StackedLstmSettings
+from knnper.seeding import RandomKey
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.clusters import ClusterModels, best_position
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.core.task import Task, shares_and_losses
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedem import example_losses
+from knnper.strategies.qfedavg import mean_loss
 
 SPEC = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 KEY = RandomKey(4)

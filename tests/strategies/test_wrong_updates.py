@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from knnper.transport.codec import Parts, put_together, take_apart
-from server.federation import Reply
-from server.validation import Tally, usable_updates
-from strategies.catalogue import METHODS
-from strategies.core.cluster_models import ClusterUpdate
-from strategies.core.method import Method
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.records import Parts, put_together, take_apart
+from knnper.seeding import RandomKey
+from knnper.server.federation import Reply
+from knnper.server.rounds import Tally, usable_updates
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.clusters import ClusterUpdate
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.catalogue import METHODS
-from strategies.core.method import Method, MethodSpec
-from strategies.core.task import Task
-from strategies.personalizers import PERSONALIZERS
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -5,16 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import ClientData, InputSpec
-from knnper.data.preprocess import Normalizer
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from strategies.core.method import Method
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
+from knnper.data.examples import ClientData, InputSpec, Normalizer
+from knnper.experiment import TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
 
 SPEC = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
 

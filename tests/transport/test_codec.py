@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.errors import CodecError
-from knnper.transport.codec import (
+from knnper.errors import CodecError
+from knnper.records import (
     Flat,
     Parts,
     canonical,
@@ -19,7 +19,7 @@ from knnper.transport.codec import (
     take_apart,
     unflatten,
 )
-from strategies.core.records import ModelPayload, ModelUpdate, Record
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 
 
 @dataclass(frozen=True)

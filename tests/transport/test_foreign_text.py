@@ -6,13 +6,8 @@ import sys
 
 import pytest
 
-from knnper.cli.output import print_json, print_table, say, tell
-from knnper.transport.foreign_text import (
-    MOST_LOGGED,
-    HarmlessFormatter,
-    harmless,
-    printable,
-)
+from knnper.foreign_text import MOST_LOGGED, HarmlessFormatter, harmless, printable
+from knnper_cli.common import print_json, print_table, say, tell
 
 CLEAR, OSC, C1, BACKWARDS = "\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe"
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from knnper.transport.introduction import (
+from knnper.transport.messages import (
     Introduction,
     introduction_content,
     read_introduction,

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.errors import CodecError
-from knnper.transport.codec import fingerprint
+from knnper.errors import CodecError
+from knnper.records import fingerprint
+from knnper.strategies.core.records import ModelPayload
 from knnper.transport.messages import (
     CannotPlayError,
     Job,
@@ -19,7 +20,6 @@ from knnper.transport.messages import (
     unpack_shared,
     why_none_can_be_played,
 )
-from strategies.core.records import ModelPayload
 
 PAYLOAD = ModelPayload(torch.linspace(-1, 1, 1000))
 

@@ -8,23 +8,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from knnper.transport.model_folder.card import fingerprint_of
-from knnper.transport.model_folder.errors import ModelError
-from knnper.transport.model_folder.files import (
+from knnper.strategies.core.exported_model import (
     DESCRIPTION,
     WEIGHTS,
+    ModelError,
+    fingerprint_of,
     is_model_folder,
     load_model,
+    require_fingerprint,
     save_model,
 )
-from knnper.transport.model_folder.global_model import require_fingerprint
-from strategies.core.memory import default_memory
-from tests.client.residence.small_site import (
-    TASK,
-    feature_model,
-    queries,
-    small_model,
-)
+from knnper.strategies.core.memory import default_memory
+from tests.client.residence.small_site import TASK, feature_model, queries, small_model
 
 
 @pytest.fixture

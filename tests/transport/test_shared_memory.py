@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.transport import shared_memory
+from knnper.transport import messages as shared_memory
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from knnper.config.errors import RunError
-from knnper.transport.credentials.certificates import (
-    issue_server_certificate,
-    new_authority,
-)
+from knnper.errors import RunError
+from knnper.transport.credentials import issue_server_certificate, new_authority
 from knnper.transport.sockets import (
     Server,
     SocketLimits,

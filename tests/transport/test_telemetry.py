@@ -5,7 +5,11 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["knnper.apps.server", "simulation.flower_engine", "simulation.nodes"]
+    "module",
+    [
+        "knnper_cli.flower_apps",
+        "knnper.simulation.flower_engine",
+    ],
 )
 def test_flower_reports_nothing(module: str) -> None:
     code = (

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from knnper.transport.credentials.certificates import Identity
-from knnper.transport.diagnosis.versions import GATEWAY_HEADERS, own_versions
+from knnper.transport.credentials import Identity
+from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions
 
 OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
 

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from client.doctor.connection import Connection
-from knnper.transport.credentials.certificates import (
-    issue_server_certificate,
-    new_authority,
-)
-from knnper.transport.diagnosis.finding import Finding, Verdict
-from knnper.transport.diagnosis.versions import GATEWAY_HEADERS
+from knnper.client.doctor import Connection
+from knnper.transport.credentials import issue_server_certificate, new_authority
+from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict
 from tests.client.doctor.scripted_server import Script, answering, written
 
 

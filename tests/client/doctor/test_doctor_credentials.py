@@ -4,15 +4,16 @@ from pathlib import Path
 import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from client.doctor.credentials import Credentials
-from client.node.activation import Activation
-from client.node.lock import locked
-from knnper.transport.credentials.certificates import (
+from knnper.client.doctor import Credentials
+from knnper.client.flower_node import locked
+from knnper.client.node import Activation
+from knnper.transport.credentials import (
     issue_server_certificate,
     new_authority,
+    new_node_key,
+    write_node_key,
 )
-from knnper.transport.credentials.node_keys import new_node_key, write_node_key
-from knnper.transport.diagnosis.finding import Finding, Verdict
+from knnper.transport.diagnosis import Finding, Verdict
 from tests.client.doctor.scripted_server import Script, answering, written
 
 ACTIVATE = "/v1/fleet/activate-node"

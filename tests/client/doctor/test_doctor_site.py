@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from client.doctor.site import Site
-from client.settings import read_client
-from client.site.limits import Answer, Answers
-from knnper.transport.diagnosis.finding import Verdict
+from knnper.client.doctor import Site
+from knnper.client.limits import Answer, Answers
+from knnper.client.settings import read_client
+from knnper.transport.diagnosis import Verdict
 from tests.client.doctor.scripted_server import Script, answering
 
 

@@ -3,22 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from client.doctor.models import Kept
-from client.doctor.state import State
-from client.node.activation import Activation
-from client.node.lock import holder, locked
-from client.residence.places import Places
-from client.residence.residence import Residence
-from client.residence.serving import read_serving
-from client.site.refusals import note_refusal
-from knnper.durable_files import write_atomically
-from knnper.transport.credentials.node_keys import (
-    fingerprint,
-    new_node_key,
-    write_node_key,
-)
-from knnper.transport.diagnosis.finding import Check, Finding, Verdict, examine
-from knnper.transport.model_folder.files import save_model
+from knnper.client.doctor import Kept, State
+from knnper.client.flower_node import holder, locked
+from knnper.client.install import Residence
+from knnper.client.limits import note_refusal
+from knnper.client.node import Activation
+from knnper.client.state import Places, read_serving
+from knnper.files import write_atomically
+from knnper.strategies.core.exported_model import save_model
+from knnper.transport.credentials import fingerprint, new_node_key, write_node_key
+from knnper.transport.diagnosis import Check, Finding, Verdict, examine
 from tests.client.residence.small_site import NAME, site, small_model
 
 MODEL = small_model()

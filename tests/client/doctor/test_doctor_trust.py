@@ -3,14 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from client.doctor.connection import Connection
-from client.doctor.trust import Trust
-from knnper.transport.credentials.certificates import (
+from knnper.client.doctor import Connection, Trust
+from knnper.transport.credentials import (
     Identity,
     issue_server_certificate,
     new_authority,
 )
-from knnper.transport.diagnosis.finding import Finding, Verdict
+from knnper.transport.diagnosis import Finding, Verdict
 from tests.client.doctor.scripted_server import Script, answering, written
 
 DAY_S = timedelta(days=1).total_seconds()

@@ -6,16 +6,16 @@ from typing import cast
 
 import pytest
 
-from client.doctor.checks import client_checks
-from client.runtime import Personalized
-from client.settings import read_client
-from client.site.keeper import keeper_of
-from knnper.config.loading import load_experiment
-from knnper.transport.diagnosis.finding import Check, Finding, Verdict
-from knnper.transport.model_folder.errors import ModelError
-from simulation.catalogue import experiment_catalogue
-from strategies.assembly import assemble
-from strategies.core.records import ModelPayload
+from knnper.client.doctor import client_checks
+from knnper.client.runtime import Personalized
+from knnper.client.settings import read_client
+from knnper.client.site import keeper_of
+from knnper.loading import load_experiment
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.exported_model import ModelError
+from knnper.strategies.core.records import ModelPayload
+from knnper.transport.diagnosis import Check, Finding, Verdict
 from tests.client.residence.small_site import SPEC, site
 
 EXPERIMENT = {

@@ -16,10 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
-from client.node import flower_supernode
-from client.node.orders import Orders
-from client.node.runner_process import RunnerProcess, started
-from client.node.runtime_api import runtime_api
+from knnper.client import flower_node as flower_supernode
+from knnper.client.flower_node import Orders, RunnerProcess, runtime_api, started
 
 APP = "misbehaving_app:app"
 RUN = 7

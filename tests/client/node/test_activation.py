@@ -2,8 +2,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from client.node.activation import Activation
-from client.node.lock import locked
+from knnper.client.flower_node import locked
+from knnper.client.node import Activation
 
 
 def _of(state: Path) -> Activation:

@@ -5,7 +5,7 @@ import pytest
 
 CODE = """
 import logging, sys
-from client.node.logs import log_to_stderr
+from knnper.client.flower_node import log_to_stderr
 log_to_stderr(verbose={verbose})
 from flwr.common.logger import log
 import flwr.supernode.start_client_internal as loop

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from client.node import deadline
-from client.node.deadline import DEADLINE_PASSED, Deadline, process_ends_after
+from knnper.client import flower_node as deadline
+from knnper.client.flower_node import DEADLINE_PASSED, Deadline, process_ends_after
 
 SLEEPS = """
 import logging, time
-from client.node.deadline import process_ends_after
+from knnper.client.flower_node import process_ends_after
 logging.basicConfig()
 with process_ends_after({seconds}, "training a client"):
     time.sleep(30)
@@ -65,7 +65,7 @@ def test_no_deadline_ends_nothing() -> None:
 def test_one_deadline_is_for_all_parts() -> None:
     parts = (
         "import time\n"
-        "from client.node.deadline import Deadline\n"
+        "from knnper.client.flower_node import Deadline\n"
         "whole = Deadline.after(0.4)\n"
         "with whole.ends('reading'):\n    time.sleep(0.25)\n"
         "with whole.ends('training'):\n    time.sleep(0.3)\n"

@@ -1,8 +1,8 @@
 import pytest
 from flwr.supercore.run import RunNotRunningException
 
-from client.node import flower_supernode
-from knnper.config.errors import RunError
+from knnper.client import flower_node as flower_supernode
+from knnper.errors import RunError
 
 
 def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:

@@ -7,16 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.node.orders import CLIENT_APP
-from client.site.refusals import REFUSALS
-from knnper.config.document import to_json
+from knnper.client.flower_node import CLIENT_APP
+from knnper.client.limits import REFUSALS
+from knnper.loading import to_json
 from tests.apps.site_grid import experiment, make_sites
-from tests.client.node.real_processes import (
-    Link,
-    client,
-    link_running,
-    new_client,
-)
+from tests.client.node.real_processes import Link, client, link_running, new_client
 from tests.client.site.hostile_server import CLIENT, one_by_one
 
 pytestmark = pytest.mark.slow
@@ -42,11 +37,10 @@ import json, time
 from pathlib import Path
 from flwr.app import Message
 from flwr.serverapp import ServerApp
-from knnper.config.document import from_json
-from knnper.transport.messages import Job, pack, packed_of, to_content, unpack
-from strategies.assembly import assemble
-from strategies.core.records import ModelPayload, ModelUpdate
-from strategies.experiments import site_catalogue
+from knnper.loading import from_json
+from knnper.transport.messages import (Job, pack, packed_of, to_content, unpack)
+from knnper.strategies.catalogue import assemble, site_catalogue
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
 app = ServerApp()
 
 def images_of(sent, trained, spec):

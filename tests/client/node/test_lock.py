@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from client.node.lock import holder, is_locked, locked
-from knnper.config.errors import RunError
+from knnper.client.flower_node import holder, is_locked, locked
+from knnper.errors import RunError
 
 
 def test_a_folder_has_one_node(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from client.node.patience import Patience
-from client.node.refusal import NotAcceptedError, Refusal
+from knnper.client.flower_node import NotAcceptedError, Refusal
+from knnper.client.node import Patience
 
 
 class Clock:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from client.node.reach import require_server
-from client.node.refusal import Refusal
+from knnper.client.flower_node import Refusal
+from knnper.client.node import require_server
 from tests.client.node.own_authority import HOUR, NOW, Authority, new_authority
 
 

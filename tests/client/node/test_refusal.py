@@ -1,4 +1,4 @@
-from client.node.refusal import NotAcceptedError, refusal_of
+from knnper.client.flower_node import NotAcceptedError, refusal_of
 
 
 def test_flowers_codes_become_advice() -> None:

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Error
 from flwr.common.constant import ErrorCode
 
-from client.node.runner import why
-from knnper.config.errors import RunError
+from knnper.client.flower_node import why
+from knnper.errors import RunError
 from tests.client.node.played_messages import BareNode, bare_node
 
 pytestmark = pytest.mark.skipif(

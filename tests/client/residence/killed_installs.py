@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from client.residence.residence import Residence
-from client.residence.served_model import open_served
-from datastore.core.live_view import LiveView
-from datastore.store import Store
-from knnper.transport.model_folder.global_model import GlobalModel
+from knnper.client.install import Residence
+from knnper.client.served import open_served
+from knnper.datastore.store import Store
+from knnper.datastore.view import LiveView
+from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.residence.small_site import new_residence, queries, site, small_model
 
 KILLED = 9

@@ -5,15 +5,14 @@ from typing import Any
 
 import torch
 
-from client.residence.residence import Residence
-from knnper.config.loading import load_experiment
-from knnper.config.seeding import RandomKey
+from knnper.client.install import Residence
 from knnper.data.examples import Examples, InputSpec
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel, global_model
-from simulation.catalogue import experiment_catalogue
-from strategies.assembly import assemble
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.exported_model import GlobalModel, global_model
 
 SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))
 TASK = SiteTask(SPEC, ("ant", "bee", "cat", "dog"))
@@ -88,7 +87,7 @@ def queries(count: int = 16) -> torch.Tensor:
 
 def stored_names(residence: Residence) -> list[str | None]:
     """Return the names in the store, in the order of their ids."""
-    from datastore.folder import open_store
+    from knnper.datastore.store import open_store
 
     with open_store(residence.places.store) as store:
         return store.external_ids(store.contents().ids)

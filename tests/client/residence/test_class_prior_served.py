@@ -7,21 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from client.residence.decision import Filled, decide
-from client.residence.measuring import Estimate
-from client.residence.residence import Residence
-from client.residence.served_model import open_served
-from client.residence.serving import Accuracy, Gain, read_serving, write_serving
-from datastore.examples import NewExamples, Selection, StoreSpec
-from datastore.memory import UNNAMED, empty_memory_store
-from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings, adapted
-from knnper.config.seeding import RandomKey
+from knnper.client.install import Estimate, Filled, Residence, decide
+from knnper.client.served import open_served
+from knnper.client.state import Accuracy, Gain, read_serving, write_serving
 from knnper.data.examples import Examples
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.core.memory import Tuned, remember
-from strategies.core.model_predictor import ModelPredictor
-from strategies.knn_per import memorize
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import NewExamples, Selection, StoreSpec
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
+from knnper.datastore.store import UNNAMED, empty_memory_store
+from knnper.seeding import RandomKey
+from knnper.strategies.core.exported_model import GlobalModel
+from knnper.strategies.core.memory import Tuned, remember
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
     TASK,
@@ -124,7 +122,7 @@ def test_a_loss_beyond_doubt_takes_the_class_prior_back(
 ) -> None:
     model, data = small_model(**ADAPTING), few_classes()
     lost = Estimate(Accuracy(0.6, 0.5, 0.5, 30, "validation"), Gain(-0.1, 0.05, 30))
-    monkeypatch.setattr("client.residence.decision.estimate", lambda *_: lost)
+    monkeypatch.setattr("knnper.client.install.estimate", lambda *_: lost)
     with open_served(residence, writable=False) as served:
         tuned = _tuned(model, data)
         filled = Filled(served.store, tuned, len(data.train))

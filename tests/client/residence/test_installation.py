@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from client.residence.errors import ResidenceError
-from client.residence.residence import Residence
-from client.residence.served_model import open_served
-from datastore.examples import Selection
-from datastore.folder import open_store
-from knnper.config.seeding import RandomKey
+from knnper.client.install import Residence
+from knnper.client.served import open_served
+from knnper.client.state import ResidenceError
 from knnper.data.examples import Examples
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.errors import ModelError
-from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.core.model_predictor import ModelPredictor
-from strategies.knn_per import memorize
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import Selection
+from knnper.datastore.store import open_store
+from knnper.seeding import RandomKey
+from knnper.strategies.core.exported_model import GlobalModel, ModelError
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
     TASK,

@@ -8,28 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.residence.measuring import (
-    FEWEST,
-    Estimate,
-    estimate,
-    paired_gain,
-)
-from client.residence.serving import Accuracy, Gain
-from datastore.examples import NewExamples, StoreSpec
-from datastore.memory import empty_memory_store, memory_store
-from datastore.prediction.kernel import KERNELS
-from datastore.store import Store
-from datastore.tuning.candidates import candidates
-from datastore.tuning.scores import CRITERIA, score
-from datastore.tuning.settings import TuningSettings
-from knnper.config.seeding import RandomKey
+from knnper.client.install import FEWEST, Estimate, estimate, paired_gain
+from knnper.client.state import Accuracy, Gain
 from knnper.data.examples import Examples
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel
-from strategies.core.evaluation import evaluate
-from strategies.core.memory import KnnSettings, Tuned, remember
-from strategies.core.model_predictor import ModelPredictor
-from strategies.knn_per import memorize
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import KERNELS
+from knnper.datastore.store import Store, empty_memory_store, memory_store
+from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
+from knnper.seeding import RandomKey
+from knnper.strategies.core.exported_model import GlobalModel
+from knnper.strategies.core.memory import KnnSettings, Tuned, remember
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
     TASK,

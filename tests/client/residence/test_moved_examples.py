@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.residence import renewal
-from client.residence.pending import read_pending
-from client.residence.served_model import open_served
-from datastore.examples import Selection
-from knnper.data.site.site_data import NamedExamples, SiteData
+from knnper.client import install as renewal
+from knnper.client.served import open_served
+from knnper.client.state import read_pending
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import Selection
 from tests.client.residence.small_site import (
     drawn,
     new_residence,

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from client.residence import decision
-from client.residence.measuring import Estimate
-from client.residence.serving import Accuracy, Gain
-from knnper.config.seeding import RandomKey
-from knnper.transport.model_folder.errors import ModelError
-from strategies.core.evaluation import evaluate
-from strategies.core.model_predictor import ModelPredictor
-from strategies.knn_per import memorize
+from knnper.client import install as decision
+from knnper.client.install import Estimate
+from knnper.client.state import Accuracy, Gain
+from knnper.seeding import RandomKey
+from knnper.strategies.core.exported_model import ModelError
+from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.knn_per import memorize
 from tests.client.residence.small_site import (
     NAME,
     drawn,

@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from client.residence.errors import ResidenceError
-from client.residence.mixture import Prediction
-from client.residence.residence import Residence
-from client.residence.served_model import ServedModel, open_served
-from datastore.errors import StoreBusyError, StoreMismatchError
-from datastore.examples import Selection
-from datastore.folder import open_store
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.predictor import KnnPredictor
-from knnper.config.errors import DataError
-from knnper.transport.model_folder.global_model import GlobalModel
+from knnper.client.install import Prediction, Residence
+from knnper.client.served import ServedModel, open_served
+from knnper.client.state import ResidenceError
+from knnper.datastore.examples import Selection, StoreBusyError, StoreMismatchError
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
+from knnper.datastore.store import open_store
+from knnper.errors import DataError
+from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.residence.small_site import (
     drawn,
     new_residence,

@@ -1,8 +1,8 @@
 """A client's memory of text keeps the ids of characters."""
 
-from client.residence.building import store_spec
-from datastore.examples import InputLayout
-from knnper.data.text.alphabet import CHARACTER_NAMES
+from knnper.client.install import store_spec
+from knnper.data.text import CHARACTER_NAMES
+from knnper.datastore.examples import InputLayout
 from tests.client.service.small_service import TEXT, tiny_model
 
 

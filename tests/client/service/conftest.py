@@ -6,11 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.client.service.small_service import (
-    SmallServed,
-    asking,
-    small_served,
-)
+from tests.client.service.small_service import SmallServed, asking, small_served
 from tests.client.service.some_requests import LIMITS
 
 

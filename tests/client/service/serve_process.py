@@ -11,14 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from client.residence.residence import Residence
+from knnper.client.install import Residence
 from knnper.data.examples import Examples
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.credentials.certificates import (
-    issue_server_certificate,
-    new_authority,
-)
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.transport.credentials import issue_server_certificate, new_authority
 from tests.client.service.small_service import (
     CLASSES,
     IMAGE,

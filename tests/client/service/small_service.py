@@ -13,34 +13,30 @@ import torch
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from client.residence.mixture import Prediction, predict
-from client.residence.names import Names
-from client.residence.served_model import ServedModel
-from client.residence.serving import Accuracy, Gain, Serving, TunedOn
-from client.service.access import Tokens
-from client.service.app import make_service
-from client.service.budget import Limits
-from client.service.server import Binding, make_server
-from datastore.contents import Ids
-from datastore.examples import (
+from knnper.client.install import Prediction, predict
+from knnper.client.served import ServedModel
+from knnper.client.service.access import Tokens
+from knnper.client.service.app import Binding, make_server, make_service
+from knnper.client.service.inputs import Limits
+from knnper.client.state import Accuracy, Gain, Names, Serving, TunedOn
+from knnper.data.examples import InputSpec
+from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
+from knnper.datastore.examples import (
     Added,
+    Ids,
     InputLayout,
     NewExamples,
     Selection,
     StoreSpec,
 )
-from datastore.folder import create_store
-from datastore.settings import StoreSettings
-from datastore.store import Store
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import InputSpec
-from knnper.data.text.alphabet import CHARACTER_NAMES, NUM_TOKENS
-from knnper.transport.model_folder.card import ModelCard
-from knnper.transport.model_folder.global_model import GlobalModel, model_of_card
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, create_store
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import build_task
+from knnper.strategies.core.exported_model import GlobalModel, ModelCard, model_of_card
+from knnper.strategies.core.memory import KnnSettings
 from knnper.transport.sockets import SocketLimits
-from strategies.assembly import build_task
-from strategies.core.memory import KnnSettings
 
 TOKEN = "a token of the tests"
 CLASSES = ("cat", "dog", "eel")

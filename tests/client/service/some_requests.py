@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from client.service.budget import Limits
+from knnper.client.service.inputs import Limits
 
 LIMITS = Limits(
     max_inputs=4,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client.service.current import Current
-from client.service.metrics import Metrics
-from knnper.config.errors import KnnPerError
+from knnper.client.service.session import Current, Metrics
+from knnper.errors import KnnPerError
 from tests.client.service.small_service import SmallServed, small_served
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
+from knnper_cli.app import app
 from tests.client.service.serve_process import serve_process
 from tests.client.service.small_service import some_inputs
 

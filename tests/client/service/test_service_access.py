@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from client.service.access import (
+from knnper.client.service.access import (
     SCOPES,
     SECURITY_HEADERS,
     Scope,
@@ -17,7 +17,7 @@ from client.service.access import (
     read_or_create_owner_token,
     revoke_token,
 )
-from knnper.config.errors import RunError
+from knnper.errors import RunError
 from tests.client.service.small_service import TOKEN, asking, small_served, some_inputs
 
 SECRET = (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from tests.client.service.small_service import asking, small_served, some_inputs
 
 QUESTION = {"inputs": some_inputs(1, seed=5).tolist()}

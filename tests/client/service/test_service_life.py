@@ -17,14 +17,18 @@ from fastapi import Request
 from starlette.types import Message
 from torch import Tensor
 
-from client.residence.mixture import Prediction
-from client.service.access import Tokens
-from client.service.app import make_service
-from client.service.budget import Bodies, Budget, Limits
-from client.service.current import Workers
-from client.service.errors import RequestError
-from client.service.server import Binding, is_loopback, make_server, serve
-from knnper.config.errors import KnnPerError, RunError
+from knnper.client.install import Prediction
+from knnper.client.service.access import Tokens
+from knnper.client.service.app import (
+    Binding,
+    is_loopback,
+    make_server,
+    make_service,
+    serve,
+)
+from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
+from knnper.client.service.session import Workers
+from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import SocketLimits
 from tests.client.service.small_service import (
     TOKEN,
@@ -257,8 +261,8 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from tests.client.service.small_service import small_served
-from client.service.app import make_service
-from client.service.server import Binding, serve
+from knnper.client.service.app import make_service
+from knnper.client.service.app import Binding, serve
 served = small_served(Path({store!r}))
 whole = served.predict
 def slow(images):

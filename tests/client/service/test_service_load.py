@@ -12,17 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from client.residence.mixture import Prediction
-from client.residence.residence import Residence
-from client.residence.served_model import ServedModel, open_served
-from datastore.contents import Ids
-from datastore.examples import Added, Selection
-from datastore.prediction.kernel import KERNELS
-from datastore.prediction.vote import neighbor_vote
+from knnper.client.install import Prediction, Residence
+from knnper.client.served import ServedModel, open_served
 from knnper.data.examples import Examples
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.site_data import NamedExamples, SiteData
-from knnper.transport.model_folder.global_model import GlobalModel
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.datastore.examples import Added, Ids, Selection
+from knnper.datastore.prediction import KERNELS, neighbor_vote
+from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.service.small_service import (
     CLASSES,
     IMAGE,

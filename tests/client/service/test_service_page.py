@@ -10,8 +10,8 @@ import httpx
 import pytest
 import torch
 
-from client.service.access import add_token
-from client.service.answers import encode_png
+from knnper.client.service.access import add_token
+from knnper.client.service.endpoints import encode_png
 from tests.client.service import small_service
 from tests.client.service.small_service import (
     CLASSES,

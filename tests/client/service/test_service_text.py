@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from knnper.data.text.alphabet import encode
+from knnper.data.text import encode
 from tests.client.service.small_service import TEXT, SmallServed, asking, small_served
 
 WORDS = "To be, or not"

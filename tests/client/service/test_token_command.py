@@ -7,8 +7,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from client.service.access import Tokens
-from knnper.cli.app import app
+from knnper.client.service.access import Tokens
+from knnper_cli.app import app
 
 FILE = """
 name: site-a

@@ -8,13 +8,11 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor
 
-from client.site.host import SiteHost
-from client.site.player import SitePlayer
-from knnper.config.document import to_json
-from knnper.config.sections import Experiment
-from knnper.transport.introduction import Introduction, read_introduction
-from knnper.transport.messages import Job
-from simulation.sites import over_sites
+from knnper.client.site import SiteHost, SitePlayer
+from knnper.experiment import Experiment
+from knnper.loading import to_json
+from knnper.simulation.workbench import over_sites
+from knnper.transport.messages import Introduction, Job, read_introduction
 from tests.apps.site_grid import experiment
 
 CLIENT = "0001"

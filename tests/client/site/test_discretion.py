@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from client.node.error_text import without_folders
-from client.site.discretion import OWN_LOG, Discretion
-from knnper.config.errors import DataError, RunError
-from strategies.core.evaluation import ClientResults
-from strategies.core.records import ModelUpdate
+from knnper.client.flower_node import without_folders
+from knnper.client.site import OWN_LOG, Discretion
+from knnper.errors import DataError, RunError
+from knnper.strategies.core.predictors import ClientResults
+from knnper.strategies.core.records import ModelUpdate
 
 QUIET, OPEN = Discretion(share_metrics=False), Discretion(share_metrics=True)
 TROUBLE = "/home/site/patients/John_Doe.png cannot be read"

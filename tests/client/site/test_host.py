@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from client.site import host
-from client.site.discretion import OWN_LOG
-from client.site.host import SiteHost
-from knnper.config.document import to_json
-from knnper.config.errors import RefusedError, RunError
-from knnper.private_folders import is_private
-from knnper.transport.introduction import Introduction, read_introduction
-from knnper.transport.messages import Job
-from simulation.sites import over_sites
+from knnper.client import site as host
+from knnper.client.site import OWN_LOG, SiteHost
+from knnper.errors import RefusedError, RunError
+from knnper.files import is_private
+from knnper.loading import to_json
+from knnper.simulation.workbench import over_sites
+from knnper.transport.messages import Introduction, Job, read_introduction
 from tests.apps.site_grid import experiment, make_sites
 
 EXPERIMENT = to_json(over_sites(experiment()))

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from client.runtime import ClientRuntime
-from client.settings import read_client
-from client.site import limits
-from client.site.limits import ANSWERS, Answer, Answers
-from client.site.refusals import REFUSALS, last_refusal
-from knnper.config.document import results_identity
-from knnper.config.errors import RefusedError, RunError
+from knnper.client import limits
+from knnper.client.limits import ANSWERS, REFUSALS, Answer, Answers, last_refusal
+from knnper.client.runtime import ClientRuntime
+from knnper.client.settings import read_client
 from knnper.data.examples import Examples
-from strategies.catalogue import METHODS
+from knnper.errors import RefusedError, RunError
+from knnper.loading import results_identity
+from knnper.strategies.catalogue import METHODS
 from tests.apps.site_grid import experiment, make_sites
 from tests.client.site.hostile_server import (
     CLIENT,

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from client.site.refusals import MOST, REFUSALS, last_refusal, note_refusal
-from knnper.private_folders import is_private
+from knnper.client.limits import MOST, REFUSALS, last_refusal, note_refusal
+from knnper.files import is_private
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from client.site.run_states import KEPT, run_states
-from client.state_store import ClientStateStore
-from knnper.config.errors import RunError
-from strategies.core.records import ModelPayload
+from knnper.client.runtime import ClientStateStore
+from knnper.client.site import KEPT, run_states
+from knnper.errors import RunError
+from knnper.strategies.core.records import ModelPayload
 from tests.apps.site_grid import experiment
 
 EXPERIMENT = experiment()

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datastore.examples import InputLayout, NewExamples, StoreSpec
-from datastore.folder import create_store
-from datastore.settings import StoreSettings
-from datastore.store import Store
+from knnper.datastore.examples import InputLayout, NewExamples, StoreSpec
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, create_store
 
 SHAPE, DIM = (4, 4, 3), 6
 SPEC = StoreSpec(3, InputLayout(SHAPE), ("cat", "dog", "fox"))

@@ -7,13 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.care.advice import Advice, advise, recommend
-from datastore.care.trials import AdviceSettings, Trial, recall
-from datastore.core.rows import Rows
-from datastore.examples import NewExamples, StoreSpec
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.index.flat import FlatSettings
-from datastore.memory import empty_memory_store
+from knnper.datastore.advice import (
+    Advice,
+    AdviceSettings,
+    Trial,
+    advise,
+    recall,
+    recommend,
+)
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import FlatSettings
+from knnper.datastore.rows import Rows
+from knnper.datastore.store import empty_memory_store
 
 NUM_CLASSES, DIM = 3, 8
 

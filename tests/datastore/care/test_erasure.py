@@ -8,23 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.care.erasure import (
+from knnper.datastore.examples import (
+    Ids,
+    InputLayout,
+    NewExamples,
+    Selection,
+    StoreSpec,
+)
+from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings
+from knnper.datastore.policy import PolicyName
+from knnper.datastore.rows import Change
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import DATABASE, Store, create_store, open_store
+from knnper.datastore.verify import (
     CHUNK_BYTES,
+    Fragments,
     Secrets,
     prove_absence,
     search,
     stored_bytes,
     traces,
 )
-from datastore.care.fragments import Fragments
-from datastore.contents import Ids
-from datastore.core.rows import Change
-from datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from datastore.folder import DATABASE, create_store, open_store
-from datastore.index.catalogue import INDEX_KINDS, IndexSettings
-from datastore.policy.catalogue import PolicyName
-from datastore.settings import StoreSettings
-from datastore.store import Store
 
 SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4
 SPEC = StoreSpec(NUM_CLASSES, InputLayout(SHAPE))

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from datastore.care.exporting import export_store
-from datastore.care.filling import fill
-from datastore.care.sources import open_source
-from datastore.errors import StoreDamagedError, StoreError
-from datastore.examples import Selection, StoreSpec
-from datastore.folder import DATABASE, create_store
+from knnper.datastore.examples import (
+    Selection,
+    StoreDamagedError,
+    StoreError,
+    StoreSpec,
+)
+from knnper.datastore.store import DATABASE, create_store
+from knnper.datastore.transfer import export_store, fill, open_source
 from tests.datastore.care.store_cases import DIM, SHAPE, SPEC, small_store, some
 
 

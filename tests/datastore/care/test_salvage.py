@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from datastore.care.salvage import Salvage, salvage, what_is_intact
-from datastore.care.verification import verify
-from datastore.errors import StoreBusyError, StoreDamagedError, StoreError
-from datastore.examples import Selection
-from datastore.folder import DATABASE, open_store
-from datastore.sqlite.acknowledged import ACKNOWLEDGED
-from datastore.sqlite.connection import PAGE_BYTES
-from datastore.sqlite.log import Log, frames
-from datastore.store import Store
+from knnper.datastore.database import ACKNOWLEDGED
+from knnper.datastore.examples import (
+    Selection,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreError,
+)
+from knnper.datastore.salvage import Salvage, salvage, what_is_intact
+from knnper.datastore.sqlite import PAGE_BYTES, Log, frames
+from knnper.datastore.store import DATABASE, Store, open_store
+from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import (
     COUNT,

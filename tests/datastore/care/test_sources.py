@@ -10,13 +10,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from datastore.care.array_source import ArraySource
-from datastore.care.filling import AT_ONCE, fill
-from datastore.care.sources import open_source, read_inputs
-from datastore.errors import StoreFullError, StoreMismatchError
-from datastore.folder import create_store
-from datastore.settings import StoreSettings
-from knnper.config.errors import DataError
+from knnper.datastore.examples import StoreFullError, StoreMismatchError
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import create_store
+from knnper.datastore.transfer import (
+    AT_ONCE,
+    ArraySource,
+    fill,
+    open_source,
+    read_inputs,
+)
+from knnper.errors import DataError
 from tests.datastore.care.store_cases import DIM, SHAPE, SPEC
 
 NAMES = SPEC.class_names

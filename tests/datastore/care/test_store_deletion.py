@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datastore.care.deletion import delete_examples
-from datastore.care.erasure import Secrets, prove_absence, stored_bytes
-from datastore.care.verification import verify
-from datastore.errors import StoreBusyError, StoreDamagedError
-from datastore.folder import DATABASE, open_store
+from knnper.datastore.examples import StoreBusyError, StoreDamagedError
+from knnper.datastore.store import DATABASE, open_store
+from knnper.datastore.verify import (
+    Secrets,
+    delete_examples,
+    prove_absence,
+    stored_bytes,
+    verify,
+)
 from tests.datastore.care.store_cases import small_store
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from datastore.care.summary import num_to_embed, summarize
-from datastore.errors import StoreError
-from datastore.examples import StoreSpec
-from datastore.folder import create_store, open_store
-from datastore.index.hnsw import GraphSettings
-from datastore.settings import StoreSettings
+from knnper.datastore.examples import StoreError, StoreSpec
+from knnper.datastore.index_kinds import GraphSettings
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import create_store, open_store
+from knnper.datastore.transfer import num_to_embed, summarize
 from tests.datastore.care.store_cases import DIM, small_store, some
 
 

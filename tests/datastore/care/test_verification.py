@@ -9,19 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datastore.care.verification import verify
-from datastore.errors import StoreDamagedError, StoreError
-from datastore.examples import Selection, StoreSpec
-from datastore.folder import (
+from knnper.datastore.examples import (
+    Selection,
+    StoreDamagedError,
+    StoreError,
+    StoreSpec,
+)
+from knnper.datastore.index_kinds import GraphSettings
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.sqlite import content_checksum
+from knnper.datastore.store import (
     DATABASE,
     configure_store,
     create_store,
     open_rows,
     open_store,
 )
-from datastore.index.hnsw import GraphSettings
-from datastore.settings import StoreSettings
-from datastore.sqlite.checksums import content_checksum
+from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import DIM, small_store, some
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datastore.contents import Contents, Ids
-from datastore.neighbors import Neighbors
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import Contents, Ids, Neighbors
+from knnper.seeding import RandomKey
 
 CENTERS = 4.0 * np.eye(8)
 

@@ -5,10 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.drift.alarm import AlarmState, DriftAlarm
-from datastore.drift.betting import log_bets
-from datastore.drift.scores import Scores, label_scores, neighbor_scores
-from knnper.config.seeding import RandomKey
+from knnper.seeding import RandomKey
+from knnper.simulation.reports.drift_alarm import (
+    AlarmState,
+    DriftAlarm,
+    Scores,
+    label_scores,
+    log_bets,
+    neighbor_scores,
+)
 from tests.datastore.drift.clusters import ListedMemory, draw
 
 KEY = RandomKey(11)

@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.drift.betting import EXPONENTS, NUM_BETS, log_bets
-from datastore.drift.ranks import RankedScores
+from knnper.simulation.reports.drift_alarm import (
+    EXPONENTS,
+    NUM_BETS,
+    RankedScores,
+    log_bets,
+)
 
 THRESHOLDS = np.linspace(0.0, 1.0, 41)
 

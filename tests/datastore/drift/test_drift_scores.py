@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.drift.scores import (
+from knnper.datastore.examples import Neighbors
+from knnper.simulation.reports.drift_alarm import (
     label_scores,
     leave_one_out_scores,
     neighbor_scores,
 )
-from datastore.neighbors import Neighbors
 from tests.datastore.drift.clusters import ListedMemory
 
 LINE = ListedMemory(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]))

@@ -2,12 +2,16 @@
 
 import numpy as np
 
-from datastore.index.base import Vectors
-from datastore.index.catalogue import INDEX_KINDS, IndexSettings
-from datastore.index.flat import FlatSettings, HalfSettings
-from datastore.index.hnsw import GraphSettings
-from datastore.index.ivf import ListsSettings
-from datastore.index.quantized import ProductSettings, ScalarSettings
+from knnper.datastore.index import Vectors
+from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings
+from knnper.datastore.index_kinds import (
+    FlatSettings,
+    GraphSettings,
+    HalfSettings,
+    ListsSettings,
+    ProductSettings,
+    ScalarSettings,
+)
 
 DIM = 8
 

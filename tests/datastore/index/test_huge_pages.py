@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from datastore.index.catalogue import build_index
-from datastore.index.flat import FlatSettings
-from datastore.index.huge_pages import FEWEST_BYTES, use_huge_pages
+from knnper.datastore.codes import FEWEST_BYTES, use_huge_pages
+from knnper.datastore.index_catalogue import build_index
+from knnper.datastore.index_kinds import FlatSettings
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has it")
@@ -37,7 +37,7 @@ def test_a_large_index_asks_each_time_it_has_moved(
         asked.append(num_bytes)
         return use_huge_pages(address, num_bytes)
 
-    monkeypatch.setattr("datastore.index.codes.use_huge_pages", note)
+    monkeypatch.setattr("knnper.datastore.codes.use_huge_pages", note)
     dim, count = 1024, 1200
     vectors = np.random.default_rng(0).normal(size=(count, dim)).astype("float32")
     index = build_index(FlatSettings(), dim, np.arange(count), vectors)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.index.base import NOTHING, Ids, VectorIndex, Vectors
-from datastore.index.catalogue import (
+from knnper.datastore.index import NOTHING, Ids, VectorIndex, Vectors
+from knnper.datastore.index_catalogue import (
     INDEX_KINDS,
     IndexSettings,
     build_index,
     read_index,
 )
-from datastore.index.quantized import ProductSettings
+from knnper.datastore.index_kinds import ProductSettings
 from tests.datastore.index.index_cases import (
     CASES,
     DIM,

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datastore.errors import StoreDamagedError
-from datastore.index.catalogue import IndexSettings, build_index, read_index
-from datastore.index.flat import FlatSettings
-from datastore.index.quantized import ProductSettings, ScalarSettings
+from knnper.datastore.examples import StoreDamagedError
+from knnper.datastore.index_catalogue import IndexSettings, build_index, read_index
+from knnper.datastore.index_kinds import FlatSettings, ProductSettings, ScalarSettings
 from tests.datastore.index.index_cases import (
     CASES,
     DIM,

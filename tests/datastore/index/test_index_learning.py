@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
-from datastore.index.base import VectorIndex, Vectors
-from datastore.index.catalogue import IndexSettings, build_index
-from datastore.index.flat import FlatSettings, HalfSettings
-from datastore.index.hnsw import GraphSettings
-from datastore.index.ivf import ListsSettings
-from datastore.index.quantized import ProductSettings, ScalarSettings
+from knnper.datastore.index import VectorIndex, Vectors
+from knnper.datastore.index_catalogue import IndexSettings, build_index
+from knnper.datastore.index_kinds import (
+    FlatSettings,
+    GraphSettings,
+    HalfSettings,
+    ListsSettings,
+    ProductSettings,
+    ScalarSettings,
+)
 from tests.datastore.index.index_cases import clustered, squared_distances
 
 NUM_VECTORS, DIM, COUNT = 2000, 32, 10

@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from datastore.index.catalogue import INDEX_KINDS, IndexSettings, build_index
-from datastore.index.flat import FlatSettings, HalfSettings
-from datastore.index.hnsw import GraphSettings
-from datastore.index.ivf import ListsSettings
-from datastore.index.quantized import ProductSettings, ScalarSettings
-from knnper.config.errors import ConfigError
+from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
+from knnper.datastore.index_kinds import (
+    FlatSettings,
+    GraphSettings,
+    HalfSettings,
+    ListsSettings,
+    ProductSettings,
+    ScalarSettings,
+)
+from knnper.errors import ConfigError
 from tests.datastore.index.index_cases import CASES, case_name, clustered
 
 parse: TypeAdapter[IndexSettings] = TypeAdapter(IndexSettings)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.core.ranking import Distances, nearest
-from datastore.index import screen, screening
-from datastore.index.base import Ids, Vectors
-from datastore.index.flat import FlatIndex, FlatSettings, build_flat
-from datastore.index.screen import Screen, can_leave, can_screen
-from datastore.index.screening import Screening
+from knnper.datastore import screen
+from knnper.datastore import screen as screening
+from knnper.datastore.index import Ids, Vectors
+from knnper.datastore.index_kinds import FlatIndex, FlatSettings, build_flat
+from knnper.datastore.ranking import Distances, nearest
+from knnper.datastore.screen import Screen, Screening, can_leave, can_screen
 
 DIM, NUM_VECTORS, NUM_QUERIES = 32, 200, 6
 

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.index.base import NOTHING
-from datastore.index.slots import SlotTable
+from knnper.datastore.index import NOTHING, SlotTable
 
 
 def test_the_last_ids_move_into_the_holes() -> None:

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from datastore.contents import Contents, no_contents
-from datastore.policy.base import Policy, StreamState
-from datastore.policy.deletion import forget
-from knnper.config.seeding import RandomKey
+from knnper.datastore.examples import Contents, no_contents
+from knnper.datastore.policy import Policy, StreamState, forget
+from knnper.seeding import RandomKey
 
 
 @dataclass

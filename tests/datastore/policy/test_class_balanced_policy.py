@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from datastore.policy.chance import draw_below
-from datastore.policy.class_balanced import ClassBalancedPolicy
-from knnper.config.seeding import RandomKey
+from knnper.datastore.policy import ClassBalancedPolicy, draw_below
+from knnper.seeding import RandomKey
 from tests.datastore.policy.policy_stream import PolicyStream
 
 SEEDS = range(400)

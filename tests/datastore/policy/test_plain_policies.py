@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from datastore.errors import StoreFullError
-from datastore.policy.catalogue import POLICIES
-from datastore.policy.concatenate import ConcatenatePolicy
-from datastore.policy.fifo import FifoPolicy
-from datastore.policy.fixed import FixedPolicy
+from knnper.datastore.examples import StoreFullError
+from knnper.datastore.policy import POLICIES, ConcatenatePolicy, FifoPolicy, FixedPolicy
 from tests.datastore.policy.policy_stream import PolicyStream
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from datastore.policy.base import StreamState
-from datastore.policy.deletion import forget
+from knnper.datastore.policy import StreamState, forget
 
 STATE = StreamState(9, np.array([5, 3, 0]), np.array([True, True, False]))
 

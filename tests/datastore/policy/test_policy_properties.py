@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.policy.catalogue import POLICIES, PolicyName
+from knnper.datastore.policy import POLICIES, PolicyName
 from tests.datastore.policy.policy_stream import PolicyStream
 
 NUM_CLASSES = 4

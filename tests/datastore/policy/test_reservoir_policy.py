@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from datastore.policy.chance import draw_below
-from datastore.policy.reservoir import ReservoirPolicy
-from knnper.config.seeding import RandomKey
+from knnper.datastore.policy import ReservoirPolicy, draw_below
+from knnper.seeding import RandomKey
 from tests.datastore.policy.policy_stream import PolicyStream
 
 NUM_RUNS = 3000

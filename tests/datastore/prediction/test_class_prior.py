@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from datastore.examples import NewExamples, StoreSpec
-from datastore.memory import UNNAMED, empty_memory_store
-from datastore.prediction.class_prior import (
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import (
     AdaptedHead,
     ClassPrior,
     ClassPriorSettings,
@@ -18,8 +17,9 @@ from datastore.prediction.class_prior import (
     class_ratios,
     reweighted,
 )
-from knnper.config.errors import ConfigError
-from knnper.config.seeding import RandomKey
+from knnper.datastore.store import UNNAMED, empty_memory_store
+from knnper.errors import ConfigError
+from knnper.seeding import RandomKey
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 HALVES = torch.tensor([[0.4, 0.6]])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.prediction.interpolation import interpolate
+from knnper.datastore.prediction import interpolate
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])

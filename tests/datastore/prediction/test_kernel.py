@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from datastore.prediction.kernel import KERNELS, KernelName
+from knnper.datastore.prediction import KERNELS, KernelName
 
 SQUARED_DISTANCES = torch.tensor(
     [[0.0, 4.0, 25.0], [1e12, 1e36, 1e80]], dtype=torch.float64

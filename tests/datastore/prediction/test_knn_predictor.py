@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.memory import memory_store
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.predictor import KnnPredictor
-from knnper.config.errors import DataError
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
+from knnper.datastore.store import memory_store
+from knnper.errors import DataError
 
 
 @dataclass

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from datastore.memory import memory_store
-from datastore.prediction.classifier import NeighborClassifier
-from datastore.prediction.kernel import KernelName
-from datastore.store import Store
-from knnper.config.errors import DataError
+from knnper.datastore.prediction import KernelName, NeighborClassifier
+from knnper.datastore.store import Store, memory_store
+from knnper.errors import DataError
 
 
 def line(positions: list[float], labels: list[int]) -> Store:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from datastore.prediction.vote import neighbor_vote
+from knnper.datastore.prediction import neighbor_vote
 
 NUM_CLASSES = 4
 

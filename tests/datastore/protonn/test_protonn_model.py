@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from datastore.protonn.model import ProtoNN, shares
-from knnper.config.errors import DataError
+from knnper.datastore.protonn import ProtoNN, shares
+from knnper.errors import DataError
 
 
 def test_a_prediction_by_hand() -> None:

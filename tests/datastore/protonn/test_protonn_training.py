@@ -8,22 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from datastore.prediction.predictor import KnnPredictor
-from datastore.protonn.settings import LossName, ProtoNNSettings
-from datastore.protonn.start import (
+from knnper.datastore.prediction import KnnPredictor
+from knnper.datastore.protonn import (
+    LossName,
+    ProtoNNSettings,
+    cross_entropy_loss,
+    fit_protonn,
     initial_projection,
     initial_prototypes,
     inverse_width,
     prototypes_per_label,
-)
-from datastore.protonn.training import (
-    cross_entropy_loss,
-    fit_protonn,
     squared_loss,
     training_loss,
 )
-from knnper.config.errors import DataError
-from knnper.config.seeding import RandomKey
+from knnper.errors import DataError
+from knnper.seeding import RandomKey
 
 KEY = RandomKey(5)
 

@@ -8,22 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from datastore.prediction.interpolation import interpolate
-from datastore.prediction.kernel import paper_kernel
-from datastore.prediction.vote import neighbor_vote
-from datastore.tuning.candidates import Candidates, Choice, candidates
-from datastore.tuning.choice import choose
-from datastore.tuning.evidence import Evidence, Queries, no_evidence
-from datastore.tuning.prior import Prior
-from datastore.tuning.scores import (
+from knnper.datastore.prediction import interpolate, neighbor_vote, paper_kernel
+from knnper.datastore.tuning import (
     CRITERIA,
+    Candidates,
+    Choice,
     Criterion,
+    CriterionName,
+    Evidence,
+    Prior,
+    Queries,
+    candidates,
+    choose,
     log_likelihood,
+    no_evidence,
     num_correct,
     score,
 )
-from datastore.tuning.settings import CriterionName
-from knnper.config.seeding import RandomKey
+from knnper.seeding import RandomKey
 
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 NUM_CLASSES = 3
@@ -271,5 +273,5 @@ def test_large_evidence_is_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     evidence = one_neighbour([0, 1, 1])
     grid = candidates(GRID, [1], [1.0, 2.0])
     whole = score(evidence, grid, paper_kernel, num_correct)
-    monkeypatch.setattr("datastore.tuning.scores.NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr("knnper.datastore.tuning.NUMBERS_AT_ONCE", 1)
     assert torch.equal(score(evidence, grid, paper_kernel, num_correct), whole)

@@ -7,15 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings
-from datastore.prediction.kernel import paper_kernel
-from datastore.tuning.candidates import candidates
-from datastore.tuning.choice import choose, choose_class_prior
-from datastore.tuning.evidence import Evidence, Queries
-from datastore.tuning.prior import Prior
-from datastore.tuning.scores import CRITERIA, num_correct, score
-from datastore.tuning.settings import CriterionName
-from knnper.config.seeding import RandomKey
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, paper_kernel
+from knnper.datastore.tuning import (
+    CRITERIA,
+    CriterionName,
+    Evidence,
+    Prior,
+    Queries,
+    candidates,
+    choose,
+    choose_class_prior,
+    num_correct,
+    score,
+)
+from knnper.seeding import RandomKey
 
 PRIOR = ClassPrior(ClassPriorSettings((1.0,)))
 ALONE = candidates([0.0], [1], [1.0])

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from datastore.memory import memory_store
-from datastore.tuning.evidence import Queries, held_out, left_one_out
-from knnper.config.seeding import RandomKey
+from knnper.datastore.store import memory_store
+from knnper.datastore.tuning import Queries, held_out, left_one_out
+from knnper.seeding import RandomKey
 
 NUM_CLASSES = 3
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.tuning.prior import NO_PRIOR, prior_of_size, weights_by_size
-from datastore.tuning.settings import PriorPoint
+from knnper.datastore.tuning import NO_PRIOR, PriorPoint, prior_of_size, weights_by_size
 
 POINTS = (PriorPoint(1000, 0.9), PriorPoint(10, 0.1))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.config.errors import DataError
-from knnper.data.leaf.femnist_hub import FemnistHubSettings, load_femnist_hub
+from knnper.data.leaf import FemnistHubSettings, load_femnist_hub
+from knnper.errors import DataError
 
 WRITERS = ["f1", "f0", "f1", "f0", "f1", "f1"]
 GREYS = [10, 20, 30, 40, 50, 60]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
-from knnper.data.leaf import json_stream
-from knnper.data.leaf.json_stream import JsonStream
+from knnper.data import leaf as json_stream
+from knnper.data.leaf import JsonStream
+from knnper.errors import DataError
 
 texts = st.text(max_size=8)
 # Brackets, quotes and backslashes are what a text may confuse the stream with.

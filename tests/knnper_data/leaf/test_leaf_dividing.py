@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.data.leaf.dividing import DividingSettings, mark_tested
+from knnper.data.dividing import DividingSettings, mark_tested
 
 
 @pytest.mark.parametrize(

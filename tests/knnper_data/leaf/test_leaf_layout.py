@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.data.leaf.layout import find_leaf_files
+from knnper.data.leaf import find_leaf_files
+from knnper.errors import DataError
 
 
 def touch(root: Path, *names: str) -> None:

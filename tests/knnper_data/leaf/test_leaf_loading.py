@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice
-from knnper.config.seeding import RandomKey
-from knnper.data import row_file
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.leaf import json_stream
-from knnper.data.leaf.loading import (
+from knnper.data import cache as row_file
+from knnper.data import leaf as json_stream
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.leaf import (
     LeafSettings,
     LeafTextSettings,
     load_leaf_femnist,
     load_leaf_shakespeare,
 )
-from knnper.data.text.alphabet import ALPHABET, NUM_TOKENS, UNKNOWN
-from simulation.partition.natural import NaturalSettings
-from simulation.partition.split import make_partition
+from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
+from knnper.errors import DataError
+from knnper.experiment import Choice
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.split import make_partition
 from tests.knnper_data.leaf.leaf_files import UserData, images, write
 
 ADA: UserData = {"ada": (images(*range(10)), list(range(10)))}

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.data.leaf.samples import SamplesError, image_decoder, text_decoder
-from knnper.data.text.alphabet import ALPHABET, UNKNOWN
+from knnper.data.leaf import SamplesError, image_decoder, text_decoder
+from knnper.data.text import ALPHABET, UNKNOWN
+from knnper.errors import DataError
 
 WHITE = [1.0] * 784
 WINDOW = "ab" * 40

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.data.leaf.samples import image_decoder
-from knnper.data.leaf.user_file import User, read_users
+from knnper.data.leaf import User, image_decoder, read_users
+from knnper.errors import DataError
 from tests.knnper_data.leaf.leaf_files import UserData, document, image, images, write
 
 DATA: UserData = {"ada": (images(1, 2), [3, 4]), "bob": (images(5), [6])}

@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from knnper.config.errors import Problem
-from knnper.config.parsing import parse_settings
 from knnper.data.examples import InputSpec
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.catalogue import SITE_DATA
-from knnper.data.site.collected import SiteSettings
-from knnper.data.site.site_data import SiteData
+from knnper.data.site import SITE_DATA
+from knnper.data.site_data import SiteData, SiteTask
+from knnper.data.site_sources import SiteSettings
+from knnper.errors import Problem
+from knnper.loading import parse_settings
 
 NAMES = ("cat", "dog", "fox")
 IMAGES = SiteTask(InputSpec((4, 4, 3), 3, (0.5,) * 3, (0.25,) * 3), NAMES)

@@ -20,12 +20,11 @@ from hypothesis import settings as tried
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice
-from knnper.data.image_file import read_image
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.catalogue import SITE_DATA, open_site
-from knnper.data.site.site_data import SiteData
+from knnper.data.images_base import read_image
+from knnper.data.site import SITE_DATA, open_site
+from knnper.data.site_data import SiteData, SiteTask
+from knnper.errors import DataError
+from knnper.experiment import Choice
 from tests.knnper_data.site.site_cases import IMAGES, opened, put_image, settings
 
 SMALL = replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(2, 2, 3)))
@@ -53,7 +52,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(path)
         return read_image(path, channels, size)
 
-    monkeypatch.setattr("knnper.data.site.image_folder.read_image", counted)
+    monkeypatch.setattr("knnper.data.site_sources.read_image", counted)
     return paths
 
 
@@ -201,7 +200,7 @@ def test_another_decoder_decodes_anew(
     root: Path, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept(root, cache)
-    monkeypatch.setattr("knnper.data.site.decoded_files.DECODER", "another")
+    monkeypatch.setattr("knnper.data.site_sources.DECODER", "another")
     kept(root, cache)
     assert len(decoded) == 24
 
@@ -271,7 +270,7 @@ def test_a_full_disc_only_costs_time(
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("knnper.data.site.decoded_files.np.save", fail)
+    monkeypatch.setattr("knnper.data.site_sources.np.save", fail)
     found = kept(root, cache)
     assert_same(found, opened("image_folder", root, IMAGES, path="."))
     assert entries(cache) == []
@@ -291,7 +290,7 @@ def test_openings_at_once_decode_once(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import knnper.data.site.decoded_files as decoded_files
+import knnper.data.site_sources as decoded_files
 from tests.knnper_data.site.test_site_cache import kept
 
 decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)

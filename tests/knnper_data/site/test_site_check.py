@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from knnper.data.examples import Examples
-from knnper.data.site.check import DataCheck, check_site
-from knnper.data.site.duplicates import find_copies
-from knnper.data.site.site_data import NamedExamples, SiteData
+from knnper.data.site import DataCheck, check_site, find_copies
+from knnper.data.site_data import NamedExamples, SiteData
 from tests.knnper_data.site.site_cases import IMAGES, pixels, put_image, surveyed
 
 Rows = list[tuple[str, int, int]]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.config.errors import DataError
 from knnper.data.examples import InputSpec
-from knnper.data.image_file import read_image
-from knnper.data.site.agreement import SiteTask
+from knnper.data.images_base import read_image
+from knnper.data.site_data import SiteTask
+from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
     FEATURES,
     IMAGES,

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError
-from knnper.data.site.array_inputs import ArrayInputs
-from knnper.data.site.collected import Collected, SiteSettings
-from knnper.data.site.labels import Agreed, agree_labels
+from knnper.data.site import Agreed, agree_labels
+from knnper.data.site_sources import ArrayInputs, Collected, SiteSettings
+from knnper.errors import DataError
 
 
 def agreed(

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice
 from knnper.data.examples import InputSpec
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.catalogue import SITE_DATA, open_site
+from knnper.data.site import SITE_DATA, open_site
+from knnper.data.site_data import SiteTask
+from knnper.errors import DataError
+from knnper.experiment import Choice
 from tests.knnper_data.site.site_cases import (
     FEATURES,
     IMAGES,

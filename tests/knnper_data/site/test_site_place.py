@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from knnper.data.site.place import place_of
+from knnper.data.site_data import place_of
 
 
 def test_a_way_back_is_left_out(tmp_path: Path) -> None:

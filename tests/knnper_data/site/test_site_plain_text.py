@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
 from knnper.data.examples import InputSpec
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.check import check_site
-from knnper.data.site.site_data import SiteData
-from knnper.data.text.alphabet import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
+from knnper.data.site import check_site
+from knnper.data.site_data import SiteData, SiteTask
+from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
+from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import FEATURES, opened, surveyed
 
 TEXT = SiteTask(

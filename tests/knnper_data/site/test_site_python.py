@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.config.errors import DataError, Problem
-from knnper.config.parsing import parse_settings
-from knnper.data.site.agreement import SiteTask
-from knnper.data.site.python_entry import PythonSettings
-from knnper.data.site.site_data import SiteData
+from knnper.data.site_data import SiteData, SiteTask
+from knnper.data.site_sources import PythonSettings
+from knnper.errors import DataError, Problem
+from knnper.loading import parse_settings
 from tests.knnper_data.site.site_cases import (
     IMAGES,
     classes,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.data.site.splits import FractionSettings, split_by_name
+from knnper.data.dividing import FractionSettings, split_by_name
 
 NAMES = st.lists(st.text(max_size=8), unique=True, min_size=1, max_size=40)
 HALVES = FractionSettings(validation=0.3, test=0.3)

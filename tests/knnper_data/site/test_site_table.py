@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.config.errors import DataError
 from knnper.data.examples import InputSpec
-from knnper.data.site.agreement import SiteTask
+from knnper.data.site_data import SiteTask
+from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
     FEATURES,
     NAMES,

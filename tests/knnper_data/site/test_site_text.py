@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pydantic_core import to_jsonable_python
 
-from knnper.config.errors import DataError, Problem
-from knnper.config.parsing import parse_settings
-from knnper.data.class_folders import decoded
 from knnper.data.examples import InputSpec
-from knnper.data.site.agreement import SitesSettings, SiteTask, sites_settings
-from knnper.data.site.array_inputs import ArrayInputs, fit_inputs
+from knnper.data.images_base import decoded
+from knnper.data.site_data import SitesSettings, SiteTask, sites_settings
+from knnper.data.site_sources import ArrayInputs, fit_inputs
+from knnper.errors import DataError, Problem
+from knnper.loading import parse_settings
 
 TEXT = SiteTask(
     InputSpec((1, 1, 4), 3, (), (), dtype="token"), ("'a'", "'b'", "unknown")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.data.text.alphabet import (
+from knnper.data.text import (
     ALPHABET,
     CHARACTER_NAMES,
     NUM_TOKENS,

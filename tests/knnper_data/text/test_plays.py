@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import DataError
-from knnper.config.sections import Choice, Settings
-from knnper.config.seeding import RandomKey
-from knnper.data.cache_entry import EntryWriter, Split
-from knnper.data.dataset import Dataset, LabelledArrays
-from knnper.data.text import plays, written
-from knnper.data.text.alphabet import ALPHABET, encode
-from knnper.data.text.plays import PlaysSettings, load_plays
-from simulation.partition.natural import NaturalSettings
-from simulation.partition.split import make_partition
+from knnper.data import text as plays
+from knnper.data import text as written
+from knnper.data.cache import EntryWriter, Split
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.text import ALPHABET, PlaysSettings, encode, load_plays
+from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.split import make_partition
 
 ANNE = "the quick brown fox jumps over the lazy dog " * 3
 BEN = "pack my box with five dozen liquor jugs. " * 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from knnper.data.text.speeches import speeches_of
+from knnper.data.text import speeches_of
 
 
 @pytest.mark.parametrize(

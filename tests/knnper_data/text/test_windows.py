@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.data.text.windows import target_positions, windows_before
+from knnper.data.text import target_positions, windows_before
 
 
 def test_windows_by_hand() -> None:

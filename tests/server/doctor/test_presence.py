@@ -20,12 +20,16 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from knnper.transport.credentials.node_keys import fingerprint, new_node_key
-from knnper.transport.diagnosis.standing import Standing, standing_in
-from knnper.transport.diagnosis.versions import own_versions, told_versions
-from server.link.gateway.application import Gateway
-from server.link.gateway.rules import ACTIVATE, DEACTIVATE, HEALTH, Clients
-from server.link.roster_file import Registered
+from knnper.server.link.authorized import Registered
+from knnper.server.link.gateway import Gateway
+from knnper.server.link.gateway_rules import ACTIVATE, DEACTIVATE, HEALTH, Clients
+from knnper.transport.credentials import fingerprint, new_node_key
+from knnper.transport.diagnosis import (
+    Standing,
+    own_versions,
+    standing_in,
+    told_versions,
+)
 from tests.server.link.gateway_stage import gateway_to
 from tests.server.link.peers import signed
 

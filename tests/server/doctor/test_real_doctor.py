@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from client.doctor.connection import Connection
-from client.doctor.credentials import Credentials
-from client.doctor.trust import Trust
-from knnper.config.address import Address
-from knnper.transport.credentials.node_keys import new_node_key, write_node_key
-from knnper.transport.diagnosis.finding import Finding, Verdict, examine, is_well
-from server.link.census import census
-from server.link.doctor.checks import server_checks
-from server.link.founding import Founding, add_client, found
-from server.link.layout import FederationFolder
-from server.settings import read_server
+from knnper.client.doctor import Connection, Credentials, Trust
+from knnper.server.link.doctor import server_checks
+from knnper.server.link.registration import census
+from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.server.settings import read_server
+from knnper.transport.credentials import Address, new_node_key, write_node_key
+from knnper.transport.diagnosis import Finding, Verdict, examine, is_well
 
 BIN = Path(sys.executable).parent
 FAR_TOO_LONG_S = 90.0

@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from knnper.transport.credentials.certificates import (
+from knnper.server.link.authorized import AuthorizedFolder
+from knnper.server.link.doctor import is_running, server_checks
+from knnper.server.link.setup import LOCK, FederationFolder, Founding, found
+from knnper.server.settings import read_server
+from knnper.transport.credentials import (
     issue_server_certificate,
     new_authority,
+    new_node_key,
     read_identity,
 )
-from knnper.transport.credentials.node_keys import new_node_key
-from knnper.transport.diagnosis.finding import Finding, Verdict, examine
-from server.link.authorized import AuthorizedFolder
-from server.link.doctor.checks import server_checks
-from server.link.doctor.ports import is_running
-from server.link.founding import Founding, found
-from server.link.layout import LOCK, FederationFolder
-from server.settings import read_server
+from knnper.transport.diagnosis import Finding, Verdict, examine
 from tests.client.doctor.scripted_server import Script, answering
 
 

@@ -13,15 +13,13 @@ from typing import Any
 import httpx
 import uvloop
 
-from knnper.config.address import Address
-from knnper.transport.credentials.node_keys import fingerprint, new_node_key
-from server.link.gateway.application import Gateway
-from server.link.gateway.listener import Limits, Listener, bind
-from server.link.gateway.metering import Meter, Notices
-from server.link.gateway.replies import Replies
-from server.link.gateway.rules import Clients, Rules
-from server.link.roster_file import Registered
-from server.settings import TlsFiles
+from knnper.server.link.authorized import Registered
+from knnper.server.link.gateway import Gateway, Meter, Notices
+from knnper.server.link.gateway_rules import Clients, Rules
+from knnper.server.link.replies import Replies
+from knnper.server.link.sockets import Limits, Listener, bind
+from knnper.server.settings import TlsFiles
+from knnper.transport.credentials import Address, fingerprint, new_node_key
 from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000

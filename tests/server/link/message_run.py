@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.link.flower_home import CONNECTION
-from server.link.submission import status
+from knnper.server.link.submission import status
+from knnper.server.link.superlink import CONNECTION
 from tests.server.link.running_server import RunningServer, wait_until
 
 _PROJECT = """\

@@ -47,8 +47,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from google.protobuf.message import Message as Proto
 
-from knnper.config.address import Address
-from knnper.transport.credentials.node_keys import read_node_key
+from knnper.transport.credentials import Address, read_node_key
 
 PROTOBUF = {"content-type": "application/protobuf"}
 FLEET = "/v1/fleet/"

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knnper.config.address import Address
-from server.link.census import census
-from server.link.founding import Founding, add_client, found
-from server.link.layout import FederationFolder
-from server.settings import ServerSettings, read_server
+from knnper.server.link.registration import census
+from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.server.settings import ServerSettings, read_server
+from knnper.transport.credentials import Address
 from tests.server.link.gateway_stage import HOST, free_port
 
 COMMANDS = Path(sys.executable).parent

@@ -31,7 +31,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from knnper.transport.credentials.node_keys import new_node_key
+from knnper.transport.credentials import new_node_key
 from tests.server.link.message_run import MessageRun, submitted
 from tests.server.link.peers import (
     PROTOBUF,
@@ -43,11 +43,7 @@ from tests.server.link.peers import (
     reply_to,
 )
 from tests.server.link.process_tree import growth
-from tests.server.link.running_server import (
-    RunningServer,
-    running_server,
-    wait_until,
-)
+from tests.server.link.running_server import RunningServer, running_server, wait_until
 
 pytestmark = pytest.mark.slow
 

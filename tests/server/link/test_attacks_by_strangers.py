@@ -17,16 +17,8 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 
-from knnper.transport.credentials.node_keys import new_node_key, read_node_key
-from tests.server.link.peers import (
-    FLEET,
-    PROTOBUF,
-    Peer,
-    connected,
-    head,
-    peer,
-    signed,
-)
+from knnper.transport.credentials import new_node_key, read_node_key
+from tests.server.link.peers import FLEET, PROTOBUF, Peer, connected, head, peer, signed
 from tests.server.link.process_tree import growth
 from tests.server.link.running_server import RunningServer, running_server
 

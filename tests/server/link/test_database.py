@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-from server.link import database
+from knnper.server.link import superlink as database
 
 # Flower makes its tables with a tool that is newer than its settings for it.
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")

@@ -11,8 +11,8 @@ import pytest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from server.link.gateway.listener import Limits
-from server.link.gateway.metering import origin_of
+from knnper.server.link.gateway import origin_of
+from knnper.server.link.sockets import Limits
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import head, signed
 from tests.server.link.test_gateway_tls import files
@@ -120,7 +120,7 @@ def test_a_slow_body_is_waited_for(stage: Stage) -> None:
 def test_a_body_that_is_too_slow_is_not(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.link.gateway.metering._WINDOW_S", SOON)
+    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
     start = head("/v1/fleet/push-object", 5_000_000, signed(KEY))
     with connected(stage) as connection, contextlib.suppress(OSError):
         connection.sendall(start)
@@ -133,7 +133,7 @@ def test_a_body_that_is_too_slow_is_not(
 def test_who_is_fast_enough_may_send_for_long(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.link.gateway.metering._WINDOW_S", SOON)
+    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
     pieces, piece = 20, bytes(60_000)
     start = head("/v1/fleet/push-object", pieces * len(piece), signed(KEY))
     with connected(stage) as connection:
@@ -207,7 +207,7 @@ def test_whoever_shakes_hands_and_says_nothing_goes(tmp_path: Path) -> None:
 
 
 def test_who_does_not_read_the_answer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.link.gateway.listener._UNREAD_SECONDS", SOON)
+    monkeypatch.setattr("knnper.server.link.sockets._UNREAD_SECONDS", SOON)
     with gateway_stage(limits=STRICT) as stage, connected(stage) as connection:
         stage.upstream.content = large = bytes(9_000_000)
         connection.sendall(beat())

@@ -7,23 +7,23 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.cli.federation.app import federation
-from knnper.config.address import Address, parse_address
-from knnper.config.yaml_text import parse_yaml
-from knnper.transport.credentials.certificates import hosts_of, read_certificate
-from knnper.transport.credentials.checks import (
+from knnper.loading import parse_yaml
+from knnper.server.settings import read_server
+from knnper.transport.credentials import (
+    Address,
     authority_problem,
     expiry_problem,
-    host_problem,
-)
-from knnper.transport.credentials.node_keys import (
     fingerprint,
+    host_problem,
+    hosts_of,
     new_node_key,
+    parse_address,
+    read_certificate,
     read_node_key,
     read_public_key,
     write_node_key,
 )
-from server.settings import read_server
+from knnper_cli.federation import federation
 
 
 def ask(*arguments: object) -> Result:

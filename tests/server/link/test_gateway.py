@@ -33,9 +33,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import Message
 
-from knnper.transport.credentials.node_keys import fingerprint, new_node_key
-from knnper.transport.diagnosis.versions import own_versions, told_versions
-from server.link.roster_file import Registered
+from knnper.server.link.authorized import Registered
+from knnper.transport.credentials import fingerprint, new_node_key
+from knnper.transport.diagnosis import own_versions, told_versions
 from tests.server.link.gateway_stage import (
     KEY,
     LARGEST,

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-from knnper.config.address import Address
-from knnper.transport.credentials.certificates import (
+from knnper.server.settings import TlsFiles
+from knnper.transport.credentials import (
+    Address,
     Identity,
     issue_server_certificate,
     new_authority,
     write_certificate,
 )
-from server.settings import TlsFiles
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import Peer
 

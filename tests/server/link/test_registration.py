@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from knnper.config.errors import CredentialError, RunError
-from knnper.transport.credentials.node_keys import fingerprint, new_node_key
-from server.link.authorized import AuthorizedFolder
-from server.link.control import UNREGISTERED, Node
-from server.link.layout import FederationFolder
-from server.link.registration import reconcile
-from server.link.roster_file import read_roster
-from server.sites.registry import Registry
+from knnper.errors import CredentialError, RunError
+from knnper.server.link.authorized import AuthorizedFolder, read_roster
+from knnper.server.link.registration import UNREGISTERED, Node, reconcile
+from knnper.server.link.setup import FederationFolder
+from knnper.server.sites import Registry
+from knnper.transport.credentials import fingerprint, new_node_key
 
 
 @dataclass

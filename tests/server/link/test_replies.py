@@ -23,9 +23,9 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
+from knnper.server.link.gateway_rules import Caller, Refusal
+from knnper.server.link.replies import Replies
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
-from server.link.gateway.replies import Replies
-from server.link.gateway.rules import Caller, Refusal
 from tests.server.link.peers import Reply, deflated, id_of, reply_to
 
 NODE, OTHER, RUN = 7, 8, 5
@@ -330,7 +330,7 @@ def test_a_reply_is_as_large_as_what_it_answers_allows(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LEAST_LIMIT_BYTES > 1000
-    monkeypatch.setattr("server.link.gateway.replies.LEAST_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("knnper.server.link.replies.LEAST_LIMIT_BYTES", 1000)
     with pytest.raises(Refusal, match="quota"):
         done(scene.send(honest(arrays(1000))))
     assert "quota" in scene.excuse
@@ -364,8 +364,8 @@ def _use_up(scene: Scene) -> None:
 def test_a_reply_of_which_nothing_more_comes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.link.gateway.replies._TIDY_S", 0.01)
-    monkeypatch.setattr("server.link.gateway.replies._STALLED_S", 0.1)
+    monkeypatch.setattr("knnper.server.link.replies._TIDY_S", 0.01)
+    monkeypatch.setattr("knnper.server.link.replies._STALLED_S", 0.1)
 
     async def work() -> None:
         scene.announce(honest())
@@ -381,8 +381,8 @@ def test_a_reply_of_which_nothing_more_comes(
 def test_nothing_is_kept_of_what_is_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.link.gateway.replies._TIDY_S", 0.01)
-    monkeypatch.setattr("server.link.gateway.replies._KEPT_S", 0.05)
+    monkeypatch.setattr("knnper.server.link.replies._TIDY_S", 0.01)
+    monkeypatch.setattr("knnper.server.link.replies._KEPT_S", 0.05)
 
     async def work() -> None:
         await scene.send(honest())

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.transport.credentials.node_keys import new_node_key, write_node_key
-from server.link.authorized import AuthorizedFolder
-from server.link.roster_file import read_roster
+from knnper.server.link.authorized import AuthorizedFolder, read_roster
+from knnper.transport.credentials import new_node_key, write_node_key
 from tests.server.link.running_server import (
     RunningServer,
     running_server,

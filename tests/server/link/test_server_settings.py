@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import ConfigError
-from server.settings import ServerSettings, read_server
+from knnper.errors import ConfigError
+from knnper.server.settings import ServerSettings, read_server
 
 TLS = "tls: {ca: ca.crt, certificate: server.crt, key: /keys/server.key}\n"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.link.descriptors import allow_descriptors
-from server.link.log_file import LogFile
-from server.link.permissions import keep_to_owner
+from knnper.server.link.setup import keep_to_owner
+from knnper.server.link.superlink import LogFile, allow_descriptors
 
 
 @pytest.fixture(autouse=True)

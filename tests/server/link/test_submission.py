@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import RunError
-from server.link import submission
-from server.link.app_bundle import write_bundle
-from server.settings import ServerSettings
+from knnper.errors import RunError
+from knnper.server.link import submission
+from knnper.server.link.submission import write_bundle
+from knnper.server.settings import ServerSettings
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_the_bundle_has_settings_and_no_code_of_its_own(tmp_path: Path) -> None:
     assert app["config"] == {"document": '{"name": "x"}', "resume": True}
     code = (tmp_path / "installed.py").read_text()
     for name in ("client", "server"):
-        assert f"from knnper.apps.{name} import {name}_app" in code
+        assert f"from knnper_cli.flower_apps import {name}_app" in code
 
 
 def test_the_bundle_takes_every_key_of_the_project(tmp_path: Path) -> None:
@@ -152,6 +152,6 @@ def test_the_bundle_takes_every_key_of_the_project(tmp_path: Path) -> None:
     app = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert set(app["config"]) == submission.CONFIG_KEYS
     assert app["components"] == {
-        "serverapp": "knnper.apps.server:server_app",
-        "clientapp": "knnper.apps.client:client_app",
+        "serverapp": "knnper_cli.flower_apps:server_app",
+        "clientapp": "knnper_cli.flower_apps:client_app",
     }

@@ -10,16 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from knnper.transport.diagnosis.finding import Finding, Verdict, examine
-from server.link.doctor.checks import server_checks
+from knnper.server.link.doctor import server_checks
+from knnper.transport.diagnosis import Finding, Verdict, examine
 from tests.server.link.message_run import MessageRun, submitted
 from tests.server.link.peers import Peer, peer
 from tests.server.link.process_tree import command_of, named, tree_of
-from tests.server.link.running_server import (
-    RunningServer,
-    running_server,
-    wait_until,
-)
+from tests.server.link.running_server import RunningServer, running_server, wait_until
 
 pytestmark = pytest.mark.slow
 

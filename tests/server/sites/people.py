@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from flwr.app import Error, Message, RecordDict
 
-from knnper.transport.introduction import Introduction, introduction_content
-from knnper.transport.messages import Purpose
+from knnper.transport.messages import Introduction, Purpose, introduction_content
 from tests.server.fake_grid import FakeGrid
 
 

@@ -2,12 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from server.link.roster_file import Registered, write_roster
-from server.sites import directory as directory_module
-from server.sites import introductions
-from server.sites.directory import Directory
-from server.sites.registry import Registry
+from knnper.errors import RunError
+from knnper.server import sites as directory_module
+from knnper.server import sites as introductions
+from knnper.server.link.authorized import Registered, write_roster
+from knnper.server.sites import Directory, Registry
 from tests.server.sites.people import People
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")

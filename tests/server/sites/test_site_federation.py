@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import RunError
-from knnper.config.sections import FederationSettings
+from knnper.errors import RunError
+from knnper.experiment import FederationSettings
+from knnper.server import sites as federation_module
+from knnper.server.federation import Reply, Request
+from knnper.server.sites import Directory, Registry, SiteFederation
 from knnper.transport.messages import Purpose
-from server.federation import Reply, Request
-from server.sites import federation as federation_module
-from server.sites.directory import Directory
-from server.sites.federation import SiteFederation
-from server.sites.registry import Registry
 from tests.server.sites.people import People
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")

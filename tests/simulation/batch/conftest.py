@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.playing as playing
-from server.run_folder import RunFolder
-from simulation.runner import simulate
+import knnper.simulation.batches.runner as playing
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
 
 
 @pytest.fixture

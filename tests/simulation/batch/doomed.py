@@ -5,7 +5,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from simulation.batch.events import Event, Step, Tell
+from knnper.simulation.batches.runner import Event, Step, Tell
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import FolderTakenError, RunError
-from server.run_folder import RunFolder
-from simulation.batch.folder import BATCH, Identity, batch_folder, led
+from knnper.errors import FolderTakenError, RunError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import BATCH, Identity, batch_folder, led
 
 SMALL = Identity("sweep", "small")
 

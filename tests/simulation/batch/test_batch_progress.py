@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from simulation.batch.events import Event, Step, TellingObserver, Told
-from simulation.batch.playing import Family, Order
-from simulation.batch.progress import Tracker
+from knnper.simulation.batches.progress import Tracker
+from knnper.simulation.batches.runner import (
+    Event,
+    Family,
+    Order,
+    Step,
+    TellingObserver,
+    Told,
+)
 
 ROUNDS = 10
 

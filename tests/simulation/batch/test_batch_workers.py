@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.workers as workers
-from knnper.config.errors import RunError
-from simulation.batch.events import Step
+import knnper.simulation.batches.runner as workers
+from knnper.errors import RunError
+from knnper.simulation.batches.runner import Step
 from tests.simulation.batch.doomed import Doomed, chat, die
 
 

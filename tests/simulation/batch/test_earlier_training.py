@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.playing as playing
-from knnper.config.errors import CheckpointError, RunError
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.batch.code import sign
-from simulation.batch.inputs import Inputs, keep_inputs
-from simulation.runner import simulate
-from simulation.sweep.figures import run_rows
-from simulation.sweep.plan import Sweep
-from simulation.sweep.running import Outcome, run_sweep
-from simulation.workbench import open_workbench
+import knnper.simulation.batches.runner as playing
+from knnper.errors import CheckpointError, RunError
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import Inputs, keep_inputs, sign
+from knnper.simulation.batches.plan import Sweep
+from knnper.simulation.batches.tables import RunningOutcome, run_rows, run_sweep
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import open_workbench
 from tests.simulation.sweep.small_sweep import NEIGHBORS, in_this_process, read
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "simulation.sweep.running.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
 
@@ -31,11 +29,11 @@ def ignore(progress: object) -> None:
     """Want to know nothing of how a sweep gets on."""
 
 
-def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[Outcome]:
+def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[RunningOutcome]:
     return run_sweep(sweep, folder, 1, ignore, earlier=earlier)
 
 
-def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def figures(outcomes: Sequence[RunningOutcome]) -> list[dict[str, Any]]:
     return [dict(row) for row in run_rows(outcomes)]
 
 

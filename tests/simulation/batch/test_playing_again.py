@@ -6,18 +6,24 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.playing as playing
-from server.hand_over import HandOverError
-from server.rounds import TooManyFailuresError
-from server.run_folder import RunFolder
-from simulation.batch.code import CODE, num_made_otherwise, sign, sign_as
-from simulation.batch.families import families_of
-from simulation.batch.playing import FAILED, Family, is_done, play, why_failed
-from simulation.runner import simulate
+import knnper.simulation.batches.runner as playing
+from knnper.server.hand_over import HandOverError
+from knnper.server.rounds import TooManyFailuresError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import CODE, num_made_otherwise, sign, sign_as
+from knnper.simulation.batches.runner import (
+    FAILED,
+    Family,
+    families_of,
+    is_done,
+    play,
+    why_failed,
+)
+from knnper.simulation.run import simulate
 from tests.simulation.sweep.small_sweep import NEIGHBORS, read
 
 RATE = "training.learning_rate"
-FINGERPRINT = "simulation.batch.code.code_fingerprint"
+FINGERPRINT = "knnper.simulation.batches.folder.code_fingerprint"
 
 
 def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:

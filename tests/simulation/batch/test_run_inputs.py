@@ -9,38 +9,33 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from knnper.config.errors import RunError
-from knnper.config.sections import Choice, Experiment
-from knnper.config.seeding import RandomKey
-from knnper.data.dataset import Dataset
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.examples import Dataset
+from knnper.errors import RunError
+from knnper.experiment import Choice, Experiment
 from knnper.models.catalogue import build_model
-from knnper.models.tiny_cnn import TinyCnnSettings
-from simulation.batch import inputs
-from simulation.batch.inputs import (
+from knnper.models.networks import TinyCnnSettings
+from knnper.seeding import RandomKey
+from knnper.simulation.batches import folder as inputs
+from knnper.simulation.batches.folder import (
     INPUTS,
     Inputs,
     content_digest,
     keep_inputs,
     require_inputs,
 )
-from simulation.partition.split import Partition
-from simulation.sweep.plan import Sweep
-from simulation.sweep.running import run_sweep
-from simulation.workbench import deal
-from tests.simulation.sweep.small_sweep import (
-    BASE,
-    NEIGHBORS,
-    in_this_process,
-    read,
-)
+from knnper.simulation.batches.plan import Sweep
+from knnper.simulation.batches.tables import run_sweep
+from knnper.simulation.partition.split import Partition
+from knnper.simulation.workbench import deal
+from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, in_this_process, read
 
 MADE = Inputs("d" * 64, None, "s" * 64)
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "simulation.sweep.running.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
 

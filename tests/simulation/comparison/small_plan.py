@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from knnper.config.yaml_text import dump_yaml
-from simulation.comparison.plan import Comparison, read_comparison
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.plan import Comparison, read_comparison
 
 ROWS: dict[str, Any] = {
     "mean": {"method": {"name": "fedavg"}},

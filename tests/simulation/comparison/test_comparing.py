@@ -10,25 +10,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-import simulation.batch.playing as playing
-import simulation.workbench as workbench
-from knnper.config.errors import DataError, RunError
+import knnper.simulation.batches.runner as playing
+import knnper.simulation.workbench as workbench
+from knnper.data.builtin import DigitsSettings, load_digits
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset
-from knnper.data.digits import DigitsSettings, load_digits
-from server.run_folder import RunFolder
-from simulation.batch.code import num_made_otherwise
-from simulation.batch.playing import (
+from knnper.data.examples import Dataset
+from knnper.errors import DataError, RunError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import num_made_otherwise
+from knnper.simulation.batches.progress import Progress
+from knnper.simulation.batches.runner import (
     FAILED,
     Family,
     Order,
     play,
+    training_identity,
 )
-from simulation.batch.progress import Progress
-from simulation.batch.shared_training import training_identity
-from simulation.comparison.comparing import compare, folders_of, num_runs
-from simulation.comparison.table import as_cells, as_csv, table_of
-from simulation.runner import simulate
+from knnper.simulation.batches.tables import (
+    as_cells,
+    as_csv,
+    compare,
+    folders_of,
+    num_runs,
+    table_of,
+)
+from knnper.simulation.run import simulate
 from tests.simulation.comparison.small_plan import ROWS, plan
 from tests.simulation.sweep.small_sweep import in_this_process
 
@@ -40,7 +46,7 @@ def ignore(progress: object) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "simulation.comparison.comparing.play_side_by_side", in_this_process
+        "knnper.simulation.batches.tables.play_side_by_side", in_this_process
     )
 
 
@@ -257,7 +263,9 @@ def test_runs_of_other_code_are_told_apart(
     folders = folders_of(outcomes, folder)
     assert len(folders) == 10
     assert num_made_otherwise(folders) == 0
-    monkeypatch.setattr("simulation.batch.code.code_fingerprint", lambda: "new")
+    monkeypatch.setattr(
+        "knnper.simulation.batches.folder.code_fingerprint", lambda: "new"
+    )
     assert num_made_otherwise(folders) == 10
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import ConfigError
-from knnper.config.yaml_text import dump_yaml
-from simulation.batch.families import key_of
-from simulation.comparison.plan import Comparison, read_comparison
+from knnper.errors import ConfigError
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.plan import Comparison, read_comparison
+from knnper.simulation.batches.runner import key_of
 
 PARTITION = {"name": "iid", "num_clients": 4}
 BASE = {

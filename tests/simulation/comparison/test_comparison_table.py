@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import RunError
-from simulation.comparison.comparing import Outcome
-from simulation.comparison.table import as_cells, as_csv, table_of
-from simulation.comparison.writing import write_comparison
+from knnper.errors import RunError
+from knnper.simulation.batches.tables import (
+    Outcome,
+    as_cells,
+    as_csv,
+    table_of,
+    write_comparison,
+)
 from tests.simulation.comparison.small_plan import ROWS, plan
 
 

@@ -5,20 +5,18 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.playing as playing
-from server.run_folder import RunFolder
-from simulation.batch.families import folder_of
-from simulation.comparison.comparing import compare
-from simulation.comparison.table import table_of
-from simulation.comparison.writing import write_comparison
-from simulation.runner import simulate
+import knnper.simulation.batches.runner as playing
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.runner import folder_of
+from knnper.simulation.batches.tables import compare, table_of, write_comparison
+from knnper.simulation.run import simulate
 from tests.simulation.comparison.small_plan import ROWS, plan
 from tests.simulation.sweep.small_sweep import in_this_process
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "simulation.comparison.comparing.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
 
@@ -33,7 +31,9 @@ def test_candidates_that_other_code_failed_at_are_tried_again(
     grid = {"training.learning_rate": [1e30, 0.1]}
     comparison, folder = plan(tmp_path, grid=grid, rows=rows), tmp_path / "runs"
     with monkeypatch.context() as patch:
-        patch.setattr("simulation.batch.code.code_fingerprint", lambda: "old")
+        patch.setattr(
+            "knnper.simulation.batches.folder.code_fingerprint", lambda: "old"
+        )
         compare(comparison, folder, 1, ignore)
     hot = folder_of(comparison.rows[0].candidates[0].tuning, folder)
     made: list[Path] = []

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from simulation.figures.embedded import Embedded
-from simulation.figures.newcomers import Newcomer
+from knnper.simulation.reports.memory_figures import Embedded, Newcomer
 
 NUM_CLASSES = 3
 

@@ -10,26 +10,24 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import simulation.figures.collapse
-import simulation.figures.collapse_figure
-from knnper.cli.app import app
-from knnper.config.errors import RunError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.figures.collapse import (
+import knnper.simulation.reports.collapse_figure
+from knnper.errors import RunError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.collapse_figure import (
     VARIANTS,
     BasesFollowed,
+    draw_collapse,
     follow_bases,
     mean_entropy,
     mean_similarity,
 )
-from simulation.figures.collapse_figure import draw_collapse
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
-from strategies.fedbasis import FedBasisSettings, local_round
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.strategies.fedbasis import FedBasisSettings, local_round
+from knnper_cli.app import app
 
 EXPERIMENT = Path("simulation/experiments/fedbasis_digits.yaml")
 SMALL = (
@@ -147,7 +145,9 @@ def test_a_client_that_fails_is_left_out_as_in_a_run(
         return alpha, update
 
     whole = follow_bases(bench)
-    monkeypatch.setattr(simulation.figures.collapse, "local_round", breaking)
+    monkeypatch.setattr(
+        knnper.simulation.reports.collapse_figure, "local_round", breaking
+    )
     without = follow_bases(bench)
     assert without.trained.fingerprint != whole.trained.fingerprint
     assert all(model.isfinite().all() for model in without.trained.state.models)
@@ -177,7 +177,7 @@ def test_the_command_draws_and_goes_on(
     assert about["experiment"]["method"]["num_bases"] == 2
     assert about["seconds"] > 0
 
-    monkeypatch.delattr(simulation.figures.collapse_figure, "follow_bases")
+    monkeypatch.delattr(knnper.simulation.reports.collapse_figure, "follow_bases")
     assert CliRunner().invoke(app, command).exit_code == 0
     other = CliRunner().invoke(app, [*command, "--set", "run.seed=1"])
     assert other.exit_code == 2

@@ -2,13 +2,18 @@
 
 import torch
 
-from knnper.config.seeding import RandomKey
-from simulation.figures.drift import ClientDrift, DriftSettings, follow_client
-from simulation.figures.drift_alarms import AlarmSettings, alarm_steps
-from simulation.figures.drift_curves import drift_curves
-from simulation.figures.drift_streams import StreamSettings
-from simulation.figures.embedded import Embedded
-from strategies.core.memory import KnnSettings
+from knnper.seeding import RandomKey
+from knnper.simulation.reports.drift_figure import (
+    AlarmSettings,
+    ClientDrift,
+    DriftSettings,
+    StreamSettings,
+    alarm_steps,
+    drift_curves,
+    follow_client,
+)
+from knnper.simulation.reports.memory_figures import Embedded
+from knnper.strategies.core.memory import KnnSettings
 
 KEY = RandomKey(0)
 STREAMS = StreamSettings(num_clients=1, num_steps=5, shift_at=2)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
-from simulation.figures.drift_streams import (
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Integers
+from knnper.simulation.reports.drift_figure import (
     DriftStream,
     StreamSettings,
     drift_streams,
     require_enough_images,
 )
-from simulation.partition.assignment import Integers
 
 NUM_TRAIN, NUM_TEST = 600, 120
 TRAIN = np.arange(NUM_TRAIN) % 5

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from knnper.config.errors import RunError
-from knnper.durable_files import JsonLines
-from simulation.batch.code import code_fingerprint
-from simulation.figures.folder import FigureFolder, PartRecord
+from knnper.errors import RunError
+from knnper.files import JsonLines
+from knnper.simulation.batches.folder import code_fingerprint
+from knnper.simulation.reports.figure import FigureFolder, PartRecord
 
 IDENTITY = {"figure": "f", "seed": 1}
 

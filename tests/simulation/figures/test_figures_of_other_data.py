@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import FolderTakenError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment, Settings
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dataset import Dataset
-from simulation.catalogue import experiment_catalogue
-from simulation.figures.collapse_figure import draw_collapse
-from simulation.figures.folder import OnPart, identity_of
-from simulation.figures.quality.figure import draw_quality
-from simulation.figures.quality.settings import QualitySettings
-from simulation.trained_model import trained_model
+from knnper.data.examples import Dataset
+from knnper.errors import FolderTakenError
+from knnper.experiment import Experiment, Settings
+from knnper.loading import load_experiment
+from knnper.simulation.reports.collapse_figure import draw_collapse
+from knnper.simulation.reports.figure import OnPart, identity_of
+from knnper.simulation.reports.quality_figure import QualitySettings, draw_quality
+from knnper.simulation.trained_model import trained_model
+from knnper.simulation.workbench import experiment_catalogue
 from tests.simulation.finished_run import finished_run
 
 Draw = Callable[[Experiment, Path, OnPart], object]
@@ -63,7 +62,7 @@ def test_a_figure_that_trains_is_not_continued_with_other_data(
         return inverted(spec.load(settings))
 
     changed = {**DATA_SETS, "digits": replace(spec, load=load)}
-    monkeypatch.setattr("simulation.batch.inputs.DATA_SETS", changed)
+    monkeypatch.setattr("knnper.simulation.batches.folder.DATA_SETS", changed)
     with pytest.raises(FolderTakenError, match="holds a figure with another dataset;"):
         draw(experiment(method), tmp_path, interrupt)
 

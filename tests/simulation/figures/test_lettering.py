@@ -8,11 +8,14 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from simulation.figures.folder import FigureFolder
-from simulation.figures.lettering import boxes_told, font_families, installed_fallbacks
-from simulation.figures.style import styled
-from simulation.reporting.drawing import Picture, report_style, settle
-from simulation.reporting.inline_svg import as_svg
+from knnper.simulation.reports.charts import Picture, as_svg, report_style, settle
+from knnper.simulation.reports.figure import (
+    FigureFolder,
+    boxes_told,
+    font_families,
+    installed_fallbacks,
+    styled,
+)
 
 UNDRAWN = "\U00012000\U00012001"
 """Cuneiform signs, in no font that charts turn to."""
@@ -20,7 +23,7 @@ UNDRAWN = "\U00012000\U00012001"
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulation.figures.lettering._TOLD", set[str]())
+    monkeypatch.setattr("knnper.simulation.reports.figure._TOLD", set[str]())
 
 
 def titled(title: str) -> Figure:

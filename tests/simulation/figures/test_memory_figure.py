@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from simulation.figures.memory.figure import draw_memory
-from simulation.figures.memory.settings import MemorySettings, memory_settings
-from simulation.figures.options import MemoryOptions
-from simulation.trained_model import TrainedModel, trained_model
+from knnper.errors import RunError
+from knnper.simulation.reports.figure import MemoryOptions
+from knnper.simulation.reports.memory_figures import (
+    MemorySettings,
+    draw_memory,
+    memory_settings,
+)
+from knnper.simulation.trained_model import TrainedModel, trained_model
 from tests.simulation.finished_run import finished_run
 
 ENDINGS = ("csv", "png", "svg", "pdf", "json")

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.figures.folder import PartRecord
-from simulation.figures.memory.at_capacity import at_capacity
-from simulation.figures.memory.panel import Deal
-from simulation.figures.memory.panels import PANELS
-from simulation.figures.memory.settings import MemorySettings, paper_sizes
-from simulation.figures.remembering import Rememberer
-from strategies.core.memory import KnnSettings
+from knnper.simulation.reports.figure import PartRecord
+from knnper.simulation.reports.memory_figures import (
+    PANELS,
+    Deal,
+    MemorySettings,
+    Rememberer,
+    at_capacity,
+    paper_sizes,
+)
+from knnper.strategies.core.memory import KnnSettings
 from tests.simulation.figures.newcomers_by_hand import head, newcomer
 
 KNN = KnnSettings(num_neighbors=4, kernel_scale=0.7)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
-from simulation.figures.newcomers import NewcomerPool
-from simulation.trained_model import TrainedModel, trained_model
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.simulation.reports.memory_figures import NewcomerPool
+from knnper.simulation.trained_model import TrainedModel, trained_model
 from tests.simulation.finished_run import finished_run
 
 KEY = RandomKey(5)

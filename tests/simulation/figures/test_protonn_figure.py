@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from datastore.protonn.settings import ProtoNNSettings
-from knnper.config.errors import RunError
-from knnper.config.seeding import RandomKey
-from simulation.figures.embedded import Embedded
-from simulation.figures.folder import PartRecord
-from simulation.figures.protonn import (
+from knnper.datastore.protonn import ProtoNNSettings
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.simulation.reports.figure import PartRecord
+from knnper.simulation.reports.memory_figures import Embedded
+from knnper.simulation.reports.protonn_figure import (
     ClientSplits,
     ProtoNNFigureSettings,
     compress_client,
+    paper_dims,
+    protonn_points,
+    require_dims,
 )
-from simulation.figures.protonn_figure import paper_dims, require_dims
-from simulation.figures.protonn_points import protonn_points
 
 KEY = RandomKey(0)
 SETTINGS = ProtoNNFigureSettings(

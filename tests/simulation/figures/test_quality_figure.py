@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.config.errors import RunError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
-from knnper.config.seeding import RandomKey
-from simulation.catalogue import experiment_catalogue
-from simulation.figures.options import QualityOptions
-from simulation.figures.quality.figure import draw_quality
-from simulation.figures.quality.settings import QualitySettings, quality_settings
-from simulation.figures.quality.training import CentralTraining
-from simulation.workbench import Workbench, open_workbench
-from strategies.core.local_sgd import local_sgd
+from knnper.errors import RunError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.reports.figure import QualityOptions
+from knnper.simulation.reports.quality_figure import (
+    CentralTraining,
+    QualitySettings,
+    draw_quality,
+    quality_settings,
+)
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.strategies.core.training import local_sgd
 
 SETTINGS = QualitySettings(epochs=(2.0, 0.0), alphas=(0.1, 1.0), num_deals=2)
 

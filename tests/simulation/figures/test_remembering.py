@@ -7,16 +7,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from datastore.tuning.candidates import candidates
-from simulation.figures.embedded import Embedded
-from simulation.figures.newcomers import Newcomer
-from simulation.figures.remembering import (
+from knnper.datastore.tuning import candidates
+from knnper.simulation.reports.memory_figures import (
+    Embedded,
+    Newcomer,
     Rememberer,
     count_correct,
     count_correct_with_each,
     size_at,
 )
-from strategies.core.memory import KnnSettings
+from knnper.strategies.core.memory import KnnSettings
 from tests.simulation.figures.newcomers_by_hand import NUM_CLASSES, head, newcomer
 
 KNN = KnnSettings(num_neighbors=4, kernel_scale=0.7)

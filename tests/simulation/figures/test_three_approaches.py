@@ -8,27 +8,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import simulation.figures.three_approaches_figure as figure_module
-from knnper.cli.app import app
-from knnper.config.loading import load_experiment
+import knnper.simulation.reports.three_approaches_figure as figure_module
 from knnper.data.examples import ClientData, Examples
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.figures.mixture_losses import Measurements, without_validation
-from simulation.figures.options import ThreeApproachesOptions
-from simulation.figures.palette import colors_of
-from simulation.figures.three_approaches import (
+from knnper.loading import load_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.figure import ThreeApproachesOptions, colors_of
+from knnper.simulation.reports.three_approaches_figure import (
     APPROACHES,
     HYPCLUSTER,
     Candidate,
+    Measurements,
     ThreeApproachesSettings,
+    draw_three_approaches,
     hypcluster,
     least_losses,
+    without_validation,
 )
-from simulation.figures.three_approaches_figure import draw_three_approaches
-from simulation.runner import simulate
-from simulation.workbench import open_workbench
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper_cli.app import app
 
 SETTINGS = ThreeApproachesSettings(
     samples=(4, 10),

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from server.hand_over import Handed
-from server.results import summarise_groups, training_summary
-from server.run_folder import RunFolder
-from server.run_marks import EXPERIMENT, FIRST_LINE
-from strategies.core.evaluation import ClientResult, score
+from knnper.server.hand_over import Handed
+from knnper.server.results import summarise_groups, training_summary
+from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
+from knnper.strategies.core.predictors import ClientResult, score
 
 STATE = "5" * 64
 

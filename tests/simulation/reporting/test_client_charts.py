@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from knnper.config.errors import RunError
-from simulation.figures.palette import SERIES
-from simulation.reporting.client_rows import client_rows
-from simulation.reporting.knn_weights import draw_weights, weight_counts
-from simulation.reporting.reliability import draw_reliability, panels_of
-from simulation.reporting.runs import load_run
-from simulation.reporting.scatter import draw_scatters, scatters
-from simulation.reporting.setups import Setup, setups_of
-from simulation.reporting.store_size import draw_store_sizes, size_classes
+from knnper.errors import RunError
+from knnper.simulation.reports.charts import (
+    draw_reliability,
+    draw_scatters,
+    draw_store_sizes,
+    draw_weights,
+    panels_of,
+    scatters,
+    size_classes,
+    weight_counts,
+)
+from knnper.simulation.reports.figure import SERIES
+from knnper.simulation.reports.runs import Setup, client_rows, load_run, setups_of
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from simulation.batch.code import CODE
-from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import Report, report_of
+from knnper.simulation.batches.folder import CODE
+from knnper.simulation.reports.report import (
+    Report,
+    as_html,
+    as_markdown_report,
+    report_of,
+)
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

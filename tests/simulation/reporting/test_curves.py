@@ -2,12 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from server.run_folder import RunFolder
-from simulation.figures.palette import SERIES
-from simulation.reporting.curves import draw_curves, learning_curves
-from simulation.reporting.drawing import report_style
-from simulation.reporting.runs import load_run
-from simulation.reporting.setups import Setup, setups_of
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.charts import draw_curves, learning_curves, report_style
+from knnper.simulation.reports.figure import SERIES
+from knnper.simulation.reports.runs import Setup, load_run, setups_of
 from tests.simulation.reporting.made_runs import made_run
 
 

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.cli.app import app
-from simulation.batch.inputs import Inputs, keep_inputs
-from simulation.reporting.federated_data import by_data
-from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import report_of
-from simulation.reporting.runs import load_run
+from knnper.simulation.batches.folder import Inputs, keep_inputs
+from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
+from knnper.simulation.reports.runs import by_data, load_run
+from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from server.run_marks import EXPERIMENT, FIRST_LINE
-from simulation.reporting.runs import find_runs, load_run
+from knnper.errors import RunError
+from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
+from knnper.simulation.reports.runs import find_runs, load_run
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from simulation.label_counts import ClientCounts, LabelCounts
-from simulation.reporting.inline_svg import as_svg
-from simulation.reporting.partition_picture import (
+from knnper.simulation.reports.charts import (
+    as_svg,
     draw_partition,
     first_counts,
     ordered_counts,
 )
-from simulation.reporting.runs import load_run
-from simulation.reporting.setups import setups_of
+from knnper.simulation.reports.runs import load_run, setups_of
+from knnper.simulation.workbench import ClientCounts, LabelCounts
 from tests.simulation.reporting.made_runs import made_run
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from simulation.figures.palette import INK, SERIES, colors_of
-from simulation.outside_text import markdown_text
-from simulation.reporting.files import write_figures
-from simulation.reporting.page import as_html, as_markdown_report
-from simulation.reporting.report import Report, report_of
+from knnper.simulation.reports.figure import INK, SERIES, colors_of, markdown_text
+from knnper.simulation.reports.report import (
+    Report,
+    as_html,
+    as_markdown_report,
+    report_of,
+    write_figures,
+)
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

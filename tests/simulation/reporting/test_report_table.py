@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from server.results import summarise
-from simulation.intervals import Estimate, estimate
-from simulation.reporting.federated_data import FederatedData
-from simulation.reporting.runs import Run, load_run
-from simulation.reporting.setups import setups_of
-from simulation.reporting.table import (
+from knnper.server.results import summarise
+from knnper.simulation.reports.runs import (
+    Estimate,
+    FederatedData,
     Row,
+    Run,
     as_cells,
     as_csv,
     as_documents,
+    estimate,
+    load_run,
+    setups_of,
     table_of,
     table_of_run,
 )

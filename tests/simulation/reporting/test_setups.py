@@ -3,11 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.document import to_document
-from knnper.config.loading import load_experiment
-from simulation.catalogue import experiment_catalogue
-from simulation.reporting.runs import find_runs, load_run
-from simulation.reporting.setups import departures, in_common, setups_of
+from knnper.loading import load_experiment, to_document
+from knnper.simulation.reports.runs import (
+    departures,
+    find_runs,
+    in_common,
+    load_run,
+    setups_of,
+)
+from knnper.simulation.workbench import experiment_catalogue
 from tests.simulation.reporting.made_runs import made_run
 
 

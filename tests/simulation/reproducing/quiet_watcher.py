@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 
-from server.observer import Observer, SilentObserver
-from simulation.batch.progress import Advance, Progress
-from simulation.figures.folder import OnPart
-from simulation.reproducing.protocols import Protocol
+from knnper.server.observer import Observer, SilentObserver
+from knnper.simulation.batches.progress import Advance, Progress
+from knnper.simulation.reports.figure import OnPart
+from knnper.simulation.reports.reproduce import Protocol
 
 
 class QuietWatcher:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from knnper.config.yaml_text import dump_yaml
+from knnper.loading import dump_yaml
 
 BASE: dict[str, Any] = {
     "name": "base",

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from knnper.durable_files import JsonLines
-from simulation.reproducing.playing import Played, Player
-from simulation.reproducing.protocols import read_protocols
+from knnper.files import JsonLines
+from knnper.simulation.reports.reproduce import Played, Player, read_protocols
 from tests.simulation.reproducing.quiet_watcher import QuietWatcher
 from tests.simulation.reproducing.small_files import (
     BASE,
@@ -25,8 +24,8 @@ NEIGHBORS = "personalization.num_neighbors"
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("sweep.running", "comparison.comparing"):
-        monkeypatch.setattr(f"simulation.{place}.play_side_by_side", in_this_process)
+    place = "knnper.simulation.batches.tables.play_side_by_side"
+    monkeypatch.setattr(place, in_this_process)
 
 
 def play(folder: Path, *documents: dict[str, Any]) -> list[Played]:
@@ -102,7 +101,7 @@ def test_faults_of_the_code_do_not_stop_the_other_files(
         raise KeyError("lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("simulation.reproducing.playing.run_sweep", faulty)
+        patch.setattr("knnper.simulation.reports.reproduce.run_sweep", faulty)
         failed, done = play(tmp_path, SWEEP, BASE)
     place = tmp_path / "out/errors/neighbors.txt"
     assert failed.failure == (

@@ -1,10 +1,6 @@
 import pytest
 
-from simulation.reproducing.leading_comment import (
-    Paragraph,
-    leading_comment,
-    split_title,
-)
+from knnper.simulation.reports.reproduce import Paragraph, leading_comment, split_title
 
 
 def test_paragraphs_and_listings() -> None:

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from server.run_folder import RunFolder
-from simulation.reproducing.page import Entry, as_page, duration, write_report
-from simulation.reproducing.playing import Played, Player
-from simulation.reproducing.protocols import read_protocols
+from knnper.errors import RunError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.reproduce import (
+    Entry,
+    Played,
+    Player,
+    as_page,
+    duration,
+    read_protocols,
+    write_report,
+)
 from tests.simulation.reporting.parsed_page import Page
 from tests.simulation.reproducing.quiet_watcher import QuietWatcher
 from tests.simulation.reproducing.small_files import (
@@ -52,8 +58,8 @@ class Reproduced:
 @pytest.fixture(autouse=True, scope="module")
 def here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("sweep.running", "comparison.comparing"):
-            patch.setattr(f"simulation.{place}.play_side_by_side", in_this_process)
+        place = "knnper.simulation.batches.tables.play_side_by_side"
+        patch.setattr(place, in_this_process)
         yield
 
 

@@ -6,20 +6,24 @@ from typing import Any, get_args
 
 import pytest
 
-from knnper.config.errors import ConfigError
-from knnper.config.sections import Experiment
-from simulation.comparison.plan import Comparison
-from simulation.figures.catalogue import OPTIONS
-from simulation.figures.memory.panels import PANELS
-from simulation.figures.options import (
+from knnper.errors import ConfigError
+from knnper.experiment import Experiment
+from knnper.simulation.batches.plan import Comparison, Sweep
+from knnper.simulation.reports.figure import (
     CollapseOptions,
     DriftOptions,
     MemoryOptions,
     PanelName,
 )
-from simulation.reproducing.figure_file import FigureName, FigurePlan, read_figure
-from simulation.reproducing.protocols import read_protocol, read_protocols
-from simulation.sweep.plan import Sweep
+from knnper.simulation.reports.figure_catalogue import OPTIONS
+from knnper.simulation.reports.memory_figures import PANELS
+from knnper.simulation.reports.reproduce import (
+    FigureName,
+    FigurePlan,
+    read_figure,
+    read_protocol,
+    read_protocols,
+)
 from tests.simulation.reproducing.small_files import (
     BASE,
     COMPARISON,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.reproducing.records import Records
+from knnper.simulation.reports.reproduce import Records
 
 NAME = "base"
 
@@ -56,7 +56,7 @@ def test_the_environment_is_that_of_the_last_making(
     for cores in (1, 2):
         found = {"num_cpus": cores}
         monkeypatch.setattr(
-            "simulation.reproducing.records.environment", lambda found=found: found
+            "knnper.simulation.reports.reproduce.environment", lambda found=found: found
         )
         play(tmp_path, 1.0, *(["base/results.json"] if cores == 1 else []))
     assert Records(tmp_path).making_of(NAME).environment == {"num_cpus": 1}

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-import knnper.machine as machine
-import simulation.reproducing.single_run as single_run
-from knnper.config.errors import FolderTakenError
-from knnper.config.loading import load_experiment
-from knnper.config.sections import Experiment
-from server.observer import SilentObserver
-from server.run_folder import RunFolder
-from simulation.catalogue import experiment_catalogue
-from simulation.reproducing.single_run import make_run
-from simulation.workbench import Workbench
+import knnper.process as machine
+import knnper.simulation.reports.reproduce as single_run
+from knnper.errors import FolderTakenError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.server.observer import SilentObserver
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.reproduce import make_run
+from knnper.simulation.workbench import Workbench, experiment_catalogue
 from tests.simulation.reproducing.small_files import BASE
 
 

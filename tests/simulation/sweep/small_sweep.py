@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knnper.config.yaml_text import dump_yaml
-from simulation.batch.events import Event, Told
-from simulation.batch.playing import Family, play
-from simulation.sweep.plan import Sweep, read_sweep
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.plan import Sweep, read_sweep
+from knnper.simulation.batches.runner import Event, Family, Told, play
 
 PARTITION = {
     "name": "dirichlet",

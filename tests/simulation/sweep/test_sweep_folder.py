@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import FolderTakenError, RunError
-from simulation.showing import Shown
-from simulation.sweep.figures import estimated
-from simulation.sweep.plan import Sweep
-from simulation.sweep.running import run_sweep
-from simulation.sweep.writing import write_sweep
+from knnper.errors import FolderTakenError, RunError
+from knnper.simulation.batches.plan import Sweep
+from knnper.simulation.batches.tables import estimated, run_sweep, write_sweep
+from knnper.simulation.reports.figure import Shown
 from tests.simulation.sweep.small_sweep import NEIGHBORS, in_this_process, read
 
 RATE = "training.learning_rate"
@@ -17,7 +15,7 @@ RATE = "training.learning_rate"
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "simulation.sweep.running.play_side_by_side"
+    where = "knnper.simulation.batches.tables.play_side_by_side"
     monkeypatch.setattr(where, in_this_process)
 
 

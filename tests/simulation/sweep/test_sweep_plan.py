@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import ConfigError
-from knnper.config.yaml_text import dump_yaml
-from simulation.sweep.plan import read_sweep
-from simulation.sweep.points import drawn
-from simulation.sweep.settings import RandomSettings, RangeSettings
+from knnper.errors import ConfigError
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.plan import (
+    RandomSettings,
+    RangeSettings,
+    drawn,
+    read_sweep,
+)
 from tests.simulation.sweep.small_sweep import BASE, FRACTION, NEIGHBORS, read
 
 RATE = "training.learning_rate"

@@ -13,16 +13,21 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from knnper.config.errors import RunError
-from simulation.intervals import estimate
-from simulation.sweep.choosing import best_points, chosen_sweep
-from simulation.sweep.figures import COLUMNS, PointFigures
-from simulation.sweep.plan import Sweep, read_sweep
-from simulation.sweep.plot import plot_of
-from simulation.sweep.running import Outcome
-from simulation.sweep.table import as_cells, as_csv, csv_text
-from simulation.sweep.terms import TERMS
-from simulation.sweep.writing import write_sweep
+from knnper.errors import RunError
+from knnper.simulation.batches.plan import TERMS, Sweep, read_sweep
+from knnper.simulation.batches.tables import (
+    COLUMNS,
+    PointFigures,
+    RunningOutcome,
+    best_points,
+    chosen_sweep,
+    csv_text,
+    plot_of,
+    table_as_cells,
+    table_as_csv,
+    write_sweep,
+)
+from knnper.simulation.reports.runs import estimate
 from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, read
 
 RATE = "training.learning_rate"
@@ -51,7 +56,7 @@ class TestTable:
 
     def test_the_interval_is_students(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, seeds=[0, 1, 2])
-        _, one, _ = as_cells(rows([0.5, 0.6, 0.7], [0.5]), sweep.settings)
+        _, one, _ = table_as_cells(rows([0.5, 0.6, 0.7], [0.5]), sweep.settings)
         # Mean 0.6, s = 0.1, half width t · 0.1 / √3 = 0.2484.
         half = T2 * 0.1 / 3**0.5
         assert half == pytest.approx(0.2484, abs=1e-4)
@@ -59,33 +64,33 @@ class TestTable:
 
     def test_the_interval_ends_where_fractions_end(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, seeds=[0, 1])
-        _, high, low = as_cells(rows([0.8, 0.9], [0.1, 0.2]), sweep.settings)
+        _, high, low = table_as_cells(rows([0.8, 0.9], [0.1, 0.2]), sweep.settings)
         # t = 12.7 with one degree of freedom: the half width is 63.5 points.
         assert [high[3], low[3]] == ["21.5 to 100.0", "0.0 to 78.5"]
 
     def test_of_one_seed_there_is_no_interval(self, tmp_path: Path) -> None:
-        cells = as_cells(rows([0.5], [0.25]), read(tmp_path).settings)
+        cells = table_as_cells(rows([0.5], [0.25]), read(tmp_path).settings)
         assert [line[1:4] for line in cells[1:]] == [
             ["50.0", "-", "-"],
             ["25.0", "-", "-"],
         ]
 
     def test_the_header_names_what_is_varied(self, tmp_path: Path) -> None:
-        header, one = as_cells(rows([0.5]), read(tmp_path).settings)
+        header, one = table_as_cells(rows([0.5]), read(tmp_path).settings)
         assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
         assert one[:3] == ["1", "50.0", "-"]
 
     def test_a_setting_without_a_word_keeps_its_key(self, tmp_path: Path) -> None:
         key = "model.embedding_dim"
         sweep = read(tmp_path, vary={key: [4]})
-        header, _ = as_cells([row({key: 4}, {})], sweep.settings)
+        header, _ = table_as_cells([row({key: 4}, {})], sweep.settings)
         assert header[0] == key
 
     def test_no_two_settings_have_one_word(self) -> None:
         assert len(set(TERMS.values())) == len(TERMS)
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
-        text = as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
+        text = table_as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
         (found,) = csv.DictReader(io.StringIO(text))
         assert found[NEIGHBORS] == "1"
         assert float(found["seen.accuracy_weighted"]) == pytest.approx(0.6)
@@ -99,7 +104,7 @@ class TestTable:
     ) -> None:
         sweep = read(tmp_path, y="global.log_loss", group="unseen")
         one = row({NEIGHBORS: 1}, {"unseen.global.log_loss": [0.25]})
-        header, cells = as_cells([one], sweep.settings)
+        header, cells = table_as_cells([one], sweep.settings)
         assert header[1] == "global model's log-loss"
         assert cells[1] == "0.25"
 
@@ -134,7 +139,7 @@ class TestPlot:
 
     def test_the_title_names_the_axis(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, x=NEIGHBORS)
-        outcomes = [Outcome(point, {}, {}) for point in sweep.points]
+        outcomes = [RunningOutcome(point, {}, {}) for point in sweep.points]
         shown = write_sweep(sweep, outcomes, rows([0.5], [0.6]), tmp_path)
         (chart,) = shown.charts
         assert chart.title.startswith("Accuracy of seen clients by k;")

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-import simulation.batch.playing as playing
-from knnper.config.errors import RunError
-from server.run_folder import RunFolder
-from simulation.batch.families import families_of, folder_of
-from simulation.batch.progress import Progress
-from simulation.runner import simulate
-from simulation.sweep.figures import run_rows
-from simulation.sweep.plan import Sweep
-from simulation.sweep.running import Outcome, num_steps, run_sweep
-from simulation.sweep.table import csv_text
-from strategies.core.embedding_pool import EmbeddingPool
-from strategies.core.task import Task
+import knnper.simulation.batches.runner as playing
+from knnper.errors import RunError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.plan import Sweep
+from knnper.simulation.batches.progress import Progress
+from knnper.simulation.batches.runner import families_of, folder_of
+from knnper.simulation.batches.tables import (
+    RunningOutcome,
+    csv_text,
+    num_steps,
+    run_rows,
+    run_sweep,
+)
+from knnper.simulation.run import simulate
+from knnper.strategies.core.task import EmbeddingPool, Task
 from tests.simulation.sweep.small_sweep import (
     BASE,
     FRACTION,
@@ -32,7 +35,7 @@ from tests.simulation.sweep.small_sweep import (
 @pytest.fixture(autouse=True)
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "slow" not in request.keywords:
-        where = "simulation.sweep.running.play_side_by_side"
+        where = "knnper.simulation.batches.tables.play_side_by_side"
         monkeypatch.setattr(where, in_this_process)
 
 
@@ -53,7 +56,7 @@ def ignore(progress: object) -> None:
     """Want to know nothing of how a sweep gets on."""
 
 
-def points(outcomes: Sequence[Outcome]) -> str:
+def points(outcomes: Sequence[RunningOutcome]) -> str:
     return csv_text(run_rows(outcomes))
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.seeding import RandomKey
-from strategies.core.attention import (
+from knnper.seeding import RandomKey
+from knnper.strategies.core.networks import (
     Attention,
     KnownClients,
     Memory,

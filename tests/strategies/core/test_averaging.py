@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.core.averaging import RunningMean, average_weights
-from strategies.core.records import ModelUpdate
+from knnper.strategies.core.averaging import RunningMean, average_weights
+from knnper.strategies.core.records import ModelUpdate
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

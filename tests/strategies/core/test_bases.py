@@ -8,28 +8,31 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, InputSpec
+from knnper.experiment import TrainingSettings
 from knnper.models.flat import FlatModel
-from knnper.models.mlp import Mlp, MlpSettings
-from knnper.models.mobilenet_v2 import MobileNetV2, MobileNetV2Settings
-from knnper.models.resnet18 import ResNet18, ResNet18Settings
-from strategies.core.bases import (
+from knnper.models.networks import (
+    Mlp,
+    MlpSettings,
+    MobileNetV2,
+    MobileNetV2Settings,
+    ResNet18,
+    ResNet18Settings,
+)
+from knnper.seeding import RandomKey
+from knnper.strategies.core.bases import (
     Blocks,
+    Combination,
     kept_by_decay,
     layers,
-    stages,
-    whole_model,
-)
-from strategies.core.basis_training import (
-    Combination,
     learn_combination,
+    stages,
     train_bases,
     train_jointly,
+    whole_model,
 )
-from strategies.core.mini_batches import mini_batches
-from strategies.core.task import Task
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import mini_batches
 
 MakeTask = Callable[[TrainingSettings], Task]
 MakeClient = Callable[..., ClientData]

@@ -1,7 +1,7 @@
 import torch
 
-from knnper.config.seeding import RandomKey
-from strategies.core.basis_models import BasesUpdate, clustered, mean_models
+from knnper.seeding import RandomKey
+from knnper.strategies.core.bases import BasesUpdate, clustered, mean_models
 
 
 def update(*values: float, num_examples: int = 1) -> BasesUpdate:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.core import bipartition as module
-from strategies.core.bipartition import bipartition, cosines
+from knnper.strategies.core import clusters as module
+from knnper.strategies.core.clusters import bipartition, cosines
 
 
 def largest_crossing(similarities: Tensor, first: set[int]) -> float:

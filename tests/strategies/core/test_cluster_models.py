@@ -3,10 +3,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, no_examples
-from strategies.core.cluster_models import (
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.clusters import (
     ClusterModels,
     ClusterUpdate,
     best_position,
@@ -14,7 +14,7 @@ from strategies.core.cluster_models import (
     serve_best,
     train_best,
 )
-from strategies.core.task import Task
+from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

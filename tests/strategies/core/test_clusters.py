@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.seeding import RandomKey
-from strategies.core.clusters import clusters
+from knnper.seeding import RandomKey
+from knnper.strategies.core.clusters import clusters
 
 
 @pytest.mark.parametrize("seed", range(5))

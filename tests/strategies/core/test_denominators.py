@@ -1,6 +1,6 @@
 import torch
 
-from strategies.core.denominators import denominator
+from knnper.strategies.core.averaging import denominator
 
 
 def test_nothing_by_nothing_is_nothing() -> None:

@@ -31,10 +31,13 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy.fedopt import FedOpt
 from torch import Tensor
 
-from knnper.config.errors import RunError
-from strategies.bulyan import iterated_krum
-from strategies.core import flower_aggregation
-from strategies.core.flower_aggregation import (
+from knnper.errors import RunError
+from knnper.strategies.bulyan import iterated_krum
+from knnper.strategies.core import server_optimizer as flower_aggregation
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.core.server_optimizer import (
+    AdaptiveStep,
+    Moments,
     adagrad,
     adam,
     bulyan,
@@ -45,9 +48,7 @@ from strategies.core.flower_aggregation import (
     trimmed_mean,
     yogi,
 )
-from strategies.core.moments import AdaptiveStep, Moments
-from strategies.core.records import ModelUpdate
-from strategies.krum import lowest
+from knnper.strategies.krum import lowest
 from tests.strategies.small_updates import random_updates
 
 HELD = [update for _, update in random_updates(9, 50, seed=1)]
@@ -213,5 +214,5 @@ def test_flowers_count_of_replies_is_not_logged(
 
 
 def test_flower_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, strategies.catalogue; sys.exit('flwr' in sys.modules)"
+    code = "import sys, knnper.strategies.catalogue; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

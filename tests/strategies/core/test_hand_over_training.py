@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import MultiStepSchedule, TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, no_examples
-from strategies.catalogue import METHODS
-from strategies.core.hand_over_training import (
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    local_sgd,
     newcomer_rate,
     on_both_splits,
+    pull,
     trained_on_both_splits,
 )
-from strategies.core.local_sgd import local_sgd
-from strategies.core.method import NEWCOMER
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.proximal import pull
-from strategies.core.task import Task
-from strategies.ditto import DittoSettings
+from knnper.strategies.ditto import DittoSettings
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from knnper.config.seeding import RandomKey
-from strategies.core.hypernetwork import (
+from knnper.seeding import RandomKey
+from knnper.strategies.core.networks import (
     Hypernetwork,
     Layer,
     generate,
-    gradients,
+    hypernetwork_gradients,
     new_hypernetwork,
 )
 
@@ -32,7 +32,7 @@ def test_generates_by_hand(embedding: float, generated: float) -> None:
 
 def test_gradients_by_hand() -> None:
     # v = -1: only the second unit, 3, is open. θ = 22, trained to 20: Δθ = 2.
-    found = gradients(NETWORK, torch.tensor([-1.0]), torch.tensor([20.0]))
+    found = hypernetwork_gradients(NETWORK, torch.tensor([-1.0]), torch.tensor([20.0]))
     first_weight, first_bias, last_weight, last_bias = found.layers
     assert last_weight.tolist() == [[0.0, 6.0]]
     assert last_bias.tolist() == [2.0]

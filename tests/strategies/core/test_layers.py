@@ -2,10 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.config.errors import ConfigError
-from knnper.models.base import EmbeddingModel
-from knnper.models.flat import FlatModel
-from strategies.core.layers import first_layers, layers_left
+from knnper.errors import ConfigError
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.strategies.core.task import first_layers, layers_left
 
 
 class Layered(EmbeddingModel):

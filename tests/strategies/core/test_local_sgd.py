@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.experiment import TrainingSettings
 from knnper.models.flat import FlatModel
-from strategies.core import local_sgd as module_of_local_sgd
-from strategies.core.local_sgd import LocalResult, local_sgd
-from strategies.core.task import Task
+from knnper.seeding import RandomKey
+from knnper.strategies.core import training as module_of_local_sgd
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult, local_sgd
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

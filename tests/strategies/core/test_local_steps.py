@@ -7,13 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from knnper.models.base import EmbeddingModel
-from strategies.core.local_model import LocalModel, cross_entropy
-from strategies.core.local_sgd import local_sgd, sgd_step
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.models.flat import EmbeddingModel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    LocalModel,
+    cross_entropy,
+    local_sgd,
+    sgd_step,
+)
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

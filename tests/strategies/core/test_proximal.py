@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.local_sgd import local_sgd
-from strategies.core.proximal import pull
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
 
 NUMBERS = st.floats(-5, 5, width=32)
 MakeTask = Callable[[TrainingSettings], Task]

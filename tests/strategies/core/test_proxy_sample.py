@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.proxy_sample import draw_sample, taken
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task, draw_sample, taken
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

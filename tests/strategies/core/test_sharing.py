@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.config.errors import ConfigError
-from strategies.core.local_sgd import LocalResult
-from strategies.core.records import ModelState
-from strategies.core.sharing import SharedUpdate, Sharing
+from knnper.errors import ConfigError
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.sharing import SharedUpdate, Sharing
+from knnper.strategies.core.training import LocalResult
 
 ODD = Sharing(torch.tensor([False, True, False, True]))
 

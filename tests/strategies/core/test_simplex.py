@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.core.simplex import project_to_simplex
+from knnper.strategies.core.averaging import project_to_simplex
 
 COORDINATES = st.floats(-5, 5, allow_nan=False)
 

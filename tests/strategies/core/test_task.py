@@ -3,11 +3,11 @@ from collections.abc import Callable
 
 import torch
 
-from knnper.config.sections import TrainingSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.local_sgd import local_sgd
-from strategies.core.task import Task
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]

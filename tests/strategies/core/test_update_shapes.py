@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.core.records import Record
-from strategies.core.update_shapes import as_sent, of_shapes
+from knnper.strategies.core.method import as_sent, of_shapes
+from knnper.strategies.core.records import Record
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.sections import Choice, TrainingSettings
-from knnper.config.seeding import RandomKey
-from knnper.data.examples import Examples
-from knnper.data.preprocess import Normalizer
+from knnper.data.examples import Examples, Normalizer
+from knnper.experiment import Choice, TrainingSettings
 from knnper.models.catalogue import build_model
-from knnper.models.tiny_cnn import TinyCnnSettings
-from strategies.core.task import Task
+from knnper.models.networks import TinyCnnSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.task import Task
 from tests.strategies.knn_per.small_task import INPUT, NUM_CLASSES, Draw
 
 

@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datastore.prediction.predictor import KnnPredictor
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples, InputSpec
-from strategies.core.memory import KnnSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.knn_per import memorize
+from knnper.datastore.prediction import KnnPredictor
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.knn_per import memorize
 
 NUM_CLASSES = 4
 INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))

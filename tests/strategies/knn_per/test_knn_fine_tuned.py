@@ -7,18 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.prediction.predictor import KnnPredictor
-from datastore.tuning.settings import TuningSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.local_sgd import local_sgd
-from strategies.core.memory import KnnSettings
-from strategies.core.method import NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.fine_tuning import FineTuningSettings
-from strategies.knn_fine_tuned import FineTunedMemorySettings, with_fine_tuned_memory
+from knnper.datastore.prediction import KnnPredictor
+from knnper.datastore.tuning import TuningSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fine_tuning import FineTuningSettings
+from knnper.strategies.knn_fine_tuned import (
+    FineTunedMemorySettings,
+    with_fine_tuned_memory,
+)
 from tests.strategies.knn_per.small_task import Draw, oracle, stored_by
 
 KEY = RandomKey(5)

@@ -9,16 +9,16 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from datastore.prediction.kernel import KernelName
-from datastore.tuning.settings import EvidenceName, TuningSettings
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData
-from strategies.core.memory import KnnSettings
-from strategies.core.method import Method, NoSettings
-from strategies.core.records import ModelPayload
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.knn_per import ON_TOP, with_memory
+from knnper.datastore.prediction import KernelName
+from knnper.datastore.tuning import EvidenceName, TuningSettings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.knn_per import ON_TOP, with_memory
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from datastore.tuning.settings import EvidenceName, PriorPoint, TuningSettings
 from knnper.data.examples import ClientData, Examples
-from strategies.core.memory import KnnSettings
-from strategies.core.task import Task
+from knnper.datastore.tuning import EvidenceName, PriorPoint, TuningSettings
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.task import Task
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
 
 

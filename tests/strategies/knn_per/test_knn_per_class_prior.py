@@ -5,18 +5,22 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from datastore.examples import NewExamples, StoreSpec
-from datastore.memory import UNNAMED, empty_memory_store, memory_store
-from datastore.prediction.class_prior import ClassPrior, ClassPriorSettings, adapted
-from datastore.tuning.settings import TuningSettings
-from knnper.config.errors import ConfigError
 from knnper.data.examples import ClientData, Examples
-from strategies.core.memory import KnnSettings, remember
-from strategies.core.memory_evidence import left_out_evidence, validation_evidence
-from strategies.core.method import NoSettings
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.knn_per import with_memory
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
+from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
+from knnper.datastore.tuning import TuningSettings
+from knnper.errors import ConfigError
+from knnper.strategies.core.memory import (
+    KnnSettings,
+    left_out_evidence,
+    remember,
+    validation_evidence,
+)
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.knn_per import with_memory
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, served
 
 PRIOR = ClassPriorSettings((1.0, 10.0, 100.0))

@@ -5,19 +5,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from datastore.index.catalogue import INDEX_KINDS
-from datastore.index.quantized import ProductSettings, ScalarSettings
-from datastore.settings import StoreSettings
-from datastore.tuning.settings import TuningSettings
-from knnper.config.errors import ConfigError
-from knnper.config.seeding import RandomKey
 from knnper.data.examples import ClientData, Examples
-from strategies.core.memory import KnnSettings
-from strategies.core.method import NoSettings
-from strategies.core.model_predictor import ModelPredictor
-from strategies.core.task import Task
-from strategies.fedavg import fedavg
-from strategies.knn_per import memorize, with_memory
+from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import ProductSettings, ScalarSettings
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.tuning import TuningSettings
+from knnper.errors import ConfigError
+from knnper.seeding import RandomKey
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.fedavg import fedavg
+from knnper.strategies.knn_per import memorize, with_memory
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,

@@ -6,25 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import CredentialError
-from knnper.transport.credentials.certificates import (
+from knnper.errors import CredentialError
+from knnper.transport.credentials import (
     Identity,
-    hosts_of,
-    issue_server_certificate,
-    main_host_of,
-    new_authority,
-    read_certificate,
-    read_identity,
-    write_certificate,
-)
-from knnper.transport.credentials.checks import (
     authority_problem,
     expires_soon,
     expiry_problem,
     host_problem,
+    hosts_of,
+    issue_server_certificate,
     key_problem,
+    main_host_of,
+    new_authority,
+    permission_problem,
+    read_certificate,
+    read_identity,
+    write_certificate,
 )
-from knnper.transport.credentials.files import permission_problem
 
 HOSTS = ("federation.example.org", "192.0.2.7", "::1", "*.lab.example.org")
 NOW = datetime.now(UTC)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import CredentialError
-from knnper.transport.credentials.node_keys import (
+from knnper.errors import CredentialError
+from knnper.transport.credentials import (
     fingerprint,
     new_node_key,
     read_node_key,

@@ -3,21 +3,23 @@ from pathlib import Path
 
 import pytest
 
-from knnper.config.errors import RunError
-from knnper.transport.diagnosis.finding import (
+from knnper.errors import RunError
+from knnper.transport.diagnosis import (
     Check,
     Finding,
+    Standing,
     Verdict,
     examine,
     fine,
+    folder_finding,
     is_well,
     problem,
     skipped,
+    standing_in,
+    version_finding,
     warning,
+    with_standing,
 )
-from knnper.transport.diagnosis.machine import folder_finding
-from knnper.transport.diagnosis.standing import Standing, standing_in, with_standing
-from knnper.transport.diagnosis.versions import version_finding
 
 
 def verdicts(*checks: Check) -> dict[str, Verdict]:

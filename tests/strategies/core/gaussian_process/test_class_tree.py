@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.seeding import RandomKey
-from strategies.core.gaussian_process.class_tree import ClassTree, Split, class_tree
+from knnper.seeding import RandomKey
+from knnper.strategies.core.gaussian_process import ClassTree, Split, class_tree
 
 
 def line(points: Sequence[float]) -> Tensor:

@@ -4,9 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.seeding import RandomKey
-from strategies.core.gaussian_process.classifier import TreeClassifier, fit_classifier
-from strategies.core.gaussian_process.kernel import Kernel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.gaussian_process import (
+    Kernel,
+    TreeClassifier,
+    fit_classifier,
+)
 
 RBF = Kernel("rbf", output_scale=8.0, length_scale=1.0)
 CORNERS = torch.tensor([[0.0, 0.0], [0.0, 4.0], [5.0, 0.0], [5.0, 4.0]])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from strategies.core.gaussian_process.kernel import Kernel, KernelName
+from knnper.strategies.core.gaussian_process import Kernel, KernelName
 
 POINTS = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
 

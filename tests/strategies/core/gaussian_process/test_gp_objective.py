@@ -4,12 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.config.seeding import RandomKey
-from strategies.core.gaussian_process.class_tree import ClassTree, Split
-from strategies.core.gaussian_process.kernel import Kernel
-from strategies.core.gaussian_process.objective import levels_of, predictive_losses
-from strategies.core.gaussian_process.posterior import posterior
-from strategies.core.gaussian_process.quadrature import log_expected_sigmoid
+from knnper.seeding import RandomKey
+from knnper.strategies.core.gaussian_process import (
+    ClassTree,
+    Kernel,
+    Split,
+    levels_of,
+    log_expected_sigmoid,
+    posterior,
+    predictive_losses,
+)
 
 CPU = torch.device("cpu")
 RBF = Kernel("rbf", output_scale=4.0, length_scale=1.0)

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.config.seeding import RandomKey
-from strategies.core.gaussian_process.kernel import Kernel
-from strategies.core.gaussian_process.posterior import (
+from knnper.seeding import RandomKey
+from knnper.strategies.core.gaussian_process import (
+    Kernel,
     Posterior,
     expected_polya_gamma,
+    log_expected_sigmoid,
     posterior,
     posterior_given,
 )
-from strategies.core.gaussian_process.quadrature import log_expected_sigmoid
 
 
 def tensor(*values: float) -> Tensor:

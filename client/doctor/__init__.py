@@ -1,1 +1,0 @@
-"""What can be wrong with a client, looked at without disturbing its node."""

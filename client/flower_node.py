@@ -1,0 +1,1124 @@
+"""Work that ends with its process when it takes too long.
+
+A thread cannot be ended from outside, a process can. A client plays each message in a
+process of its own, so that one that hangs does not block those that come later.
+"""
+
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeVar
+from unittest import mock
+
+import flwr
+import httpx
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import LoadClientAppError
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
+from flwr.proto.task_pb2 import Task
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.retry import (
+    RetryInvoker,
+    exponential,
+    make_simple_http_retry_invoker,
+)
+from flwr.supercore.run import Run, RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_connection
+from flwr.supernode import start_client_internal as main_loop
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.main import create_app
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.runtime import run_clientapp
+
+from knnper.errors import RunError
+from knnper.files import make_private
+from knnper.foreign_text import printable, write_harmlessly
+from knnper.lifeline import die_with_parent
+
+log = logging.getLogger(__name__)
+
+DEADLINE_PASSED = 124
+"""Exit status of a process whose deadline passed, as of timeout(1)."""
+
+_GRACE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When the server stops waiting for the reply to a message.
+
+    Attributes
+    ----------
+    at
+        On the clock of `time.monotonic`; infinity if it waits for ever.
+    """
+
+    at: float = math.inf
+
+    @classmethod
+    def after(cls, seconds: float) -> "Deadline":
+        """Return the deadline of a message that arrives now; 0 seconds are none."""
+        return cls(time.monotonic() + seconds) if seconds else cls()
+
+    def ends(self, job: str) -> contextlib.AbstractContextManager[None]:
+        """End this process when the block goes on after the deadline.
+
+        Parameters
+        ----------
+        job
+            What the block does, for the log.
+        """
+        if math.isinf(self.at):
+            return contextlib.nullcontext()
+        return process_ends_after(self.at - time.monotonic(), job)
+
+
+@contextlib.contextmanager
+def process_ends_after(seconds: float, job: str) -> Iterator[None]:
+    """End this process when the block takes longer; call it in the main thread.
+
+    Parameters
+    ----------
+    seconds
+        What is left until the deadline.
+    job
+        What the block does, for the log.
+    """
+    timer = threading.Timer(max(seconds, 0.0), _end_process, (seconds, job))
+    timer.daemon = True
+    # The kernel's timer is for code that never lets Python's threads run.
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.0) + _GRACE_S)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _end_process(seconds: float, job: str) -> None:
+    log.error("%s was not done within %.3g s; its process ends", job, seconds)
+    logging.shutdown()
+    os._exit(DEADLINE_PASSED)
+
+
+_QUOTED = re.compile(
+    r"""(?<!\w)(?P<quote>['"])[^'"\n]*/(?P<name>[^'"/\n]*)/?(?P=quote)(?!\w)"""
+)
+
+_PATH = re.compile(
+    r"""(?<![\w:/.~])
+    (?:
+        (?:~|\.{1,2})?/[^\s'":;,()]*      # absolute, or from a folder that is known
+        |
+        [^\s'":;,()/]+/[^\s'":;,()]*\.\w+ # relative, of a file with a suffix
+    )""",
+    re.VERBOSE,
+)
+
+
+def without_folders(text: str) -> str:
+    """Return ``text`` with the last part of every path in it instead of the path."""
+    named = _QUOTED.sub(lambda found: f"'{found['name']}'", text)
+    return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], named)
+
+
+LoadApp = Callable[[Run, Fab], ClientApp]
+
+_PULL_BACKOFF_S = 0.02
+
+_ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
+
+
+class TaskSource:
+    """Where the runner gets tasks: the node's Runtime API.
+
+    Parameters
+    ----------
+    address
+        ``HOST:PORT`` of the API.
+    secret
+        That the API knows.
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._client = RuntimeHttpClient.from_server_address(
+            server_address=address,
+            insecure=True,  # on this machine
+            root_certificates=None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(
+                    master_secret=secret, protected_methods=frozenset({_ACQUIRE_TASK})
+                ),
+            ],
+        )
+
+    def next_task(self) -> tuple[Task, str] | None:
+        """Return a task and the token that entitles to play it; None without one.
+
+        Raises
+        ------
+        httpx.HTTPError
+            If the node does not answer.
+        """
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        response = self._client.AcquireTask(request)
+        if response.HasField("task") and response.token:
+            return response.task, response.token
+        return None
+
+
+def installed_app(reference: str) -> LoadApp:
+    """Return a loader that always gives the ClientApp called ``MODULE:NAME``.
+
+    Raises
+    ------
+    ImportError
+        If there is no such module.
+    RunError
+        If there is no ClientApp in it.
+    """
+    module, _, name = reference.partition(":")
+    app = getattr(importlib.import_module(module), name, None)
+    if not isinstance(app, ClientApp):
+        raise RunError(f"expected a ClientApp at {reference}, found {app!r}")
+    return lambda run, fab: app  # noqa: ARG005 (the code of the run is not looked at)
+
+
+def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
+    """Return the ClientApp that came with the run."""
+    install_from_fab(fab.content, skip_prompt=True)
+    load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+    return load(run.fab_id, run.fab_version, fab.hash_str)
+
+
+def play(
+    address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
+) -> None:
+    """Play one message and hand its reply to the node, be it an error.
+
+    Parameters
+    ----------
+    address
+        ``HOST:PORT`` of the node's Runtime API.
+    token
+        Of the task.
+    load
+        Gives the ClientApp.
+    on_pulled
+        Is given what `report_failure` needs if this process dies from here on.
+    """
+    client = _connect(address, token)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    message, context, run, fab = _pull_task_input(client)
+    on_pulled(_without_content(message).SerializeToString())
+    try:
+        reply = load(run, fab)(message=message, context=context)
+        status, details = SubStatus.COMPLETED, ""
+    except Exception as error:  # whatever an app raises is its reply
+        log.error("the ClientApp failed", exc_info=error)
+        reply = Message(_as_reply(error), reply_to=message)
+        status, details = SubStatus.FAILED, str(reply.error.reason)
+    run_clientapp.push_message(client, reply, context)
+    run_clientapp.push_task_output(client, context, status, details)
+
+
+def report_failure(
+    address: str, token: str, task: Task, pulled: bytes, reason: str
+) -> None:
+    """Answer a message whose process has died; Flower would notice after a minute.
+
+    Parameters
+    ----------
+    address, token
+        As of `play`.
+    task
+        The task.
+    pulled
+        What `play` gave to ``on_pulled``; empty if it did not get as far.
+    reason
+        What happened, for the server.
+    """
+    client = _connect(address, token)
+    message = _asked(client, pulled)
+    metadata = message.metadata
+    TaskIdentity.run_id = metadata.run_id
+    TaskIdentity.node_id = metadata.dst_node_id
+    TaskIdentity.task_id = task.task_id
+    reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
+    node = Context(metadata.run_id, metadata.dst_node_id, {}, RecordDict(), {})
+    run_clientapp.push_message(client, reply, node)
+    run_clientapp.push_task_output(client, None, SubStatus.FAILED, reason)
+
+
+def _connect(address: str, token: str) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,  # on this machine
+        root_certificates=None,
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            RuntimeTokenHttpInterceptor(token),
+        ],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def _pull_task_input(
+    client: RuntimeHttpClient,
+) -> tuple[Message, Context, Run, Fab]:
+    """Pull as Flower does, but without its whole second between two tries."""
+    pull = functools.partial(
+        pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
+    )
+    with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
+        return run_clientapp.pull_task_input(client)
+
+
+def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
+    """Return the message without content; the node hands it out once."""
+    if pulled:
+        return message_from_proto(MessageProto.FromString(pulled))
+    response = client.PullMessages(PullAppMessagesRequest())
+    return message_from_proto(response.messages_list[0])
+
+
+def _without_content(message: Message) -> MessageProto:
+    return message_to_proto(remove_content_from_message(message))
+
+
+def _as_reply(error: Exception) -> Error:
+    """Return the error in Flower's own words: servers read the reason.
+
+    Where a site's folders are stays with the site.
+    """
+    if isinstance(error, LoadClientAppError):
+        reason = "An exception was raised when attempting to load `ClientApp`"
+        return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
+    reason = f"{type(error)}:<'{without_folders(str(error))}'>"
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+
+
+LOCK_FILE = "node.lock"
+"""The file in a client's state folder that is locked while its node runs."""
+
+
+@contextlib.contextmanager
+def locked(state: Path) -> Iterator[int]:
+    """Hold a state folder for this process; the kernel frees it when it ends.
+
+    Parameters
+    ----------
+    state
+        The folder; it is created if need be, and closed to other users.
+
+    Yields
+    ------
+    int
+        The lock file's descriptor.
+
+    Raises
+    ------
+    RunError
+        If another process holds it, or it cannot be written.
+    """
+    descriptor = _opened(state)
+    try:
+        _lock(descriptor, state)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def holder(state: Path) -> int | None:
+    """Return the process that holds a state folder; None if none does.
+
+    Nothing is written; who holds the folder notices nothing.
+    """
+    try:
+        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(descriptor, 20, 0) or 0)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def is_locked(state: Path) -> bool:
+    """Return whether a node runs on this state folder."""
+    return holder(state) is not None
+
+
+def _opened(state: Path) -> int:
+    try:
+        make_private(state)
+        return os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RunError(
+            f"the state folder {state} cannot be written: {error}. Make it writable "
+            "for the user that runs the client, or set `state` to another folder"
+        ) from error
+
+
+def _lock(descriptor: int, state: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        other = os.pread(descriptor, 20, 0).decode() or "unknown"
+        raise RunError(
+            f"the state folder {state} is in use by another `knnper client` (process "
+            f"{other}). End that one first, or give this client a folder of its own"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+
+
+_FLOWER = Path(flwr.__file__).parent
+
+
+def log_to_stderr(*, verbose: bool = False) -> None:
+    """Set up the logging of a process that is a client.
+
+    Parameters
+    ----------
+    verbose
+        Whether Flower may say every message that comes and goes, too.
+    """
+    write_harmlessly("%(asctime)s %(levelname)s %(message)s")
+    for chatty in ("httpx", "faiss"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    flower = logging.getLogger("flwr")
+    flower.setLevel(logging.INFO)
+    for handler in list(flower.handlers):
+        flower.removeHandler(handler)
+    flower.addFilter(_says_something)
+    if not verbose:
+        flower.addFilter(_is_no_routine)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return bool(record.getMessage().strip())
+
+
+def _is_no_routine(record: logging.LogRecord) -> bool:
+    # Clients' apps write to the same log: Flower passes that one on, and no other.
+    is_flowers = Path(record.pathname).is_relative_to(_FLOWER)
+    return record.levelno > logging.INFO or not is_flowers
+
+
+READY = b"ready\n"
+"""What a runner writes once everything is loaded."""
+
+CLIENT_APP = "knnper_cli.flower_apps:client_app"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How the runner reaches the node and what it runs.
+
+    Attributes
+    ----------
+    address
+        ``HOST:PORT`` of the node's Runtime API, on this machine.
+    secret
+        Shared with that API, as hexadecimal digits: nobody else gets a task from it.
+    parent
+        Process id of the node.
+    app
+        ``MODULE:NAME`` of the installed ClientApp that plays every message.
+    allow_app_code
+        Run the ClientApp that comes with a run instead, as Flower does. Then whoever
+        may submit runs may run any code here.
+    verbose
+        Whether what Flower says of every message is logged, too.
+    """
+
+    address: str
+    secret: str
+    parent: int
+    app: str = CLIENT_APP
+    allow_app_code: bool = False
+    verbose: bool = False
+
+    def as_line(self) -> bytes:
+        """Return the orders as one line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Orders":
+        """Return the orders that `as_line` wrote."""
+        return Orders(**json.loads(line))
+
+
+_KEY_NEEDED, _NOT_ACCEPTED = 2001, 2004  # Flower's codes
+
+
+class Refusal(RunError):
+    """The server cannot be reached or does not take the client.
+
+    Parameters
+    ----------
+    message
+        What is wrong and how to mend it, in one line.
+    lasting
+        Whether trying again without a change is of no use.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class NotAcceptedError(Refusal):
+    """Flower's one answer to two things: an unknown key, and one that is online.
+
+    Parameters
+    ----------
+    key
+        Which key, such as its file; empty if that is not known.
+    doctor
+        The command that finds out which of the two it is.
+    """
+
+    def __init__(self, key: str = "", doctor: str = "knnper doctor") -> None:
+        which = f" ({key})" if key else ""
+        super().__init__(
+            f"the server does not accept this client's key{which}: either it is not "
+            "registered there (send the public key to the operator, who adds it), or a "
+            "node with this key is online (one that crashed counts as online for a "
+            f"minute). Which of the two: {doctor}"
+        )
+
+
+def refusal_of(code: int, message: str) -> Refusal:
+    """Return what Flower's answer means.
+
+    Parameters
+    ----------
+    code
+        Flower's code of the error; 0 without one.
+    message
+        Its text.
+    """
+    if code == _NOT_ACCEPTED:
+        return NotAcceptedError()
+    if code == _KEY_NEEDED:
+        return Refusal(
+            "the server takes only clients with a key; give `tls` and `key` instead of "
+            "`insecure: true`",
+            lasting=True,
+        )
+    reason = printable(" ".join(message.split()))
+    return Refusal(f"the server did not take this client: {reason}")
+
+
+def unknown_key() -> Refusal:
+    """Return why a signature is refused."""
+    return Refusal(
+        "the server refuses this client's signature: the key was removed there, or the "
+        "clocks of the two machines differ by more than ten seconds; compare `date`"
+    )
+
+
+T = TypeVar("T")
+
+_FLOWER_SUPERNODE_PULL_BACKOFF_S = 0.05
+
+_LONGEST_RETRY_S = 5
+
+_CODE = re.compile(r"\[code: (\d+)\]")
+
+_KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server and how it knows this client.
+
+    Attributes
+    ----------
+    address
+        ``HOST:PORT`` of the gateway.
+    ca
+        Certificate of its authority; None for plain HTTP.
+    key
+        The client's private key; None without authentication.
+    """
+
+    address: str
+    ca: Path | None
+    key: ec.EllipticCurvePrivateKey | None
+
+    def certificate(self) -> bytes | None:
+        """Return the authority's certificate, as PEM."""
+        return None if self.ca is None else self.ca.read_bytes()
+
+    def key_pair(self) -> _KeyPair | None:
+        """Return private and public key."""
+        return None if self.key is None else (self.key, self.key.public_key())
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is to happen while the SuperNode runs.
+
+    Attributes
+    ----------
+    connected
+        Is given the node's id once the server has taken it.
+    no_message
+        Waits until it is time to ask for a message again.
+    no_reply
+        Waits a moment for the reply to the message that was received.
+    """
+
+    connected: Callable[[int], None]
+    no_message: Callable[[], None]
+    no_reply: Callable[[], None]
+
+
+class _Ended(BaseException):
+    """Leaves Flower's main loop, which takes any `Exception` for an end as planned."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def new_state() -> NodeStateFactory:
+    """Return where a SuperNode keeps its messages and tasks."""
+    return NodeStateFactory(objectstore_factory=ObjectStoreFactory())
+
+
+def serve(
+    server: Server,
+    state: NodeStateFactory,
+    secret: bytes,
+    node_config: dict[str, bool | float | int | str],
+    hooks: Hooks,
+) -> None:
+    """Be a node of the federation until the server refuses or a signal interrupts.
+
+    Parameters
+    ----------
+    server
+        Whose node.
+    state
+        Shared with the Runtime API.
+    secret
+        Of the Runtime API.
+    node_config
+        What ClientApps find in their context.
+    hooks
+        See `Hooks`.
+
+    Raises
+    ------
+    Refusal
+        If the server does not take the node, or not any more.
+    """
+    unknown: list[Refusal] = []
+    try:
+        with _adapted(hooks, unknown):
+            main_loop.start_client_internal(
+                state_factory=state,
+                server_address=server.address,
+                node_config=node_config,
+                root_certificates=server.certificate(),
+                insecure=server.ca is None,
+                authentication_keys=server.key_pair(),
+                isolation=ISOLATION_MODE_PROCESS,
+                superexec_auth_secret=secret,
+            )
+    except _Ended as ended:
+        raise ended.refusal from ended
+    except KeyboardInterrupt:
+        if unknown:
+            raise unknown[0] from None
+        raise
+    raise Refusal(f"the connection to {server.address} broke off; see above")
+
+
+def take_out(server: Server, node_id: int) -> None:
+    """Tell the server that a node of this key is gone.
+
+    Raises
+    ------
+    httpx.HTTPError
+        If the server does not answer or does not agree.
+    """
+    key_pair = server.key_pair()
+    if key_pair is None:
+        return
+    with FleetHttpClient.from_server_address(
+        server.address,
+        server.ca is None,
+        server.certificate(),
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(*key_pair),
+        ],
+    ) as client:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+
+
+@contextlib.contextmanager
+def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
+    """Replace what waits for seconds or ends the process; see the module."""
+    patches: tuple[tuple[object, str, object], ...] = (
+        (main_loop, "time", SimpleNamespace(sleep=_waiting(hooks))),
+        (main_loop, "pull_objects", _pulling()),
+        (main_loop, "register_signal_handlers", _no_handlers),
+        (main_loop, "_init_connection", _announcing(hooks.connected)),
+        (fleet_http_connection, "flwr_exit", _refuse),
+        (fleet_http_connection, "os", _noting(unknown)),
+        (fleet_http_connection, "make_simple_http_retry_invoker", _retries()),
+    )
+    with contextlib.ExitStack() as stack:
+        for place, name, replacement in patches:
+            stack.enter_context(mock.patch.object(place, name, replacement))
+        yield
+
+
+def _waiting(hooks: Hooks) -> Callable[[float], None]:
+    """Return what becomes of the main loop's sleeps of 3 s and of 0.5 s."""
+
+    def sleep(seconds: float) -> None:
+        if seconds > 1:
+            hooks.no_message()
+        else:
+            hooks.no_reply()
+
+    return sleep
+
+
+def _pulling() -> Callable[..., dict[str, bytes]]:
+    return _tidied_up(
+        functools.partial(
+            pull_objects, initial_backoff=_FLOWER_SUPERNODE_PULL_BACKOFF_S
+        )
+    )
+
+
+def _tidied_up(receive: Callable[..., T]) -> Callable[..., T]:
+    """Return a part of receiving a message that fails plainly when its run has ended.
+
+    Flower's main loop then takes back the task that it has made for the message. It
+    forgets to where the end of the run is not a plain error, and a runner would wait
+    for ever for the message of that task.
+    """
+
+    @functools.wraps(receive)
+    def received(*args: Any, **kwargs: Any) -> T:
+        try:
+            return receive(*args, **kwargs)
+        except RunNotRunningException as error:
+            raise RunError("the run has ended meanwhile") from error
+
+    return received
+
+
+def _no_handlers(**kwargs: object) -> None:
+    """Leave signals to the process; Flower's way out takes seconds."""
+
+
+def _announcing(connected: Callable[[int], None]) -> Callable[..., Any]:
+    connect = main_loop._init_connection
+
+    @contextlib.contextmanager
+    def announce(**kwargs: Any) -> Iterator[Any]:
+        with connect(**kwargs) as connection:
+            connected(connection[0])
+            *parts, confirm_message_received = connection
+            yield (*parts, _tidied_up(confirm_message_received))
+
+    return announce
+
+
+def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flower's)
+    found = _CODE.search(message)
+    raise _Ended(refusal_of(int(found[1]) if found else 0, message))
+
+
+def _noting(unknown: list[Refusal]) -> SimpleNamespace:
+    """Return the parts of `os` with which the heartbeat ends a process unknown."""
+
+    def kill(process: int, number: int) -> None:
+        unknown.append(unknown_key())
+        os.kill(process, number)
+
+    return SimpleNamespace(getpid=os.getpid, kill=kill)
+
+
+def _retries() -> Callable[[], RetryInvoker]:
+    """Return a maker of retries that come back soon and say what they cannot mend."""
+
+    def made() -> RetryInvoker:
+        invoker = make_simple_http_retry_invoker()
+        is_hopeless = invoker.should_giveup
+
+        def give_up(error: Exception) -> bool:
+            if _is_unauthorized(error):
+                raise _Ended(unknown_key())
+            return is_hopeless is not None and is_hopeless(error)
+
+        invoker.should_giveup = give_up
+        invoker.wait_gen_factory = lambda: exponential(max_delay=_LONGEST_RETRY_S)
+        return invoker
+
+    return made
+
+
+def _is_unauthorized(error: Exception) -> bool:
+    return (
+        isinstance(error, httpx.HTTPStatusError)
+        and error.response.status_code == httpx.codes.UNAUTHORIZED
+    )
+
+
+_ORDERS, _REPORT = 0, 1
+
+_LOOK_S = 0.005
+
+_LONGEST_LINE = 65536
+
+
+def main() -> None:
+    """Run until standard input ends or the node does."""
+    orders = Orders.from_line(_read_line())
+    log_to_stderr(verbose=orders.verbose)
+    die_with_parent(orders.parent)
+    runner = Runner(orders)
+    os.write(_REPORT, READY)
+    os.dup2(sys.stderr.fileno(), _REPORT)  # what apps print is for people
+    runner.serve()
+    os._exit(0)  # without torch's way out, which takes long
+
+
+class Runner:
+    """Forks a process for each task of a node.
+
+    Parameters
+    ----------
+    orders
+        How to reach the node, and what to run.
+    """
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._tasks = TaskSource(orders.address, bytes.fromhex(orders.secret))
+        self._load: LoadApp = app_of_the_run
+        _preload()
+        if not orders.allow_app_code:
+            self._load = installed_app(orders.app)
+        # What is shared with the forks stays shared.
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Play tasks, one at a time, until standard input ends."""
+        while os.read(_ORDERS, _LONGEST_LINE):
+            # Again after each, since a call may have come while one was played.
+            while (found := self._next_task()) is not None:
+                self._run(*found)
+
+    def _next_task(self) -> tuple[Task, str] | None:
+        try:
+            return self._tasks.next_task()
+        except httpx.HTTPError as error:
+            log.warning("the node did not answer its runner: %s", error)
+            return None
+
+    def _run(self, task: Task, token: str) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)  # what the app started may hold the other end
+        address = self._orders.address
+
+        def note(pulled: bytes) -> None:
+            os.write(writing, pulled)  # less than a pipe holds
+
+        child = _fork(lambda: play(address, token, self._load, note))
+        os.close(writing)
+        died_of = why(_wait(child))
+        if died_of is not None:
+            log.error("the process of a message died: %s", died_of)
+            pulled = _rest_of(reading)
+            _wait(_fork(lambda: _report(address, token, task, pulled, died_of)))
+        os.close(reading)
+
+
+def why(status: int) -> str | None:
+    """Return what a process that ended with ``status`` died of; None if it did not."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGALRM:
+            return "its deadline passed"
+        hint = ", perhaps for lack of memory" if number == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(number).name}{hint}"
+    code = os.WEXITSTATUS(status)
+    if code == DEADLINE_PASSED:
+        return "its deadline passed"
+    return f"it ended with exit status {code}" if code else None
+
+
+def _report(address: str, token: str, task: Task, pulled: bytes, cause: str) -> None:
+    reason = f"the client's process died: {cause}"
+    report_failure(address, token, task, pulled, reason)
+
+
+def _rest_of(reading: int) -> bytes:
+    try:
+        return os.read(reading, _LONGEST_LINE)
+    except BlockingIOError:
+        return b""
+
+
+def _preload() -> None:
+    """Import what nearly every app needs; it starts no thread a fork would lose."""
+    import faiss  # noqa: F401
+    import torch  # noqa: F401
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Do ``work`` in a new process and return its id at once."""
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        _work_and_end(parent, work)
+    return child
+
+
+def _work_and_end(parent: int, work: Callable[[], None]) -> NoReturn:
+    status = 1
+    try:
+        die_with_parent(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.close(_ORDERS)
+        work()
+        status = 0
+    except BaseException:  # nothing may get into the code of the parent
+        log.exception("a message could not be played")
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(child: int) -> int:
+    """Return the status with which ``child`` ends; kill it when the node is gone."""
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        if select.select([_ORDERS], [], [], _LOOK_S)[0] and not os.read(
+            _ORDERS, _LONGEST_LINE
+        ):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os._exit(0)
+
+
+def _read_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(_ORDERS, 1)
+        if not byte:
+            sys.exit("expected orders on standard input; `knnper client` starts this")
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    main()
+
+
+# Without the working directory on its path: what lies there is no part of the client.
+_COMMAND = (sys.executable, "-P", "-m", "knnper.client.flower_node")
+
+_STOP_S = 1.0
+
+
+class RunnerProcess:
+    """A runner.
+
+    Parameters
+    ----------
+    orders
+        What it is to do.
+    """
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._process = self._start()
+        self._is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait until torch and the app are loaded.
+
+        Raises
+        ------
+        RunError
+            If the runner ended instead.
+        """
+        if self._is_ready:
+            return
+        output = self._process.stdout
+        assert output is not None
+        if output.readline() != READY:
+            self._process.wait()
+            raise RunError(
+                f"the runner ended with exit status {self._process.returncode} before "
+                f"it had loaded {self._orders.app}; what it wrote is above"
+            )
+        self._is_ready = True
+
+    def wake(self) -> None:
+        """Tell the runner that there may be a task.
+
+        One that died is replaced; the message it had is answered by Flower.
+
+        Raises
+        ------
+        RunError
+            If the runner cannot be started again.
+        """
+        if self._process.poll() is not None:
+            status = self._process.returncode
+            log.error("the runner ended with exit status %d; it is restarted", status)
+            self.stop()
+            self._process, self._is_ready = self._start(), False
+            self.wait_until_ready()
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._stdin(), b"\n")
+
+    def stop(self) -> None:
+        """End the runner and whatever it runs."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the node, which ends the runner
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(self._orders.as_line())
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
+
+    def _stdin(self) -> int:
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+
+@contextlib.contextmanager
+def started(orders: Orders) -> Iterator[RunnerProcess]:
+    """Give a runner that ends with the block."""
+    runner = RunnerProcess(orders)
+    try:
+        yield runner
+    finally:
+        runner.stop()
+
+
+_LOOPBACK = "127.0.0.1"
+
+_RUNTIME_API_STOP_S = 0.5
+
+
+@contextlib.contextmanager
+def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
+    """Answer the runner in a thread, at a free port.
+
+    Parameters
+    ----------
+    state
+        Shared with the SuperNode.
+    secret
+        Who does not know it gets no task.
+
+    Yields
+    ------
+    str
+        ``HOST:PORT``.
+    """
+    app = create_app(state_factory=state, superexec_auth_secret=secret)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server((_LOOPBACK, 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            yield f"{_LOOPBACK}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(_RUNTIME_API_STOP_S)

@@ -1,0 +1,412 @@
+"""What a run may do to this site, and what the site has answered, over all runs.
+
+A server may send another experiment than it introduced, other weights and other rounds,
+and may begin a new run whenever it likes. So every message is looked at as if it were
+the first, and what was answered is counted on the site's own disk.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AwareDatetime, TypeAdapter, ValidationError
+
+from knnper.client.settings import ClientSettings
+from knnper.errors import RefusedError, RunError
+from knnper.experiment import Experiment
+from knnper.files import JsonLines, make_private
+from knnper.loading import results_identity
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.training import num_steps, steps_per_epoch
+
+REFUSALS = "refusals.jsonl"
+"""The file in the client's state folder."""
+
+MOST = 100
+
+REPEATED = timedelta(days=1)
+"""Within it, the same refusal is noted once."""
+
+_LOG = logging.getLogger(__name__)
+
+About = Literal["client", "model", "run"]
+
+
+@dataclass(frozen=True)
+class RefusalNote:
+    """One refusal.
+
+    Attributes
+    ----------
+    time
+        When, as ISO 8601 with a time zone.
+    about
+        Whether the server refused the client, or the client a model or a run.
+    reason
+        What was found, what was expected, how to mend it.
+    """
+
+    time: datetime
+    about: About
+    reason: str
+
+
+_NOTE = TypeAdapter(RefusalNote)
+
+
+def note_refusal(state: Path, about: About, reason: str) -> bool:
+    """Write down that there was one now; the last `MOST` are kept.
+
+    Returns whether it is a new one: what is asked again within a day is not written
+    again, nor is it news that the server repeats why this client refused its run.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    last = _readable_last(state)
+    if last is not None and last.time > now - REPEATED:
+        same = (last.about, last.reason) == (about, reason)
+        echo = (last.about, about) == ("run", "client") and last.reason[:100] in reason
+        if same or echo:
+            return False
+    note = RefusalNote(now, about, reason)
+    make_private(state)
+    document = {**asdict(note), "time": note.time.isoformat()}
+    notes = JsonLines(state / REFUSALS)
+    notes.append(document)
+    _keep_the_last(notes)
+    return True
+
+
+def _readable_last(state: Path) -> RefusalNote | None:
+    try:
+        return last_refusal(state)
+    except RunError:
+        return None
+
+
+def _keep_the_last(notes: JsonLines) -> None:
+    try:
+        found = notes.read()
+    except RunError as error:
+        _LOG.warning("%s", error)
+        return
+    if len(found) > MOST:
+        notes.replace(found[-MOST:])
+
+
+def last_refusal(state: Path) -> RefusalNote | None:
+    """Return the last one; None if there was none.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
+    notes = JsonLines(state / REFUSALS).read()
+    try:
+        return _NOTE.validate_python(notes[-1]) if notes else None
+    except ValidationError as error:
+        raise RunError(
+            f"the last line of {state / REFUSALS} is damaged; remove the file"
+        ) from error
+
+
+ANSWERS = "answers.jsonl"
+"""The file in the client's state folder that says what was answered."""
+
+Kind = Literal["begun", "training", "validation"]
+
+_BEGUN_KEPT = 1000
+
+_TIDIED_BEYOND_BYTES = 10**6
+
+log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a server.
+
+    Attributes
+    ----------
+    time
+        When.
+    run
+        Flower's number of the run.
+    experiment
+        Its fingerprint.
+    kind
+        That the run may begin, an update, or what holds metrics.
+    """
+
+    time: AwareDatetime
+    run: int
+    experiment: str
+    kind: Kind
+
+
+_ANSWERS = TypeAdapter(list[Answer])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a site has answered, on its disk.
+
+    Attributes
+    ----------
+    client
+        The site.
+    """
+
+    client: ClientSettings
+
+    def read(self) -> list[Answer]:
+        """Return the answers that count still, oldest first.
+
+        Raises
+        ------
+        RunError
+            If the file is damaged: what was answered is not known then.
+        """
+        lines = self._file.read()
+        try:
+            found = _ANSWERS.validate_python(lines)
+        except ValidationError as error:
+            line = error.errors()[0]["loc"][0]
+            raise RunError(
+                f"entry {line} of {self._file.path} is damaged, so that what was "
+                "answered cannot be counted; remove the file to count from nothing"
+            ) from error
+        if self.client.limits.days is None:
+            return found
+        begin = datetime.now(UTC) - timedelta(days=self.client.limits.days)
+        return [one for one in found if one.time > begin]
+
+    def note(self, answer: Answer) -> None:
+        """Write an answer down; on return it is on disk."""
+        make_private(self.client.state)
+        self._file.append(_as_line(answer))
+        if self._file.path.stat().st_size > _TIDIED_BEYOND_BYTES:
+            # Runs cost a server nothing: it must not fill the disk with them.
+            answers = self.read()
+            begun = [one for one in answers if one.kind == "begun"]
+            forgotten = set(begun[:-_BEGUN_KEPT])
+            self._file.replace(_as_line(o) for o in answers if o not in forgotten)
+
+    def left(self, kind: Kind, answers: Sequence[Answer]) -> float:
+        """Return how many more of a kind may be given."""
+        most: int | None = getattr(self.client.limits, f"{kind}_rounds")
+        given = sum(one.kind == kind for one in answers)
+        return math.inf if most is None else most - given
+
+    def state(self, kind: Kind, answers: Sequence[Answer]) -> str:
+        """Return in words how many of a kind were given, and may be."""
+        limits = self.client.limits
+        most = getattr(limits, f"{kind}_rounds")
+        window = f"in {limits.days} days" if limits.days else "in all"
+        given = sum(one.kind == kind for one in answers)
+        of = "any number" if most is None else most
+        return f"{given} of {of} {window} (limits.{kind}_rounds)"
+
+    @property
+    def _file(self) -> JsonLines:
+        return JsonLines(self.client.state / ANSWERS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a site lets a run do; each ``require`` refuses with all reasons at once.
+
+    A refusal is an error for the server, and noted at the site.
+
+    Attributes
+    ----------
+    client
+        The site.
+    experiment
+        What is asked for.
+    run
+        Flower's number of the run that asks.
+    """
+
+    client: ClientSettings
+    experiment: Experiment
+    run: int
+
+    def objections(self) -> list[str]:
+        """Return why the experiment is not one for this site, whoever runs it."""
+        limits, found = self.client.limits, self.experiment
+        reasons = []
+        if limits.experiment not in (None, self._fingerprint):
+            reasons.append(
+                f"found the experiment {self._fingerprint}, expected "
+                f"{limits.experiment} (limits.experiment)"
+            )
+        for name, chosen, allowed in (
+            ("method", found.method.name, limits.methods),
+            ("model", found.model.name, limits.models),
+        ):
+            if allowed is not None and chosen not in allowed:
+                names = ", ".join(allowed) or "none"
+                reasons.append(
+                    f"found the {name} {chosen}, expected {names} (limits.{name}s)"
+                )
+        spec = METHODS[found.method.name]
+        if spec.needs_metrics and self.client.train and not self.client.share_metrics:
+            reasons.append(
+                f"the updates of {spec.title} tell the server losses of a client's "
+                "data or how it is made up; found share_metrics: false, expected true, "
+                "or train: false to get the model alone. Or leave this run to others"
+            )
+        return reasons
+
+    def without_training(self, num_train: int) -> str:
+        """Return why the site trains by nobody's experiment; empty if it does."""
+        if not self.client.train:
+            return "found train: false: the client gets the model, and trains none"
+        least = self.client.limits.min_examples
+        if num_train < least:
+            return (
+                f"found {num_train} training examples, expected {least} or more "
+                "(limits.min_examples): the client gets the model, and trains none"
+            )
+        return ""
+
+    def objections_to_training(self, num_train: int) -> list[str]:
+        """Return why the site does not train as the experiment says."""
+        training = self.experiment.training
+        steps = num_steps(training, None, num_train)
+        per_epoch = steps_per_epoch(num_train, training.batch_size)
+        size = min(training.batch_size, num_train)
+        return self._too_little(steps, min(steps, per_epoch) * size)
+
+    def require_allowed(self) -> None:
+        """Refuse an experiment that is not for this site, or not that of its run.
+
+        Raises
+        ------
+        RefusedError
+            With the reasons.
+        RunError
+            If what was answered is not known.
+        """
+        reasons = self.objections()
+        begun = [one for one in Answers(self.client).read() if one.run == self.run]
+        if begun and begun[0].experiment != self._fingerprint:
+            reasons.append(
+                f"found the experiment {self._fingerprint}, expected "
+                f"{begun[0].experiment}, with which this run began; begin another run"
+            )
+        self._require(reasons)
+        if not begun:
+            self._note("begun")
+
+    def require_plan(self, num_train: int) -> None:
+        """Refuse a run that cannot be gone through with, before it begins.
+
+        Raises
+        ------
+        RefusedError, RunError
+            As `require_allowed`.
+        """
+        training, every = self.experiment.training, self.experiment.run.validate_every
+        reasons, needed = [], dict[Kind, int]()
+        if not self.without_training(num_train):
+            reasons += self.objections_to_training(num_train)
+            needed["training"] = math.ceil(training.num_rounds * training.participation)
+        if self.client.share_metrics:
+            # The model distribution is answered with metrics, too.
+            needed["validation"] = 1 + (training.num_rounds // every if every else 0)
+        answers = Answers(self.client)
+        given = answers.read()
+        same = [one for one in given if one.experiment == self._fingerprint]
+        for kind, number in needed.items():
+            # A run that is resumed has had a part of them.
+            missing = number - sum(one.kind == kind for one in same) % number
+            if missing > answers.left(kind, given):
+                reasons.append(
+                    f"found a run that needs {missing} more answers ({kind}), after "
+                    f"{answers.state(kind, given)}"
+                )
+        self._require(reasons)
+
+    def require_training(self, num_train: int) -> None:
+        """Refuse to train at all, or as the experiment says.
+
+        Raises
+        ------
+        RefusedError
+            With the reasons.
+        """
+        why_none = self.without_training(num_train)
+        reasons = [why_none] if why_none else self.objections_to_training(num_train)
+        self._require(reasons)
+
+    def require_behind(self, trained: Sequence[tuple[int, float]]) -> None:
+        """Refuse to send an update behind which there is too little.
+
+        Parameters
+        ----------
+        trained
+            Steps and different examples of each local training that was done for it.
+
+        Raises
+        ------
+        RefusedError
+            With what was found.
+        """
+        steps = min((steps for steps, _ in trained), default=0)
+        examples = min((examples for _, examples in trained), default=0)
+        self._require(self._too_little(steps, examples))
+
+    def count(self, kind: Kind) -> None:
+        """Take one answer from those that are left; on return that is on disk.
+
+        Raises
+        ------
+        RefusedError, RunError
+            As `require_allowed`.
+        """
+        answers = Answers(self.client)
+        given = answers.read()
+        if answers.left(kind, given) < 1:
+            self._require([f"no answer ({kind}) is left: {answers.state(kind, given)}"])
+        self._note(kind)
+
+    def _too_little(self, steps: float, examples: float) -> list[str]:
+        limits = self.client.limits
+        return [
+            f"found {found:.4g} {what} behind an update, expected {least} or more "
+            f"(limits.min_{what})"
+            for what, found, least in (
+                ("examples", examples, limits.min_examples),
+                ("steps", steps, limits.min_steps),
+            )
+            # What is not a number is too little, too.
+            if not found >= least - 1e-6
+        ]
+
+    def _require(self, reasons: Iterable[str]) -> None:
+        text = "; ".join(reasons)
+        if not text:
+            return
+        reason = f"the site's own settings do not allow it: {text}"
+        if note_refusal(self.client.state, "run", reason):
+            log.error("run %d is refused: %s", self.run, reason)
+        raise RefusedError(reason)
+
+    def _note(self, kind: Kind) -> None:
+        now = datetime.now(UTC).replace(microsecond=0)
+        answer = Answer(now, self.run, self._fingerprint, kind)
+        Answers(self.client).note(answer)
+
+    @property
+    def _fingerprint(self) -> str:
+        return results_identity(self.experiment)
+
+
+def _as_line(answer: Answer) -> dict[str, object]:
+    return {**asdict(answer), "time": answer.time.isoformat()}

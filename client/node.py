@@ -1,0 +1,478 @@
+"""Taking up one's own place in the federation again after a crash.
+
+A node that was killed counts as online for a minute, and Flower refuses a second one
+with the same key meanwhile. The state folder is locked, so whoever finds that the last
+node of this very folder did not leave may take it out.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import secrets
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+from flwr.supernode.nodestate import NodeStateFactory
+
+from knnper.client import flower_node as flower_supernode
+from knnper.client.flower_node import (
+    CLIENT_APP,
+    Hooks,
+    NotAcceptedError,
+    Orders,
+    Refusal,
+    RunnerProcess,
+    Server,
+    locked,
+    runtime_api,
+    started,
+)
+from knnper.client.settings import ClientSettings
+from knnper.files import write_atomically
+from knnper.transport.credentials import fingerprint, read_node_key
+
+_FILE = "node.json"
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A state folder's note of the node that is online.
+
+    Attributes
+    ----------
+    state
+        The folder.
+    place
+        Says which folder on which running machine this is: with a copy of the folder,
+        another machine cannot put out the node here.
+    """
+
+    state: Path
+    place: str
+
+    @staticmethod
+    def of(state: Path, lock: int) -> "Activation":
+        """Return the note of a folder whose lock is held as the descriptor ``lock``."""
+        machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+        return Activation(state, f"{machine}:{os.fstat(lock).st_ino}")
+
+    def note(self, node_id: int) -> None:
+        """Write down that the node is online."""
+        content = {"node_id": str(node_id), "place": self.place}
+        write_atomically(self._path, json.dumps(content))
+
+    def forget(self) -> None:
+        """Write down that it has left."""
+        self._path.unlink(missing_ok=True)
+
+    def left_behind(self) -> int | None:
+        """Return the id of a node of this folder that did not leave; None without."""
+        try:
+            content = json.loads(self._path.read_text())
+            return int(content["node_id"]) if content["place"] == self.place else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def _path(self) -> Path:
+        return self.state / _FILE
+
+
+SHORTEST_S = 0.05
+
+LONGEST_S = 1.0
+
+PART_OF_IDLE_TIME = 0.05
+
+REPLY_S = 0.01
+
+
+class Pace:
+    """Waits that grow with the time in which nothing came.
+
+    Asking costs the server some milliseconds, so that a node without work asks once a
+    second; in the middle of a run it asks at once, and a round is made longer by a
+    twentieth of what the node has waited for it.
+    """
+
+    def __init__(self) -> None:
+        self._last_work = time.monotonic()
+
+    def wait_for_message(self) -> None:
+        """Wait until it is time to ask for a message again."""
+        idle = time.monotonic() - self._last_work
+        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
+
+    def wait_for_reply(self) -> None:
+        """Wait a moment for work that is being done on this machine."""
+        time.sleep(REPLY_S)
+        self._last_work = time.monotonic()
+
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 1.0
+
+_LONGEST_RETRY_S = 10.0
+
+_FIRST_REMINDER_S = 60.0
+
+_LONGEST_REMINDER_S = 3600.0
+
+
+class Patience:
+    """Bears with refusals: says each kind at once, and repeats it ever more seldom.
+
+    Parameters
+    ----------
+    lasts_s
+        For how long it is tried; None is for ever.
+    """
+
+    def __init__(self, lasts_s: float | None) -> None:
+        self._end = None if lasts_s is None else time.monotonic() + lasts_s
+        self._retry_s = _FIRST_RETRY_S
+        self._said = ""
+        self._remind_at = 0.0
+        self._reminder_s = _FIRST_REMINDER_S
+
+    def bear(self, refusal: Refusal) -> None:
+        """Say what is wrong and wait, or give up.
+
+        Raises
+        ------
+        Refusal
+            The same, if no time is left or trying again is of no use.
+        """
+        is_over = self._end is not None and time.monotonic() + self._retry_s > self._end
+        if is_over or (refusal.lasting and self._end is not None):
+            raise refusal
+        self._say(str(refusal))
+        time.sleep(self._retry_s)
+        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+
+    def _say(self, reason: str) -> None:
+        now = time.monotonic()
+        if reason != self._said:
+            self._reminder_s = _FIRST_REMINDER_S
+        elif now < self._remind_at:
+            return
+        log.warning(
+            "%s. Tried again every %.0f s at least; said again in %.0f min",
+            reason,
+            _LONGEST_RETRY_S,
+            self._reminder_s / 60,
+        )
+        self._said, self._remind_at = reason, now + self._reminder_s
+        self._reminder_s = min(2 * self._reminder_s, _LONGEST_REMINDER_S)
+
+
+_TIMEOUT_S = 5.0
+
+_REQUEST = b"GET /health HTTP/1.0\r\n\r\n"
+
+
+def require_server(server: str, ca: Path | None) -> None:
+    """Check address, port and certificate of the server.
+
+    Parameters
+    ----------
+    server
+        ``HOST:PORT``.
+    ca
+        Certificate of the authority that the server must be signed by; None for a
+        server without TLS.
+
+    Raises
+    ------
+    Refusal
+        If something on the way is wrong; it says what.
+    """
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    context = None if ca is None else _trusting(ca)
+    try:
+        with socket.create_connection((host, int(port)), _TIMEOUT_S) as connection:
+            if context is None:
+                _require_plain_http(connection, server)
+            else:
+                context.wrap_socket(connection, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        raise Refusal(_why_untrusted(error, server, ca), lasting=True) from error
+    except ssl.SSLError as error:
+        raise _no_tls(server, error) from error
+    except socket.gaierror as error:
+        raise Refusal(
+            f"the name {host} cannot be resolved ({error.strerror}); correct `server`, "
+            "or mend this machine's DNS"
+        ) from error
+    except OSError as error:
+        raise Refusal(
+            f"nothing answers at {server} ({error}); is the server up, is `server` its "
+            "gateway's address, and does a firewall let this machine through?"
+        ) from error
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    # As lenient as Flower, which is next to look at the certificate.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(ca)
+        return context
+    except OSError as error:  # also of a file that is no certificate
+        raise Refusal(
+            f"the CA's certificate {ca} cannot be read ({error}); copy the "
+            "federation's ca.crt there, or correct `tls.ca`",
+            lasting=True,
+        ) from error
+
+
+def _why_untrusted(error: ssl.SSLCertVerificationError, server: str, ca: object) -> str:
+    found = f"the certificate of {server} is not accepted ({error.verify_message})"
+    if "expired" in error.verify_message or "not yet valid" in error.verify_message:
+        return f"{found}; renew it on the server, or set this machine's clock"
+    if "match" in error.verify_message:
+        return (
+            f"{found}; use a name in `server` that the certificate holds, or have the "
+            "server's certificate made for this one"
+        )
+    return (
+        f"{found}; {ca} is not of the CA that signed it: copy the federation's ca.crt"
+    )
+
+
+def _no_tls(server: str, error: ssl.SSLError) -> Refusal:
+    return Refusal(
+        f"{server} does not speak TLS ({error.reason}); correct the port in `server`, "
+        "or have the server started with TLS",
+        lasting=True,
+    )
+
+
+def _require_plain_http(connection: socket.socket, server: str) -> None:
+    connection.sendall(_REQUEST)
+    try:
+        answer = connection.recv(64)
+    except ConnectionResetError:
+        answer = b""
+    if not answer.startswith(b"HTTP/"):
+        raise Refusal(
+            f"{server} does not speak plain HTTP, it probably expects TLS; remove "
+            "`insecure: true` and give `tls` and `key`",
+            lasting=True,
+        )
+
+
+PATIENCE_S = 120.0
+
+_LEAVE_S = 1.5
+
+_NOTICED_S = 3.0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """How a node is run; nothing of it concerns what is learned.
+
+    Attributes
+    ----------
+    app
+        ``MODULE:NAME`` of the ClientApp that plays every message.
+    allow_app_code
+        See `Orders`.
+    patience_s
+        How long the node tries to get into the federation; None is for ever.
+    is_done
+        Whether the node may leave; asked when it has nothing to do or to send.
+    verbose
+        Whether what Flower says of every message is logged, too.
+    """
+
+    app: str = CLIENT_APP
+    allow_app_code: bool = False
+    patience_s: float | None = PATIENCE_S
+    is_done: Callable[[], bool] = lambda: False
+    verbose: bool = False
+
+
+class Told(BaseException):
+    """SIGTERM, or all is done; no `except Exception` of a library holds it up."""
+
+
+def run_client(settings: ClientSettings, options: NodeOptions) -> None:
+    """Be a client of the federation until a signal ends it, or all is done.
+
+    Parameters
+    ----------
+    settings
+        Who and where.
+    options
+        See `NodeOptions`.
+
+    Raises
+    ------
+    RunError
+        If the state folder is in use, or the server cannot be reached or does not take
+        the client for longer than the patience lasts. SIGTERM ends it without an error,
+        Ctrl-C with `KeyboardInterrupt`.
+    CredentialError
+        If the key cannot be read.
+    """
+    with locked(settings.state) as lock, _told_by_sigterm():
+        os.environ["FLWR_HOME"] = str(settings.state / "flwr")
+        node = _Node(settings, options, Activation.of(settings.state, lock))
+        if settings.insecure:
+            log.warning(
+                "insecure: true: whoever is on the way reads and changes everything "
+                "that this client and the server say to each other"
+            )
+        try:
+            while True:
+                node.join_and_serve()
+        except Told:
+            log.info("told to end")
+
+
+class _Node:
+    def __init__(
+        self, settings: ClientSettings, options: NodeOptions, activation: Activation
+    ) -> None:
+        self._settings = settings
+        self._options = options
+        self._activation = activation
+        ca = None if settings.tls is None else settings.tls.ca
+        key = None if settings.key is None else read_node_key(settings.key)
+        self._server = Server(settings.server, ca, key)
+
+    def join_and_serve(self) -> None:
+        """Join the federation and stay until the server lets go of this node.
+
+        Everything is new each time: what the last connection left undone stays undone.
+        """
+        state, secret = flower_supernode.new_state(), secrets.token_bytes(32)
+        with runtime_api(state, secret) as address:
+            options = self._options
+            orders = Orders(
+                address,
+                secret.hex(),
+                os.getpid(),
+                app=options.app,
+                allow_app_code=options.allow_app_code,
+                verbose=options.verbose,
+            )
+            with started(orders) as runner:
+                stay = _Stay(self._server, runner, self._activation, options.is_done)
+                self._join(stay, lambda: self._serve(stay, state, secret))
+
+    def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
+        """Try until the stay has begun, and is over."""
+        patience = Patience(self._options.patience_s)
+        while not stay.has_begun:
+            try:
+                serve()
+            except Refusal as refusal:
+                if stay.has_begun:
+                    log.warning("%s", refusal)
+                elif not self._has_made_room(refusal):
+                    patience.bear(self._in_full(refusal))
+            finally:
+                if stay.has_begun:
+                    self._activation.forget()
+
+    def _serve(self, stay: "_Stay", state: NodeStateFactory, secret: bytes) -> None:
+        require_server(self._server.address, self._server.ca)
+        stay.runner.wait_until_ready()
+        flower_supernode.serve(
+            self._server,
+            state,
+            secret,
+            {"config": str(self._settings.file)},
+            stay.hooks(),
+        )
+
+    def _in_full(self, refusal: Refusal) -> Refusal:
+        """Return the refusal with what this client alone knows of it."""
+        key, settings = self._server.key, self._settings
+        if not isinstance(refusal, NotAcceptedError) or key is None:
+            return refusal
+        about = f"{settings.key}, {fingerprint(key.public_key())}"
+        return NotAcceptedError(about, f"knnper doctor --config {settings.file}")
+
+    def _has_made_room(self, refusal: Refusal) -> bool:
+        """Take out the node that a crash of this client left online, if it did."""
+        left_behind = self._activation.left_behind()
+        if not isinstance(refusal, NotAcceptedError) or left_behind is None:
+            return False
+        log.info("this client did not leave in order the last time; tidying up")
+        with contextlib.suppress(httpx.HTTPError):
+            flower_supernode.take_out(self._server, left_behind)
+        self._activation.forget()
+        # A server that waits for the last one's reply has to see that it is gone: the
+        # new one goes by the same number, and is not sent the message again.
+        time.sleep(_NOTICED_S)
+        return True
+
+
+class _Stay:
+    """One stay in the federation."""
+
+    def __init__(
+        self,
+        server: Server,
+        runner: RunnerProcess,
+        activation: Activation,
+        is_done: Callable[[], bool],
+    ) -> None:
+        self.has_begun = False
+        self._server = server
+        self.runner = runner
+        self._activation = activation
+        self._is_done = is_done
+        self._pace = Pace()
+
+    def hooks(self) -> Hooks:
+        return Hooks(self._begin, self._await_message, self._await_reply)
+
+    def _begin(self, node_id: int) -> None:
+        self.has_begun = True
+        self._activation.note(node_id)
+        log.info("in the federation of %s as node %d", self._server.address, node_id)
+
+    def _await_message(self) -> None:
+        if self._is_done():
+            raise Told
+        self._pace.wait_for_message()
+
+    def _await_reply(self) -> None:
+        self.runner.wake()
+        self._pace.wait_for_reply()
+
+
+@contextlib.contextmanager
+def _told_by_sigterm() -> Iterator[None]:
+    """Raise `Told` in the main thread on SIGTERM, and end soon whatever happens."""
+
+    def told(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        way_out = threading.Timer(_LEAVE_S, os._exit, (0,))
+        way_out.daemon = True
+        way_out.start()
+        raise Told
+
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

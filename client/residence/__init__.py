@@ -1,1 +1,0 @@
-"""What a client keeps: who it is, its models, its memory, and what it serves."""

@@ -1,0 +1,297 @@
+"""What is served now, how it is replaced meanwhile, and the threads that ask it."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from knnper.client.served import ServedModel
+from knnper.client.service.inputs import RequestError
+from knnper.data.examples import no_examples
+from knnper.errors import KnnPerError
+
+T = TypeVar("T")
+
+_TRIALS = 3
+
+_LOG = logging.getLogger(__name__)
+
+
+class Current:
+    """Opens what is served as soon as it is there, and follows what is installed.
+
+    ``open_served`` opens it; a `KnnPerError` means that there is nothing to serve yet.
+    Nothing that goes wrong ends this: what was served is served on, and every
+    ``poll_s`` seconds it looks again.
+    """
+
+    def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
+        self._open, self._poll_s = open_served, poll_s
+        self._served: ServedModel | None = None
+        self._problem = "the service has just been started"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow")
+        self._seconds_per_input = 0.0
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """Why the last look failed, which leaves what is served; empty if it did not.
+
+        Before the first look, and as long as nothing is served, why that is so.
+        """
+        return self._problem
+
+    def served(self) -> ServedModel:
+        """Return what is served; if nothing is, refuse (503) with the reason."""
+        if self._served is None:
+            raise RequestError(503, f"nothing can be served yet: {self._problem}")
+        return self._served
+
+    def close(self) -> None:
+        """Stop looking, and close what is served."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._served is not None:
+            served, self._served = self._served, None
+            served.close()
+
+    def require_time_for(self, count: int, seconds: float) -> None:
+        """Refuse (413) inputs for which the model, once begun, surely needs longer."""
+        needed = count * self._seconds_per_input
+        if needed > seconds:
+            most = max(1, int(seconds / self._seconds_per_input))
+            raise RequestError(
+                413,
+                f"{count} inputs would take at least {needed:.0f} s, expected at most "
+                f"{seconds:g} s; send at most {most} at once",
+            )
+
+    def took(self, count: int, seconds: float) -> None:
+        """Learn how fast the model is at best."""
+        self._seconds_per_input = min(self._seconds_per_input, seconds / count)
+
+    def _follow(self) -> None:
+        self._look()
+        while not self._stopping.wait(self._poll_s):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self._renew()
+        except KnnPerError as error:
+            if str(error) != self._problem:
+                _LOG.warning("%s", error)
+            self._problem = str(error)
+        except Exception as error:  # noqa: BLE001 (a full disk, say, may pass)
+            found = f"{type(error).__name__}: {error}"
+            if found != self._problem:
+                _LOG.exception("the state folder cannot be followed; tried again")
+            self._problem = found
+        else:
+            self._problem = ""
+
+    def _renew(self) -> None:
+        if self._served is None:
+            self._served = self._open()
+        elif not self._served.refresh():
+            return
+        _LOG.info("serving the model %s", self._served.model.fingerprint[:12])
+        self._seconds_per_input = _seconds_per_input(self._served)
+
+
+def _seconds_per_input(served: ServedModel) -> float:
+    """Return how long one input takes, at best."""
+    nothing = no_examples(served.model.spec).images
+    one = torch.zeros((1, *nothing.shape[1:]), dtype=nothing.dtype)
+    seconds = []
+    for _ in range(_TRIALS):
+        began = time.perf_counter()
+        served.predict(one)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+class Workers:
+    """A few threads, with a queue that has an end; used from one event loop.
+
+    ``max_waiting`` pieces of work may wait for one of them, for ``timeout_s`` seconds.
+    """
+
+    def __init__(
+        self, name: str, num_threads: int, max_waiting: int, timeout_s: float
+    ) -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(num_threads, name)
+        self._most = num_threads + max_waiting
+        self._timeout_s = timeout_s
+        self._num_pending = 0
+
+    async def run(self, work: Callable[[], T], *, changes: bool = False) -> T:
+        """Return what ``work`` returns; refuse (503) what would take too long.
+
+        A thread cannot be stopped. What has begun and ``changes`` something is waited
+        for; else the thread alone goes on with it, and takes up other work afterwards.
+        """
+        if self._num_pending >= self._most:
+            raise self._too_busy(f"{self._num_pending} requests wait already")
+        self._num_pending += 1
+        submitted = self._pool.submit(work)
+        answer = asyncio.wrap_future(submitted)
+        answer.add_done_callback(self._leave)
+        done, _ = await asyncio.wait({answer}, timeout=self._timeout_s)
+        if not done and submitted.cancel():
+            raise self._too_busy(f"it waited {self._timeout_s:g} s")
+        if not done and not changes:
+            answer.add_done_callback(_look_away)
+            raise self._too_busy(f"it took more than {self._timeout_s:g} s")
+        return await answer
+
+    def close(self) -> None:
+        """Finish what has begun, and end the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _leave(self, answer: "asyncio.Future[T]") -> None:  # noqa: ARG002 (a callback)
+        self._num_pending -= 1
+
+    def _too_busy(self, why: str) -> RequestError:
+        return RequestError(
+            503, f"too busy to {self._name}: {why}; try again in a moment"
+        )
+
+
+def _look_away(answer: "asyncio.Future[T]") -> None:
+    """Take notice of an error that nobody waits for."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+_METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
+
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class Metrics:
+    """Counters of one service, and figures of what it serves now."""
+
+    def __init__(self, current: Current) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "knnper_requests",
+            "Requests that were answered.",
+            ("method", "path", "status"),
+            registry=self._registry,
+        )
+        self._errors = Counter(
+            "knnper_errors",
+            "Requests that were answered with an error.",
+            ("path", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "knnper_request_seconds",
+            "Time from a request to the end of its answer.",
+            ("path",),
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._predictions = Counter(
+            "knnper_predictions",
+            "Inputs by the class that was predicted.",
+            ("class_name",),
+            registry=self._registry,
+        )
+        self._registry.register(_ServedCollector(current))
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request; its path has names for its variable parts."""
+        known = method if method in _METHODS else "other"
+        self._requests.labels(known, path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+        if status >= 400:
+            self._errors.labels(path, str(status)).inc()
+
+    def predicted(self, class_names: Iterable[str]) -> None:
+        """Count predictions, by the names of the classes."""
+        for name in class_names:
+            self._predictions.labels(name).inc()
+
+    def text(self) -> bytes:
+        """Return all figures in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _ServedCollector(Collector):
+    """The figures of what is served, read when they are asked for."""
+
+    def __init__(self, current: Current) -> None:
+        self._current = current
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            served = self._current.served()
+        except RequestError:
+            yield _gauge("knnper_ready", "Whether the service predicts.", 0)
+            return
+        yield _gauge("knnper_ready", "Whether the service predicts.", 1)
+        yield _gauge(
+            "knnper_following",
+            "Whether a newer model would be served; 0: the log says why not.",
+            0 if self._current.problem else 1,
+        )
+        size, weight = len(served.store), served.serving.knn_weight
+        yield _gauge("knnper_store_examples", "Examples in the store.", size)
+        yield _gauge("knnper_knn_weight", "The neighbours' weight, lambda.", weight)
+        model = GaugeMetricFamily(
+            "knnper_model_info", "The model that is served.", labels=["model"]
+        )
+        model.add_metric([served.model.fingerprint], 1)
+        yield model
+
+    def describe(self) -> Sequence[Metric]:
+        """Return nothing: what is collected is not known before it is asked for."""
+        return ()
+
+
+def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+class Metered:
+    """Counts every request of an application, and how long it takes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and count it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_look)
+        finally:
+            # As it is written in the route: the paths that are asked for have no end.
+            path = getattr(scope.get("route"), "path", "other")
+            seconds = time.perf_counter() - began
+            self._metrics.answered(scope["method"], path, status, seconds)

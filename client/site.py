@@ -1,0 +1,545 @@
+"""What a site tells the server, and what stays in its own log."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from knnper.client.flower_node import Deadline, without_folders
+from knnper.client.install import Residence
+from knnper.client.limits import Limits, note_refusal
+from knnper.client.runtime import ClientRuntime, ClientStateStore, Personalized, Served
+from knnper.client.settings import ClientSettings, read_client
+from knnper.data.examples import ClientData, Examples
+from knnper.data.site import open_site
+from knnper.data.site_data import SiteData, SitesSettings, SiteTask
+from knnper.errors import KnnPerError, RefusedError, RunError
+from knnper.experiment import Experiment
+from knnper.files import make_private
+from knnper.loading import from_json, results_identity
+from knnper.process import compute_device, keep_freed_memory
+from knnper.strategies.catalogue import Assembly, assemble, site_catalogue, title_of
+from knnper.strategies.core.exported_model import (
+    ModelError,
+    ends_with_global_model,
+    global_model,
+    require_fingerprint,
+)
+from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.messages import Introduction, Job, introduction_content
+
+OWN_LOG = "its own log says why"
+
+log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Discretion:
+    """What of a client's figures and troubles the server learns.
+
+    Attributes
+    ----------
+    share_metrics
+        Whether it learns how the client does, and why something failed.
+    """
+
+    share_metrics: bool
+
+    @contextlib.contextmanager
+    def around(self, what: str) -> Iterator[None]:
+        """Let no error leave the block whose text tells more than it may.
+
+        Parameters
+        ----------
+        what
+            The block does, for the client's log.
+
+        Raises
+        ------
+        RunError
+            In place of any error of the block, which the log has in full.
+        RefusedError
+            As it is: it is meant for both sides.
+        """
+        try:
+            yield
+        except RefusedError:
+            raise
+        except Exception as error:
+            is_known = isinstance(error, KnnPerError | OSError)
+            text = str(error) if is_known else f"{type(error).__name__}: {error}"
+            log.error("%s failed: %s", what, text, exc_info=not is_known)
+            raise RunError(self.reason(text)) from error
+
+    def reason(self, text: str) -> str:
+        """Return what the server is told of an error, whose ``text`` is the client's.
+
+        Without folders: how a site calls them is its own affair.
+        """
+        return without_folders(text) if self.share_metrics else OWN_LOG
+
+    def update(self, update: Any) -> Any:
+        """Return a method's update, without its loss if that is not shared.
+
+        The number of examples stays: it is the update's weight in the mean.
+        """
+        if self.share_metrics:
+            return update
+        return dataclasses.replace(update, train_loss=math.nan)
+
+    def results(self, results: ClientResults) -> ClientResults:
+        """Return who has the model, and how it does there if that is shared."""
+        failures = {name: self.reason(text) for name, text in results.failures.items()}
+        if self.share_metrics:
+            return dataclasses.replace(results, failures=failures)
+        names = tuple(result.client for result in results.results)
+        return ClientResults((), failures, withheld=names)
+
+
+def withheld_evaluation() -> Evaluation:
+    """Return the evaluation on no example at all."""
+    return Evaluation(0, 0, 0.0, (), (), ())
+
+
+_SOURCE = "the model that the server handed over"
+
+
+def residence_of(settings: ClientSettings) -> Residence:
+    """Return the client's residence, which is that of its name and key alone.
+
+    Raises
+    ------
+    ResidenceError
+        If the state folder is another client's.
+    CredentialError
+        If the key cannot be read.
+    """
+    key = None
+    if settings.key is not None:
+        key = fingerprint(read_node_key(settings.key).public_key())
+    return Residence(settings.state, settings.name, key)
+
+
+def keeper_of(
+    settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
+) -> Callable[[Personalized], Served | None]:
+    """Return what keeps the model of a hand-over, and the site's memory of its data.
+
+    Where the experiment says how clients remember, the report of the hand-over is of
+    what is served: of all that the memory holds, or of the global model alone where
+    the memory loses. The report of another method is of what that makes.
+
+    Parameters
+    ----------
+    settings
+        The client.
+    assembly
+        What was trained.
+    data
+        The site's data.
+    expected
+        Fingerprint of the global model that the server hands over; empty where the
+        method ends with none, and nothing can be served.
+    """
+    # As the server decides it, so that who waits for a model gets it.
+    has_model = bool(expected) and ends_with_global_model(assembly.experiment)
+    experiment = assembly.experiment
+    title = title_of(experiment.method.name, experiment.personalization.name)
+
+    def keep(personalized: Personalized) -> Served | None:
+        if not has_model:
+            log.warning(
+                "the method ends with no model that all clients share: its result is "
+                "reported, and nothing is served"
+            )
+            return None
+        weights = personalized.reference.weights
+        model = global_model(assembly.experiment, assembly.task, data.task, weights)
+        try:
+            require_fingerprint(model, expected, _SOURCE)
+        except ModelError as error:
+            note_refusal(settings.state, "model", str(error))
+            raise
+        decided = residence_of(settings).install_and_test(
+            model, data, took_part=personalized.seen
+        )
+        log.info(
+            "the model %s is installed, with a weight of %g for the neighbours",
+            model.fingerprint[:12],
+            decided.serving.knn_weight,
+        )
+        chosen = assembly.experiment.personalization.settings
+        if not (
+            assembly.method.serves_global_model and isinstance(chosen, KnnSettings)
+        ):
+            log.warning(
+                "what is reported is what %s makes; what is served is the global model "
+                "with a memory",
+                title,
+            )
+            return None
+        tested = decided.tested
+        return Served(tested.mixed, tested.global_model, decided.chosen)
+
+    return keep
+
+
+@dataclass(frozen=True)
+class SitePlayer:
+    """A runtime of one client, with what its site imposes on it.
+
+    Attributes
+    ----------
+    name
+        The only client that it plays.
+    runtime
+        Plays it.
+    deadline
+        When the server stops waiting.
+    discretion
+        What the server learns.
+    limits
+        What it may ask for.
+    num_train
+        Training examples of the client.
+    trained
+        Steps and examples of each local training of this process, as `Task.on_trained`
+        is told of them.
+    """
+
+    name: str
+    runtime: ClientRuntime
+    deadline: Deadline
+    discretion: Discretion
+    limits: Limits
+    num_train: int
+    trained: list[tuple[int, float]]
+
+    @property
+    def method(self) -> Method:
+        """What the client does."""
+        return self.runtime.method
+
+    def train(
+        self,
+        client: str,
+        payload: object,
+        server_round: int,
+        state_round: int,
+        keep_rounds: Sequence[int],
+    ) -> Any:
+        """See `ClientRuntime.train`.
+
+        Raises
+        ------
+        RefusedError
+            If the site's limits do not allow it, or not what came of it.
+        """
+        self._require_this([client])
+        self.limits.require_training(self.num_train)
+        # Before it is given: a kill cannot make it uncounted.
+        self.limits.count("training")
+        self.trained.clear()
+        with self._doing(f"training in round {server_round}"):
+            update = self.runtime.train(
+                client, payload, server_round, state_round, keep_rounds
+            )
+        self.limits.require_behind(self.trained)
+        return self.discretion.update(update)
+
+    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+        """See `ClientRuntime.validate`; of no example where metrics are not shared.
+
+        Raises
+        ------
+        RefusedError
+            If the site has answered as often as it may.
+        """
+        self._require_this(clients)
+        if not self.discretion.share_metrics:
+            return withheld_evaluation()
+        self.limits.count("validation")
+        with self._doing("an evaluation"):
+            return self.runtime.validate(clients, reference)
+
+    def personalize(
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object,
+        state_rounds: Sequence[int],
+    ) -> ClientResults:
+        """See `ClientRuntime.personalize`; the model is taken, come what may.
+
+        Its figures stay here once the site has answered as often as it may.
+        """
+        self._require_this(clients)
+        discretion = self.discretion
+        if discretion.share_metrics:
+            try:
+                self.limits.count("validation")
+            except RefusedError:
+                discretion = Discretion(share_metrics=False)
+        with self._doing("the hand-over"):
+            found = self.runtime.personalize(clients, payload, reference, state_rounds)
+        for reason in found.failures.values():
+            log.error("the model cannot be used here: %s", reason)
+        return discretion.results(found)
+
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        with self.discretion.around(what), self.deadline.ends(what):
+            yield
+        log.info("%s took %.1f s", what, time.monotonic() - began)
+
+    def _require_this(self, clients: Sequence[str]) -> None:
+        if list(clients) != [self.name]:
+            raise RunError(
+                f"the server asked for {', '.join(clients)}, and this is {self.name}; "
+                "two clients may go by one name"
+            )
+
+
+KEPT = 4
+"""Runs whose states are kept; an older one can be resumed as long as it is."""
+
+_SESSION = re.compile(r"[A-Za-z0-9-]{0,64}")
+
+_IDENTITY_DIGITS = 16
+
+
+def run_states(state: Path, experiment: Experiment, session: str) -> Path:
+    """Return the folder of one run, and remove those of runs long past.
+
+    Parameters
+    ----------
+    state
+        The client's state folder.
+    experiment
+        What the run is of.
+    session
+        Tells runs of the same experiment apart; the server's.
+
+    Raises
+    ------
+    RunError
+        If the session cannot be a part of a folder's name.
+    """
+    if not _SESSION.fullmatch(session):
+        raise RunError(
+            f"expected a session of at most 64 letters, digits and -, found "
+            f"{session[:80]!r}; the server is of another version"
+        )
+    identity = results_identity(experiment)[:_IDENTITY_DIGITS]
+    folder = state / "runs" / f"{identity}-{session}"
+    if folder.exists():
+        folder.touch()
+    _remove_older(folder)
+    return folder
+
+
+def _remove_older(current: Path) -> None:
+    if not current.parent.is_dir():
+        return
+    others = [one for one in current.parent.iterdir() if one != current]
+    others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in others[KEPT - 1 :]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+CONFIG = "config"
+"""The key of a node's configuration that names the client's file."""
+
+
+@dataclass(frozen=True)
+class SiteSource:
+    """The data of the only client of this process.
+
+    Attributes
+    ----------
+    site
+        All of its data.
+    train
+        Whether it takes part in training.
+    """
+
+    site: SiteData
+    train: bool
+
+    def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is one)
+        """Return what the client learns from."""
+        return self.site.client_data()
+
+    def test(self, client: str) -> Examples:  # noqa: ARG002
+        """Return the test split."""
+        return self.site.test.examples
+
+    def class_weights(self, client: str) -> None:
+        """Return None: a site's own test examples all count the same."""
+
+    def is_seen(self, client: str) -> bool:  # noqa: ARG002
+        """Return whether the client takes part in training."""
+        return self.train
+
+
+class SiteHost:
+    """A node with one client, whose data lies at the site."""
+
+    def open(self, context: Context, job: Job) -> SitePlayer:
+        """See `knnper.client.app.Host`."""
+        deadline = Deadline.after(job.timeout_s)
+        settings = _settings(context)
+        discretion = Discretion(settings.share_metrics)
+        what = "reading the data"
+        # The owner's code may be what reads it, and may hang.
+        with discretion.around(what), deadline.ends(what):
+            experiment = site_experiment(job.experiment)
+            limits = Limits(settings, experiment, context.run_id)
+            limits.require_allowed()
+            data, task = site_data(settings, experiment)
+            trained: list[tuple[int, float]] = []
+            runtime = _runtime(settings, job, experiment, data, task, trained)
+        return SitePlayer(
+            settings.name,
+            runtime,
+            deadline,
+            discretion,
+            limits,
+            len(data.train),
+            trained,
+        )
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
+        """See `knnper.client.app.Host`: the server is on another machine."""
+        return None
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:
+        """Return the client's name and the sizes of its splits."""
+        settings = _settings(context)
+        return introduction_content(_introduction(settings, job, context.run_id))
+
+    def refused(self, context: Context, reason: str) -> None:
+        """See `knnper.client.app.Host`."""
+        settings = _settings(context)
+        if note_refusal(settings.state, "client", reason):
+            log.error(
+                "the server refuses this client: %s. It stays connected and takes part "
+                "in nothing until that is mended; the server asks again by itself",
+                reason,
+            )
+
+
+def site_experiment(text: str) -> Experiment:
+    """Return the experiment that a job is for.
+
+    Raises
+    ------
+    RunError
+        If its data does not stay with the sites, or this version does not know it.
+    """
+    try:
+        return from_json(text, site_catalogue())
+    except KnnPerError as error:
+        raise RunError(
+            "this client has data of its own, and the experiment is not one over data "
+            "that stays with the sites; submit it with `knnper submit`. If it was, the "
+            f"two sides run different versions: {error}"
+        ) from error
+
+
+def site_data(
+    settings: ClientSettings, experiment: Experiment
+) -> tuple[SiteData, SiteTask]:
+    """Return the site's data as the experiment needs it.
+
+    Raises
+    ------
+    DataError
+        If it does not fit.
+    OSError
+        If the state folder cannot be made.
+    """
+    agreed = experiment.data.settings
+    if not isinstance(agreed, SitesSettings):
+        raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
+    task = agreed.task()
+    # What is read is kept there for the next time.
+    make_private(settings.state)
+    return open_site(settings.data, settings.base, task, settings.cache), task
+
+
+def _runtime(
+    settings: ClientSettings,
+    job: Job,
+    experiment: Experiment,
+    data: SiteData,
+    task: SiteTask,
+    trained: list[tuple[int, float]],
+) -> ClientRuntime:
+    assembly = assemble(
+        experiment,
+        task.spec,
+        compute_device(experiment.run),
+        on_trained=lambda *found: trained.append(found),
+    )
+    keep_freed_memory()
+    return ClientRuntime(
+        method=assembly.method,
+        spec=task.spec,
+        source=SiteSource(data, job.seen and settings.train),
+        states=ClientStateStore(run_states(settings.state, experiment, job.session)),
+        key=assembly.key,
+        pool=assembly.task.pool,
+        keep=keeper_of(settings, assembly, data, job.model),
+    )
+
+
+def _introduction(settings: ClientSettings, job: Job | None, run: int) -> Introduction:
+    if job is None:
+        return Introduction(settings.name, settings.train)
+    discretion = Discretion(settings.share_metrics)
+    try:
+        with discretion.around("reading the data"):
+            experiment = site_experiment(job.experiment)
+            limits = Limits(settings, experiment, run)
+            limits.require_allowed()
+            data, _ = site_data(settings, experiment)
+            limits.require_plan(len(data.train))
+    except RunError as error:
+        return Introduction(settings.name, settings.train, problem=str(error))
+    remark = limits.without_training(len(data.train)) if settings.train else ""
+    if remark:
+        log.warning("%s", remark)
+    is_told = settings.share_metrics
+    return Introduction(
+        name=settings.name,
+        train=settings.train and not remark,
+        num_train=len(data.train),
+        num_validation=len(data.validation) if is_told else 0,
+        num_test=len(data.test) if is_told else 0,
+        remark=remark,
+    )
+
+
+def _settings(context: Context) -> ClientSettings:
+    path = context.node_config.get(CONFIG)
+    if not isinstance(path, str):
+        raise RunError(
+            f"expected the path of the client's file as {CONFIG!r} in the node's "
+            "configuration, found none; start the node with `knnper client`, or with "
+            "flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
+        )
+    return read_client(Path(path))

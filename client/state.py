@@ -1,0 +1,509 @@
+"""What can go wrong with a client's state folder."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from knnper.data.examples import Examples
+from knnper.data.site_data import NamedExamples
+from knnper.datastore.examples import Ids
+from knnper.datastore.prediction import ClassPrior, KernelName
+from knnper.datastore.store import StoreReader, read_identity
+from knnper.datastore.tuning import EvidenceKind
+from knnper.errors import KnnPerError
+from knnper.files import make_private, sync_folder, write_atomically
+
+
+class ResidenceError(KnnPerError):
+    """A client's state folder is another's, is damaged, or holds nothing to serve."""
+
+
+MOST = 100_000
+"""Names that are kept: some megabytes."""
+
+
+class Names:
+    """Names by id, which stands for the same example for ever.
+
+    Parameters
+    ----------
+    store
+        Knows them.
+    """
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+        self._known: dict[int, str | None] = {}
+
+    def of(self, ids: Ids) -> list[list[str | None]]:
+        """Return the names of ids (n, k); None where there is none, or no longer."""
+        if len(self._known) > MOST:
+            self.forget()
+        # Another thread may forget meanwhile, which leaves this dictionary alone.
+        rows, known = ids.tolist(), self._known
+        missing = sorted({one for row in rows for one in row} - known.keys())
+        if missing:
+            found = self._store.external_ids(np.array(missing, np.int64))
+            known.update(zip(missing, found, strict=True))
+        return [[known[one] for one in row] for row in rows]
+
+    def forget(self) -> None:
+        """Keep no name of what was deleted."""
+        self._known = {}
+
+
+@dataclass(frozen=True)
+class Places:
+    """The parts of a client's state folder.
+
+    Attributes
+    ----------
+    folder
+        The client's state folder.
+    """
+
+    folder: Path
+
+    @property
+    def identity(self) -> Path:
+        """Whose folder it is."""
+        return self.folder / "identity.json"
+
+    @property
+    def models(self) -> Path:
+        """Model folders, by fingerprint."""
+        return self.folder / "models"
+
+    def model(self, fingerprint: str) -> Path:
+        """Return the folder of one model."""
+        return self.models / fingerprint
+
+    @property
+    def store(self) -> Path:
+        """The client's memory."""
+        return self.folder / "store"
+
+    @property
+    def offered(self) -> Path:
+        """Which of the site's examples the memory was ever given."""
+        return self.folder / "offered.json"
+
+    @property
+    def serving(self) -> Path:
+        """What is served."""
+        return self.folder / "serving.json"
+
+    @property
+    def pending(self) -> Path:
+        """The folder of what is to be served next."""
+        return self.folder / "next"
+
+    @property
+    def drafts(self) -> Path:
+        """What is being made; whatever is left there by a kill is of no use."""
+        return self.folder / ".drafts"
+
+    def installing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block that one process at a time is in: whoever installs."""
+        return self._locked("installing.lock")
+
+    def committing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block that one process at a time is in, and never for long."""
+        return self._locked("committing.lock")
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        # The lock goes with the process, however that ends.
+        with (self.folder / name).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def claim(places: Places, name: str, key_sha256: str | None) -> None:
+    """Make the folder that of a client, or refuse it.
+
+    Parameters
+    ----------
+    places
+        The folder; created if it is missing, and closed to other users.
+    name
+        The client's.
+    key_sha256
+        Of its public key, in hexadecimal; None where none is used: the first one that
+        is counts from then on.
+
+    Raises
+    ------
+    ResidenceError
+        If the folder is another client's, or cannot be written.
+    """
+    try:
+        make_private(places.folder)
+        with places.committing():
+            _claim(places, name, key_sha256)
+    except OSError as error:
+        raise ResidenceError(
+            f"{places.folder} cannot be written ({error}); give this user the right to "
+            "write there, or set another `state` in the client's file"
+        ) from error
+
+
+def require_own(places: Places, name: str, key_sha256: str | None) -> None:
+    """Refuse a folder that is another client's; write nothing.
+
+    Parameters
+    ----------
+    places, name, key_sha256
+        See `claim`.
+
+    Raises
+    ------
+    ResidenceError
+        If it is another's.
+    """
+    _require_own(_known(places), places, name, key_sha256)
+
+
+def _claim(places: Places, name: str, key_sha256: str | None) -> None:
+    known = _known(places)
+    _require_own(known, places, name, key_sha256)
+    wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
+    if wanted != known:
+        write_atomically(places.identity, json.dumps(wanted))
+
+
+def _require_own(
+    known: Mapping[str, Any], places: Places, name: str, key_sha256: str | None
+) -> None:
+    if known.get("name", name) != name:
+        raise ResidenceError(
+            f"{places.folder} is the state of the client {known['name']!r}, found the "
+            f"name {name!r}; give every client a `state` folder of its own"
+        )
+    key = known.get("key_sha256")
+    if None not in (key, key_sha256) and key != key_sha256:
+        raise ResidenceError(
+            f"{places.folder} is the state of the client {name!r} with the key "
+            f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
+            "back, or remove identity.json there once the new key is registered"
+        )
+
+
+def _known(places: Places) -> dict[str, Any]:
+    try:
+        known = json.loads(places.identity.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise _damaged(places) from error
+    if not isinstance(known, dict):
+        raise _damaged(places)
+    return known
+
+
+def _damaged(places: Places) -> ResidenceError:
+    return ResidenceError(
+        f"{places.identity} is damaged; remove it if {places.folder} is this client's"
+    )
+
+
+_DIGITS = 24  # of SHA-256: names themselves may tell of whoever was deleted
+
+
+class Offered:
+    """The names that were offered to the store that is there.
+
+    Parameters
+    ----------
+    places
+        The client's state folder, with a store.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._path = places.offered
+        self._store_id = read_identity(places.store).store_id
+        self._digests = self._read()
+
+    def __contains__(self, name: str) -> bool:
+        return _digest(name) in self._digests
+
+    def add(self, names: Iterable[str]) -> None:
+        """Note more names, for good."""
+        self._digests.update(_digest(name) for name in names)
+        self._write()
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Let names come back that left only because they are tested on now."""
+        self._digests.difference_update(_digest(name) for name in names)
+        self._write()
+
+    def _write(self) -> None:
+        document = {"store": self._store_id, "names": sorted(self._digests)}
+        write_atomically(self._path, json.dumps(document))
+
+    def _read(self) -> set[str]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            # Of a store that was removed nothing is remembered.
+            same = document["store"] == self._store_id
+            return set(document["names"]) if same else set()
+        except FileNotFoundError:
+            return set()
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResidenceError(
+                f"{self._path} is damaged; remove it, after which examples that were "
+                "deleted from the store are added again if they are in the data"
+            ) from error
+
+
+def names_of(*splits: NamedExamples) -> tuple[str, ...]:
+    """Return the names of all examples, in order."""
+    return tuple(name for split in splits for name in split.names)
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+
+
+MeasuredOn = Literal["test", "validation", "leave_one_out"]
+"""``test``: the test split. The other two look each example up among all others that
+are stored, with a choice that was made without it: the validation split's, or all."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of a site's examples that were predicted rightly; None is not known.
+
+    Attributes
+    ----------
+    global_model
+        Of the global model alone.
+    knn
+        Of the neighbours alone.
+    mixed
+        Of both, as they are served.
+    num_examples, measured_on
+        On how many, and on which.
+    """
+
+    global_model: float | None = None
+    knn: float | None = None
+    mixed: float | None = None
+    num_examples: int | None = None
+    measured_on: MeasuredOn | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What the memory adds to the global model's accuracy, as far as can be known.
+
+    Attributes
+    ----------
+    expected
+        Accuracy of what is served less that of the global model; None is not known.
+    margin
+        Half the width of its interval of 95 % (Agresti and Min, "Simple improved
+        confidence intervals for comparing matched proportions", 2005).
+    num_examples
+        On how many it was measured.
+    """
+
+    expected: float | None = None
+    margin: float | None = None
+    num_examples: int = 0
+
+
+@dataclass(frozen=True)
+class TunedOn:
+    """On what λ, k, σ and the class prior were chosen.
+
+    Attributes
+    ----------
+    evidence
+        See `knnper.datastore.tuning.TuningSettings`.
+    num_examples
+        On how many; 0 where nothing could be scored.
+    overruled
+        Whether the choice is not served, since it was found to lose.
+    """
+
+    evidence: EvidenceKind
+    num_examples: int
+    overruled: bool = False
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A model, and how a client mixes it with its memory.
+
+    Attributes
+    ----------
+    model
+        Fingerprint of the global model.
+    knn_weight, num_neighbors, kernel, kernel_scale
+        λ, k, the kernel's name and σ.
+    tuned_on
+        How they were chosen.
+    accuracy
+        What was measured.
+    expected_gain
+        Over the global model.
+    num_train, num_validation, num_test
+        The site's examples when this was installed.
+    run
+        Name of the experiment that trained the model.
+    installed
+        Seconds since 1970 (UTC).
+    previous
+        Fingerprint of the model that was served before; None of the first.
+    class_prior
+        How the global model is adapted to the labels that are stored; None is not.
+    format
+        Of the file.
+    """
+
+    model: str
+    knn_weight: float
+    num_neighbors: int
+    kernel: KernelName
+    kernel_scale: float
+    tuned_on: TunedOn
+    accuracy: Accuracy
+    expected_gain: Gain
+    num_train: int
+    num_validation: int
+    num_test: int
+    run: str
+    installed: float
+    previous: str | None = None
+    class_prior: ClassPrior | None = None
+    format: Literal[1] = 1
+
+
+_SERVING = TypeAdapter(Serving)
+
+
+def read_serving(path: Path) -> Serving | None:
+    """Return what the file says; None without a file.
+
+    Raises
+    ------
+    ResidenceError
+        If it says something else.
+    """
+    try:
+        return _SERVING.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ResidenceError(
+            f"{path} is damaged or of another version ({error.error_count()} problems"
+            "); remove it, and get the model again: knnper onboard"
+        ) from error
+
+
+def write_serving(path: Path, serving: Serving) -> None:
+    """Write it down, atomically."""
+    write_atomically(path, _SERVING.dump_json(serving, indent=2))
+
+
+_PENDING_SERVING, _EXAMPLES = "serving.json", "examples.safetensors"
+
+_NAMES, _MOVED = "names", "moved"
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """An installation that is prepared.
+
+    Attributes
+    ----------
+    serving
+        What is served when it is done.
+    new
+        What is added to the store first.
+    moved
+        The owner's names of what leaves the store before: they are in the test split.
+    """
+
+    serving: Serving
+    new: NamedExamples
+    moved: tuple[str, ...] = ()
+
+
+def write_pending(places: Places, pending: Pending) -> None:
+    """Write it down in place of any other; called inside `Places.committing`."""
+    draft = places.pending.with_name(f".{places.pending.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    examples = pending.new.examples
+    tensors = {
+        "images": examples.images.contiguous(),
+        "labels": examples.labels.contiguous(),
+    }
+    names = {
+        _NAMES: json.dumps(pending.new.names),
+        _MOVED: json.dumps(pending.moved),
+    }
+    write_atomically(draft / _EXAMPLES, save(tensors, names))
+    write_serving(draft / _PENDING_SERVING, pending.serving)
+    remove_pending(places)
+    draft.rename(places.pending)
+    sync_folder(places.folder)
+
+
+def pending_serving(places: Places) -> Serving | None:
+    """Return what is to be served next; None if nothing is prepared."""
+    return read_serving(places.pending / _PENDING_SERVING)
+
+
+def read_pending(places: Places) -> Pending | None:
+    """Return what is prepared, with the examples; None if nothing is.
+
+    Raises
+    ------
+    ResidenceError
+        If it cannot be read.
+    """
+    with places.committing():
+        serving = pending_serving(places)
+        return None if serving is None else Pending(serving, *_examples(places))
+
+
+def remove_pending(places: Places) -> None:
+    """Remove what is prepared, as a whole; called inside `Places.committing`."""
+    gone = places.pending.with_name(f".{places.pending.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if places.pending.exists():
+        places.pending.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
+    """Return what is new, and the names of what has moved."""
+    path = places.pending / _EXAMPLES
+    try:
+        with safe_open(path, framework="pt") as file:
+            images, labels = (file.get_tensor(one) for one in ("images", "labels"))
+            said = file.metadata()
+        # A former version wrote no names of what has moved.
+        names, moved = json.loads(said[_NAMES]), json.loads(said.get(_MOVED, "[]"))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ResidenceError(
+            f"{path} cannot be read ({error}); remove {places.pending}, and get the "
+            "model again: knnper onboard"
+        ) from error
+    examples = Examples(images, labels.to(torch.int64))
+    return NamedExamples(examples, tuple(names)), tuple(moved)

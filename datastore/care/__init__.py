@@ -1,1 +1,0 @@
-"""Looking after a store on disk: checks, proofs, copies, advice."""

@@ -1,1 +1,0 @@
-"""Whether what arrives still looks like what was stored."""

@@ -1,1 +1,0 @@
-"""Vector indexes by name, through FAISS."""

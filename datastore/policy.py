@@ -1,0 +1,500 @@
+"""What a policy is: it says which examples stay when new ones arrive."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.datastore.examples import Contents, Ids, StoreFullError
+from knnper.seeding import RandomKey
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a policy remembers of the examples that came by.
+
+    Attributes
+    ----------
+    num_offered
+        Examples that ever arrived, stored or not. It only grows: the random choices
+        about an example derive from its number.
+    num_seen
+        Of each label, the examples that arrived and were not deleted since, int64 of
+        shape (c,). What a policy evicted stays counted; what a user deleted does not.
+    was_largest
+        Labels that had the most examples in a full store since they last lost one to a
+        deletion, bool of shape (c,).
+    """
+
+    num_offered: int
+    num_seen: NDArray[np.int64]
+    was_largest: NDArray[np.bool_]
+
+    @classmethod
+    def start(cls, num_classes: int) -> "StreamState":
+        """Return the state before the first example."""
+        return cls(0, np.zeros(num_classes, np.int64), np.zeros(num_classes, np.bool_))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a batch of arriving examples.
+
+    Attributes
+    ----------
+    kept
+        The arriving examples that are in the store after the whole batch, bool of
+        shape (m,).
+    evicted
+        Ids that were stored before and no longer are, ascending, int64.
+    state
+        To be remembered with it.
+    """
+
+    kept: NDArray[np.bool_]
+    evicted: Ids
+    state: StreamState
+
+
+class Policy(Protocol):
+    """Says which examples stay. A pure function of its arguments."""
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,
+    ) -> Decision:
+        """Decide about ``arriving``, one after the other.
+
+        A batch has the same outcome as its examples one by one.
+
+        Parameters
+        ----------
+        stored
+            What the store holds.
+        arriving
+            What is to be added, under the ids it would get: each larger than all
+            before it, whether or not it will be stored.
+        state
+            As it was left by the batch before.
+        capacity
+            Most examples that may be stored; None does not bound them.
+        key
+            Root of the random choices; those about the t-th example that was ever
+            offered, t from 1, derive from ``key.child(t)``.
+
+        Raises
+        ------
+        StoreFullError
+            If the policy neither evicts nor refuses and the batch does not fit.
+        """
+
+
+NUM_BITS = 128
+
+
+def draw_below(bound: int, key: RandomKey) -> int:
+    """Return an integer that is uniform in [0, bound).
+
+    No two probabilities differ by more than 2^-128.
+    """
+    return (key.entropy(NUM_BITS // 8) * bound) >> NUM_BITS
+
+
+def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
+    """Return the state after a user deleted stored examples with these labels.
+
+    They no longer count as seen. A label that lost examples is not held to the share
+    that it once had: it counts as never having been the largest, so that
+    `class_balanced` lets it grow back.
+
+    Parameters
+    ----------
+    labels
+        Of the deleted examples, int64 of shape (d,).
+
+    Raises
+    ------
+    ValueError
+        If more examples of a label are deleted than were seen.
+    """
+    deleted = np.bincount(labels, minlength=len(state.num_seen))
+    if len(deleted) > len(state.num_seen) or (deleted > state.num_seen).any():
+        raise ValueError(
+            f"expected to forget at most {state.num_seen.tolist()} examples of each "
+            f"label, found {deleted.tolist()}; forget each deleted example once"
+        )
+    return replace(
+        state,
+        num_seen=state.num_seen - deleted,
+        was_largest=state.was_largest & (deleted == 0),
+    )
+
+
+class Members:
+    """Positions by label, each label's ascending.
+
+    Parameters
+    ----------
+    labels
+        Of the positions 0, 1, ..., int64 of shape (n,).
+    num_classes
+        c.
+    """
+
+    def __init__(self, labels: NDArray[np.int64], num_classes: int) -> None:
+        self._labels = labels
+        self._counts = np.bincount(labels, minlength=num_classes)
+        self._positions: dict[int, array[int]] = {}
+
+    def __len__(self) -> int:
+        return int(self._counts.sum())
+
+    def count(self, label: int) -> int:
+        """Return the number of positions with ``label``."""
+        return int(self._counts[label])
+
+    def largest(self) -> list[int]:
+        """Return the labels that have the most positions, ascending."""
+        return np.flatnonzero(self._counts == self._counts.max()).tolist()
+
+    def append(self, label: int, position: int) -> None:
+        """Add a position that is larger than all before."""
+        self._of(label).append(position)
+        self._counts[label] += 1
+
+    def pop(self, label: int, which: int) -> int:
+        """Remove and return the position that stands at ``which`` in its label."""
+        position = self._of(label).pop(which)
+        self._counts[label] -= 1
+        return position
+
+    def _of(self, label: int) -> "array[int]":
+        """Return a label's positions; most batches touch few labels."""
+        if label not in self._positions:
+            found = np.flatnonzero(self._labels == label).astype(np.int64)
+            self._positions[label] = array("q", found.tobytes())
+        return self._positions[label]
+
+
+def all_but(
+    gone: Sequence[int] | NDArray[np.intp],
+    stored: Contents,
+    arriving: Contents,
+    state: StreamState,
+) -> Decision:
+    """Return the decision that everything stays but ``gone``.
+
+    Parameters
+    ----------
+    gone
+        Positions among the n stored and then the m arriving examples, in [0, n + m).
+    stored, arriving, state
+        As of `Policy.decide`.
+    """
+    stays = np.ones(len(stored) + len(arriving), np.bool_)
+    stays[np.asarray(gone, np.intp)] = False
+    return Decision(
+        kept=stays[len(stored) :],
+        evicted=stored.ids[~stays[: len(stored)]],
+        state=_counted(state, arriving.labels),
+    )
+
+
+def required_capacity(policy: str, capacity: int | None) -> int:
+    """Return ``capacity``.
+
+    Raises
+    ------
+    ValueError
+        If it is None or less than 1.
+    """
+    if capacity is None or capacity < 1:
+        raise ValueError(
+            f"the policy {policy!r} needs a capacity of at least 1 example, found "
+            f"{capacity}; give one, or keep everything with the policy 'concatenate'"
+        )
+    return capacity
+
+
+def _counted(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
+    arrived = np.bincount(labels, minlength=len(state.num_seen))
+    return replace(
+        state,
+        num_offered=state.num_offered + len(labels),
+        num_seen=state.num_seen + arrived,
+    )
+
+
+class ClassBalancedPolicy:
+    """Keeps the labels as equal in number as the stream allows.
+
+    In a full store, a label that has the most examples, or ever had, is full. An
+    arrival of another label replaces a random example of the largest labels. One of a
+    full label c, of which m_c are stored and n_c were seen, is kept with probability
+    m_c / n_c and then replaces a random one of its own: within a label the sample is
+    uniform.
+
+    User deletions: see `forget`.
+    """
+
+    needs_capacity: ClassVar[bool] = True
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,
+    ) -> Decision:
+        """Decide as `Policy` says.
+
+        Raises
+        ------
+        ValueError
+            If there is no capacity.
+        """
+        capacity = required_capacity("class_balanced", capacity)
+        num_taken = min(max(capacity - len(stored), 0), len(arriving))
+        run = _Run(stored, arriving, state, num_taken)
+        if len(run.members) >= capacity:
+            run.mark_largest()
+        gone = list(run.replaced(key))
+        decision = all_but(gone, stored, arriving, state)
+        marked = replace(decision.state, was_largest=run.was_largest)
+        return replace(decision, state=marked)
+
+
+class _Run:
+    """One batch; the first ``num_taken`` of it find free places."""
+
+    def __init__(
+        self, stored: Contents, arriving: Contents, state: StreamState, num_taken: int
+    ) -> None:
+        labels = np.concatenate([stored.labels, arriving.labels])
+        self._labels: list[int] = arriving.labels.tolist()
+        self._num_stored, self._num_taken = len(stored), num_taken
+        self._num_offered = state.num_offered
+        taken = np.bincount(labels[len(stored) :][:num_taken], minlength=0)
+        self._num_seen = state.num_seen.copy()
+        self._num_seen[: len(taken)] += taken
+        self.was_largest = state.was_largest.copy()
+        self.members = Members(
+            labels[: len(stored) + num_taken], num_classes=len(state.num_seen)
+        )
+
+    def mark_largest(self) -> None:
+        """Note which labels have the most examples."""
+        self.was_largest[self.members.largest()] = True
+
+    def replaced(self, key: RandomKey) -> Iterator[int]:
+        """Yield, for each arrival at the full store, the position that is not kept."""
+        for arrival in range(self._num_taken, len(self._labels)):
+            label = self._labels[arrival]
+            self._num_seen[label] += 1
+            yield self._replaced_by(
+                self._num_stored + arrival,
+                label,
+                key.child(self._num_offered + arrival + 1),
+            )
+
+    def _replaced_by(self, position: int, label: int, key: RandomKey) -> int:
+        if self.was_largest[label]:
+            drawn = draw_below(int(self._num_seen[label]), key)
+            if drawn >= self.members.count(label):
+                return position
+            gone = self.members.pop(label, drawn)
+            self.members.append(label, position)
+            return gone
+        gone = self._pop_of_largest(key)
+        self.members.append(label, position)
+        self.mark_largest()
+        return gone
+
+    def _pop_of_largest(self, key: RandomKey) -> int:
+        largest = self.members.largest()
+        count = self.members.count(largest[0])
+        which, drawn = divmod(draw_below(count * len(largest), key), count)
+        return self.members.pop(largest[which], drawn)
+
+
+class ConcatenatePolicy:
+    """Keeps everything; a batch that exceeds the capacity is refused as a whole."""
+
+    needs_capacity: ClassVar[bool] = False
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
+    ) -> Decision:
+        """Decide as `Policy` says.
+
+        Raises
+        ------
+        StoreFullError
+            If the batch does not fit; none of it is taken.
+        """
+        num_after = len(stored) + len(arriving)
+        if capacity is not None and len(arriving) > 0 and num_after > capacity:
+            raise StoreFullError(
+                f"the store holds {len(stored)} examples of at most {capacity}, and "
+                f"{len(arriving)} arrive: none was added; raise the capacity, delete "
+                "examples, or choose a policy that makes room, such as 'fifo'"
+            )
+        return all_but([], stored, arriving, state)
+
+
+class FifoPolicy:
+    """Keeps the newest examples, by time of arrival and then by id.
+
+    Where an example arrives late, with a time before that of all stored ones, it is
+    the oldest itself: a full store does not take it.
+    """
+
+    needs_capacity: ClassVar[bool] = True
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
+    ) -> Decision:
+        """Decide as `Policy` says.
+
+        Raises
+        ------
+        ValueError
+            If there is no capacity.
+        """
+        capacity = required_capacity("fifo", capacity)
+        arrivals = np.concatenate([stored.arrivals, arriving.arrivals])
+        num_gone = max(len(arrivals) - capacity, 0) if len(arriving) else 0
+        # Stable, so equal times stay in the order of ids.
+        oldest = np.argsort(arrivals, kind="stable")[:num_gone]
+        return all_but(oldest, stored, arriving, state)
+
+
+class FixedPolicy:
+    """Keeps examples up to the capacity and refuses all later ones.
+
+    A place that a user's deletion frees goes to the next arrival.
+    """
+
+    needs_capacity: ClassVar[bool] = True
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
+    ) -> Decision:
+        """Decide as `Policy` says.
+
+        Raises
+        ------
+        ValueError
+            If there is no capacity.
+        """
+        first_refused = max(required_capacity("fixed", capacity), len(stored))
+        refused = np.arange(first_refused, len(stored) + len(arriving))
+        return all_but(refused, stored, arriving, state)
+
+
+class ReservoirPolicy:
+    """Keeps a uniform sample, without replacement, of all that came by.
+
+    With a full store of s examples, the n-th arrival is kept with probability s / n,
+    and then takes the place of a stored one, each with probability 1 / s.
+
+    A user's deletion takes the example out of what was seen, and the next arrival takes
+    the freed place. That is the random pairing of Gemulla, Lehner, Haas, "A Dip in the
+    Reservoir", VLDB 2006, where an arrival takes over the fate of a deleted example: of
+    u deletions not yet paired, v of them of stored examples, it is kept with
+    probability v / u. Here v = u, because a store is never told of the deletion of an
+    example that it does not hold. So:
+
+    - What is left after a deletion is a uniform sample of what was seen and not
+      deleted: given that x is in a uniform sample, the rest is uniform among the rest.
+    - Those seen before the deletion stay equally likely among themselves, and so do
+      those that come after the freed place was taken; the latter are more likely, by
+      (1 - 1/n) / (1 - 1/s) for each deletion.
+    - The one that took the place is there with certainty at first, so it stays up to
+      n / s times as likely as the others. To be uniform all the same, a sample would
+      have to leave the place empty for ever: what could fill it has been forgotten.
+    """
+
+    needs_capacity: ClassVar[bool] = True
+
+    def decide(
+        self,
+        stored: Contents,
+        arriving: Contents,
+        state: StreamState,
+        capacity: int | None,
+        key: RandomKey,
+    ) -> Decision:
+        """Decide as `Policy` says.
+
+        Raises
+        ------
+        ValueError
+            If there is no capacity.
+        """
+        num_free = max(required_capacity("reservoir", capacity) - len(stored), 0)
+        num_seen = int(state.num_seen.sum())
+        first = min(num_free, len(arriving))
+        places = array("q", np.arange(len(stored) + first, dtype=np.int64).tobytes())
+        gone = []
+        for arrival in range(first, len(arriving)):
+            number = state.num_offered + arrival + 1
+            drawn = draw_below(num_seen + arrival + 1, key.child(number))
+            position = len(stored) + arrival
+            # Places stay ascending, so a batch draws from the order its parts would.
+            if drawn < len(places):
+                gone.append(places.pop(drawn))
+                places.append(position)
+            else:
+                gone.append(position)
+        return all_but(gone, stored, arriving, state)
+
+
+PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
+
+
+class NamedPolicy(Policy, Protocol):
+    """A policy that says what settings it needs.
+
+    Attributes
+    ----------
+    needs_capacity
+        Whether it decides about nothing without a capacity.
+    """
+
+    needs_capacity: ClassVar[bool]
+
+
+POLICIES: Mapping[PolicyName, NamedPolicy] = MappingProxyType(
+    {
+        "fixed": FixedPolicy(),
+        "fifo": FifoPolicy(),
+        "concatenate": ConcatenatePolicy(),
+        "reservoir": ReservoirPolicy(),
+        "class_balanced": ClassBalancedPolicy(),
+    }
+)

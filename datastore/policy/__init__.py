@@ -1,1 +1,0 @@
-"""What a bounded memory keeps: one policy, one file."""

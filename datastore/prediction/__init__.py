@@ -1,1 +1,0 @@
-"""From the neighbours to what a client serves."""

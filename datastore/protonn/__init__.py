@@ -1,1 +1,0 @@
-"""ProtoNN: a few learned prototypes in place of all stored examples."""

@@ -1,1 +1,0 @@
-"""The durable truth of a store: one SQLite database."""

@@ -1,0 +1,702 @@
+"""Examples as arrays in one file."""
+
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.data.cache import Array, load_array, load_arrays
+from knnper.data.images_base import ImageShape, decoded, list_class_folders
+from knnper.datastore.database import SqliteRows
+from knnper.datastore.examples import (
+    Contents,
+    Ids,
+    NewExamples,
+    Selection,
+    StoreError,
+    StoreFullError,
+    StoreSpec,
+    require_labels,
+)
+from knnper.datastore.rows import Head, Version
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.sqlite import ROWS_AT_ONCE, lock_holder
+from knnper.datastore.store import (
+    INDEX,
+    LOCK,
+    Identity,
+    Store,
+    open_rows,
+    require_arrivals,
+)
+from knnper.errors import DataError
+from knnper.files import sync_folder
+
+NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Arrays of one file, in memory; see `Source`."""
+
+    inputs: Tensor
+    labels: Tensor
+    external_ids: tuple[str | None, ...]
+    arrivals: Tensor | None
+    num_ignored: int = 0
+
+    def images(self, positions: Sequence[int]) -> Tensor:
+        """See `Source`."""
+        return self.inputs[list(positions)]
+
+
+def array_source(
+    path: Path, image_shape: ImageShape, class_names: Sequence[str], num_classes: int
+) -> ArraySource:
+    """Return the examples in an .npz file; see `open_source`.
+
+    Raises
+    ------
+    DataError
+        With the file, if an array is missing or does not fit.
+    """
+    arrays = load_arrays(path, NAMES)
+    inputs = _inputs(arrays, path, image_shape)
+    num_rows = len(inputs)
+    names = _column(arrays, "external_ids", "U", path, num_rows)
+    arrivals = _column(arrays, "arrivals", "f", path, num_rows)
+    source = ArraySource(
+        torch.from_numpy(inputs),
+        torch.from_numpy(_labels(arrays, path, num_rows, class_names)),
+        (None,) * num_rows if names is None else _without_empty(names),
+        None if arrivals is None else torch.from_numpy(arrivals.astype(np.float64)),
+    )
+    try:
+        require_labels(source.labels, num_rows, num_classes)
+        if source.arrivals is not None:
+            require_arrivals(source.arrivals, num_rows)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    return source
+
+
+def inputs_of(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
+    """Return the inputs in an .npz file, or in an .npy file of one or several.
+
+    Raises
+    ------
+    DataError
+        With the file, if they do not fit.
+    """
+    if path.suffix == ".npz":
+        return _inputs(load_arrays(path, NAMES), path, image_shape)
+    found = load_array(path)
+    single = found.shape == image_shape
+    return _fitting(found[None] if single else found, path, image_shape)
+
+
+def _labels(
+    arrays: Mapping[str, Array], path: Path, num_rows: int, class_names: Sequence[str]
+) -> NDArray[np.int64]:
+    """Return the labels, by the names of their classes where the file has names."""
+    found = _column(arrays, "labels", "iu", path, num_rows)
+    if found is None:
+        raise DataError(f"{path}: found no labels; expected an array of whole numbers")
+    labels = found.astype(np.int64)
+    names = [str(name) for name in arrays.get("class_names", np.empty(0)).ravel()]
+    if not names or not class_names:
+        return labels
+    if num_rows and not 0 <= labels.min() <= labels.max() < len(names):
+        raise DataError(
+            f"{path}: labels: expected values in [0, {len(names)}), the positions in "
+            f"its class_names, found {labels.min()} to {labels.max()}"
+        )
+    used = [names[label] for label in np.unique(labels).tolist()]
+    unknown = [name for name in used if name not in class_names]
+    if unknown:
+        raise DataError(
+            f"{path} has examples of classes that the store does not know: "
+            f"{', '.join(unknown)}; expected some of {', '.join(class_names)}. Rename "
+            "them in class_names, or leave them out"
+        )
+    label_of = {name: label for label, name in enumerate(class_names)}
+    return np.array([label_of.get(name, -1) for name in names], np.int64)[labels]
+
+
+def _without_empty(names: Array) -> tuple[str | None, ...]:
+    return tuple(str(name) or None for name in names.tolist())
+
+
+def _inputs(
+    arrays: Mapping[str, Array], path: Path, image_shape: ImageShape
+) -> NDArray[np.uint8]:
+    if "inputs" not in arrays:
+        raise DataError(
+            f"{path}: found no inputs (an export of a store that keeps none has none); "
+            "expected the arrays inputs and labels"
+        )
+    return _fitting(arrays["inputs"], path, image_shape)
+
+
+def _fitting(inputs: Array, path: Path, shape: ImageShape) -> NDArray[np.uint8]:
+    if inputs.dtype != np.uint8 or inputs.shape[1:] != shape:
+        raise DataError(
+            f"{path}: inputs: expected uint8 of shape (n, {', '.join(map(str, shape))})"
+            f", found {inputs.dtype} of shape {inputs.shape}"
+        )
+    return inputs.astype(np.uint8, copy=False)
+
+
+def _column(
+    arrays: Mapping[str, Array], name: str, kinds: str, path: Path, num_rows: int
+) -> Array | None:
+    """Return an array of one value for each input; None where there is none."""
+    found = arrays.get(name)
+    if found is not None and (
+        found.dtype.kind not in kinds or found.shape != (num_rows,)
+    ):
+        what = {"iu": "whole numbers", "U": "texts", "f": "seconds since 1970"}[kinds]
+        raise DataError(
+            f"{path}: {name}: expected {what} of shape ({num_rows},), found "
+            f"{found.dtype} of shape {found.shape}"
+        )
+    return found
+
+
+Array_ = NDArray[np.generic]
+
+
+def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
+    """Write all examples to the file ``target``; return how many.
+
+    The arrays are ``inputs`` (n, ...) where the store keeps them, ``labels`` (n,),
+    ``ids`` (n,), ``external_ids`` (n,) with an empty text where there is none,
+    ``arrivals`` (n,) in seconds since 1970, ``embeddings`` (n, p) of the version that
+    is searched, its ``fingerprint``, and ``class_names`` (c,). They are read without
+    pickle. The file is there as a whole or not at all, and of one moment of the store.
+
+    Parameters
+    ----------
+    folder
+        Of the store.
+    target
+        Ends in .npz.
+    overwrite
+        Whether a file that is there may be replaced.
+
+    Raises
+    ------
+    StoreError
+        If the file is there, or cannot be written.
+    """
+    if target.exists() and not overwrite:
+        raise StoreError(
+            f"{target} is there already; expected a new file. Give another one, or "
+            "--overwrite"
+        )
+    if not target.parent.is_dir():
+        raise StoreError(
+            f"{target} cannot be written: there is no folder {target.parent}; make it"
+        )
+    draft = target.with_name(f".{target.name}.{uuid4().hex}.draft")
+    try:
+        num_examples = _write(folder, draft)
+        draft.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return num_examples
+
+
+def _write(folder: Path, draft: Path) -> int:
+    with open_rows(folder) as (identity, rows), draft.open("wb") as file:
+        with zipfile.ZipFile(file, "w") as archive, rows.reading():
+            num_examples = _fill(archive, rows, identity.spec)
+        file.flush()
+        os.fsync(file.fileno())
+    return num_examples
+
+
+def _fill(archive: zipfile.ZipFile, rows: SqliteRows, spec: StoreSpec) -> int:
+    contents, active = rows.contents(), rows.head().active
+    ids = contents.ids
+    if spec.input is not None:
+        shape, dtype = (len(ids), *spec.input.shape), np.dtype(spec.input.dtype)
+        _put_parts(archive, "inputs", shape, dtype, map(rows.inputs, in_parts(ids)))
+    _put_parts(
+        archive,
+        "embeddings",
+        (len(ids), active.embedding_dim),
+        np.dtype(np.float32),
+        (rows.vectors(part, active.number) for part in in_parts(ids)),
+    )
+    small = {
+        "labels": contents.labels,
+        "ids": ids,
+        "external_ids": _names(rows, ids),
+        "arrivals": contents.arrivals,
+        "fingerprint": np.array(active.fingerprint),
+        "class_names": np.array(spec.class_names, dtype=np.str_),
+    }
+    for name, array in small.items():
+        _put_parts(archive, name, array.shape, array.dtype, [array])
+    return len(ids)
+
+
+def in_parts(ids: Ids) -> Iterator[Ids]:
+    """Yield ``ids`` (n,) in parts of `ROWS_AT_ONCE`."""
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        yield ids[start : start + ROWS_AT_ONCE]
+
+
+def _names(rows: SqliteRows, ids: Ids) -> Array_:
+    return np.array([name or "" for name in rows.external_ids(ids)], dtype=np.str_)
+
+
+def _put_parts(
+    archive: zipfile.ZipFile,
+    name: str,
+    shape: Sequence[int],
+    dtype: np.dtype[np.generic],
+    parts: Iterable[Array_],
+) -> None:
+    """Write an array that is never in memory as a whole."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": tuple(shape),
+    }
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_2_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part).tobytes())
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Images in one folder for each class.
+
+    An image's external id is its path in the folder; its size is made that of the
+    store's, as the data set ``image_folder`` does with ``image_size``.
+    """
+
+    root: Path
+    external_ids: tuple[str, ...]
+    labels: Tensor
+    image_shape: ImageShape
+    num_ignored: int = 0
+    arrivals: None = None
+
+    def images(self, positions: Sequence[int]) -> Tensor:
+        """See `Source`."""
+        paths = [self.root / self.external_ids[one] for one in positions]
+        return decoded(paths, self.image_shape)
+
+
+def folder_source(
+    root: Path, image_shape: ImageShape, class_names: Sequence[str]
+) -> FolderSource:
+    """Return the images in ``root``, in an order that mixes the classes.
+
+    The order depends on their paths in the folder alone: a policy that keeps the first
+    or the last ones must not keep those of one class.
+
+    Parameters
+    ----------
+    root
+        Has one folder for each class; what is no image by its suffix is left out.
+    image_shape
+        What they are made.
+    class_names
+        One for each label.
+
+    Raises
+    ------
+    DataError
+        If a class is unknown, or something lies where it does not belong.
+    """
+    found = list_class_folders(root)
+    _require_classes(root, found.classes, class_names)
+    label_of = {name: label for label, name in enumerate(class_names)}
+    labels = [label_of[name] for name in found.class_of.values()]
+    return FolderSource(
+        root,
+        tuple(found.class_of),
+        torch.tensor(labels, dtype=torch.int64),
+        image_shape,
+        found.num_ignored,
+    )
+
+
+def _require_classes(
+    root: Path, classes: Sequence[str], class_names: Sequence[str]
+) -> None:
+    unknown = [name for name in classes if name not in class_names]
+    if unknown:
+        raise DataError(
+            f"{root} has folders of classes that the store does not know: "
+            f"{', '.join(unknown)}; expected some of {', '.join(class_names)}. Rename "
+            "them, or leave them out"
+        )
+
+
+LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
+
+
+class Source(Protocol):
+    """n examples with labels, and images that are read when they are needed.
+
+    Attributes
+    ----------
+    labels
+        int64, shape (n,).
+    external_ids
+        The names of the examples, or None for one without.
+    arrivals
+        Seconds since 1970 (UTC), float64 of shape (n,); None is now.
+    num_ignored
+        Files beside them that are no images by their names.
+    """
+
+    @property
+    def labels(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def external_ids(self) -> Sequence[str | None]: ...  # noqa: D102
+
+    @property
+    def arrivals(self) -> Tensor | None: ...  # noqa: D102
+
+    @property
+    def num_ignored(self) -> int: ...  # noqa: D102
+
+    def images(self, positions: Sequence[int]) -> Tensor:
+        """Return uint8 of shape (m, height, width, channels)."""
+
+
+def open_source(
+    path: Path,
+    image_shape: ImageShape,
+    class_names: Sequence[str],
+    num_classes: int | None = None,
+) -> Source:
+    """Return the examples in ``path``: SOURCE/CLASS/IMAGE, or an .npz file.
+
+    Parameters
+    ----------
+    path
+        A folder with one folder of images for each class, or a file with ``inputs``
+        (uint8, (n, height, width, channels)), ``labels`` (n,) and optionally
+        ``external_ids`` (n,), where an empty text is none, ``arrivals`` (n,), and
+        ``class_names``, by which labels are then found in the store.
+    image_shape
+        What the store was made for.
+    class_names
+        One for each label, or none.
+    num_classes
+        c; by default as many as there are names.
+
+    Raises
+    ------
+    DataError
+        If it is neither, is empty, has unknown classes, or does not fit.
+    """
+    if path.is_dir():
+        found: Source = folder_source(path, image_shape, class_names)
+    elif not path.exists():
+        raise DataError(f"{path}: there is no such file or folder; give {LAYOUT}")
+    elif path.suffix == ".npz":
+        count = len(class_names) if num_classes is None else num_classes
+        found = array_source(path, image_shape, class_names, count)
+    else:
+        raise DataError(
+            f"{path}: found neither a folder nor a file .npz; give {LAYOUT}"
+        )
+    if len(found.external_ids) == 0:
+        raise DataError(f"{path}: found no examples; give {LAYOUT}")
+    return found
+
+
+def read_inputs(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
+    """Return the raw inputs in one file, uint8 of shape (n, *image_shape).
+
+    Parameters
+    ----------
+    path
+        An .npz file with ``inputs``, an .npy file with one input or several, or an
+        image.
+    image_shape
+        What the store was made for; an image is read as `open_source` reads it.
+
+    Raises
+    ------
+    DataError
+        If it is neither, holds none, or the inputs do not fit.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    if path.suffix not in (".npz", ".npy"):
+        return decoded([path], image_shape).numpy()
+    found = inputs_of(path, image_shape)
+    if len(found) == 0:
+        raise DataError(f"{path}: found no inputs in it, expected at least one")
+    return found
+
+
+AT_ONCE = 256
+"""Examples that are embedded, and made durable, together."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What became of a source, when all of it was offered.
+
+    Attributes
+    ----------
+    num_offered
+        Examples that were not stored before: those that are stored, and those that
+        are not.
+    num_stored
+        Of them, those that are stored now.
+    num_not_kept
+        Of them, those that the policy refused, or evicted again.
+    num_evicted
+        Examples from before that made room.
+    num_skipped
+        Those whose external ids were stored before.
+    num_ignored
+        Files that are no images by their names.
+    """
+
+    num_offered: int
+    num_stored: int
+    num_not_kept: int
+    num_evicted: int
+    num_skipped: int
+    num_ignored: int
+
+
+def fill(
+    store: Store,
+    source: Source,
+    embed: Callable[[Tensor], Tensor],
+    fingerprint: str,
+    on_start: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Filled:
+    """Embed and store what is new in ``source``.
+
+    Examples whose external ids are stored are passed over, so that a call that was
+    cut short goes on when it is made again. What `on_progress` was told of is on disk.
+
+    Parameters
+    ----------
+    store
+        Open to write.
+    source
+        The examples.
+    embed
+        From uint8 images (m, height, width, channels) to float32 (m, p).
+    fingerprint
+        Of the model behind ``embed``.
+    on_start
+        Is told how many are to be embedded.
+    on_progress
+        Is told how many more were.
+
+    Raises
+    ------
+    StoreFullError
+        If the policy takes all or nothing, and there is no room for all.
+    DataError, StoreError
+        As `Store.add`, and of images that cannot be read.
+    """
+    new = _new_positions(store, source)
+    _require_room(store, len(new))
+    before, kept = len(store), set[int]()
+    on_start(len(new))
+    for start in range(0, len(new), AT_ONCE):
+        part = new[start : start + AT_ONCE]
+        added = store.add(_examples(store, source, part, embed), fingerprint)
+        kept.update(added.ids[added.ids >= 0].tolist())
+        kept.difference_update(added.evicted.tolist())
+        on_progress(len(part))
+    return Filled(
+        num_offered=len(new),
+        num_stored=len(kept),
+        num_not_kept=len(new) - len(kept),
+        num_evicted=before + len(kept) - len(store),
+        num_skipped=len(source.external_ids) - len(new),
+        num_ignored=source.num_ignored,
+    )
+
+
+def _require_room(store: Store, num_new: int) -> None:
+    """Refuse what will not fit in the end, before a part of it is stored."""
+    most, held = store.capacity, len(store)
+    if store.settings.policy != "concatenate" or most is None:
+        return
+    if held + num_new > most:
+        raise StoreFullError(
+            f"the store holds {held} examples of at most {most}, and {num_new} are to "
+            "be added: none was; raise the capacity (knnper store configure), delete "
+            "examples, add fewer, or choose a policy that makes room, such as 'fifo'"
+        )
+
+
+def _new_positions(store: Store, source: Source) -> list[int]:
+    names = tuple(name for name in source.external_ids if name is not None)
+    known = store.external_ids(store.select(Selection(external_ids=names)))
+    stored = set(known) - {None}
+    return [
+        position
+        for position, name in enumerate(source.external_ids)
+        if name not in stored
+    ]
+
+
+def _examples(
+    store: Store,
+    source: Source,
+    positions: list[int],
+    embed: Callable[[Tensor], Tensor],
+) -> NewExamples:
+    images = source.images(positions)
+    rows = torch.tensor(positions)
+    return NewExamples(
+        embeddings=embed(images),
+        labels=source.labels[rows],
+        inputs=images if store.spec.input is not None else None,
+        external_ids=tuple(source.external_ids[one] for one in positions),
+        arrivals=None if source.arrivals is None else source.arrivals[rows],
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `summarize` finds.
+
+    Attributes
+    ----------
+    identity
+        What the store was made for.
+    num_by_label
+        Stored examples of each label.
+    capacity
+        The most examples, of capacity and budget together; None is not bounded.
+    example_bytes
+        What the budget counts for one example.
+    versions
+        The sets of embeddings, oldest first.
+    active, previous
+        The numbers of what is searched, and of what can be rolled back to.
+    arrivals
+        The oldest and the newest, seconds since 1970 (UTC); None of an empty store.
+    files
+        The bytes of each file, by its path in the folder.
+    index_bytes
+        Of the saved index; 0 if none is saved.
+    is_erasing
+        Whether deleted examples may still have left bytes.
+    writer
+        Process id of who writes; None if nobody does.
+    """
+
+    identity: Identity
+    num_by_label: tuple[int, ...]
+    capacity: int | None
+    example_bytes: float
+    versions: tuple[Version, ...]
+    active: int
+    previous: int | None
+    arrivals: tuple[float, float] | None
+    files: dict[str, int]
+    index_bytes: int
+    is_erasing: bool
+    writer: str | None
+
+    @property
+    def num_examples(self) -> int:
+        """N, the stored examples."""
+        return sum(self.num_by_label)
+
+    @property
+    def settings(self) -> StoreSettings:
+        """Policy, capacity and index."""
+        return self.identity.settings
+
+
+def summarize(folder: Path) -> Summary:
+    """Return what the store in ``folder`` is; another process may write meanwhile.
+
+    Raises
+    ------
+    StoreError
+        If there is no store, or it cannot be read.
+    """
+    with open_rows(folder) as (identity, rows), rows.reading():
+        head, contents = rows.head(), rows.contents()
+        versions, is_erasing = tuple(rows.versions()), rows.is_erasing()
+    return _summary(folder, identity, head, contents, versions, is_erasing)
+
+
+def _summary(
+    folder: Path,
+    identity: Identity,
+    head: Head,
+    contents: Contents,
+    versions: tuple[Version, ...],
+    is_erasing: bool,
+) -> Summary:
+    spec, settings, dim = identity.spec, identity.settings, head.active.embedding_dim
+    files = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return Summary(
+        identity,
+        tuple(np.bincount(contents.labels, minlength=spec.num_classes).tolist()),
+        settings.most_examples(spec, dim),
+        settings.example_bytes(spec, dim),
+        versions,
+        head.active.number,
+        head.previous,
+        _ends(contents),
+        files,
+        sum(size for name, size in files.items() if name.startswith(f"{INDEX}/")),
+        is_erasing,
+        lock_holder(folder / LOCK),
+    )
+
+
+def _ends(contents: Contents) -> tuple[float, float] | None:
+    if len(contents) == 0:
+        return None
+    return float(contents.arrivals.min()), float(contents.arrivals.max())
+
+
+def num_to_embed(folder: Path, fingerprint: str) -> int:
+    """Return how many examples have no embedding by the model ``fingerprint`` yet.
+
+    Raises
+    ------
+    StoreError
+        As `summarize`.
+    """
+    with open_rows(folder) as (_, rows), rows.reading():
+        num_examples = len(rows.contents())
+        known = {one.fingerprint: one.number for one in rows.versions()}
+        if fingerprint not in known:
+            return num_examples
+        return len(rows.without_vector(known[fingerprint], 0, num_examples))

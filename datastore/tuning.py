@@ -1,0 +1,759 @@
+"""What is chosen, and from what."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from knnper.datastore.examples import Neighbors, require_probabilities
+from knnper.datastore.prediction import (
+    ClassPrior,
+    ClassPriorSettings,
+    Kernel,
+    neighbor_vote,
+    reweighted,
+)
+from knnper.experiment import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a client's memory is used.
+
+    Attributes
+    ----------
+    knn_weight
+        λ, in [0, 1].
+    num_neighbors
+        k, at least 1.
+    kernel_scale
+        σ, positive.
+    class_prior
+        How the global model is adapted to the client's shares of the classes; None
+        leaves it as it is.
+    """
+
+    knn_weight: float
+    num_neighbors: int
+    kernel_scale: float
+    class_prior: ClassPrior | None = None
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether anything but the global model as it is has a say."""
+        return self.knn_weight > 0 or self.class_prior is not None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The combinations that a client chooses from; made by `candidates`.
+
+    Of equally good ones the first counts: the smallest λ, then the smallest k, then
+    the largest σ, with which neighbours count most alike.
+
+    Attributes
+    ----------
+    knn_weights
+        λ, ascending.
+    num_neighbors
+        k, ascending.
+    kernel_scales
+        σ, descending.
+    """
+
+    knn_weights: tuple[float, ...]
+    num_neighbors: tuple[int, ...]
+    kernel_scales: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The numbers of λ, k and σ."""
+        return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to choose."""
+        return self.shape == (1, 1, 1)
+
+    def at(self, place: Sequence[int]) -> Choice:
+        """Return the combination at a place of a grid of that `shape`."""
+        weight, count, scale = place
+        return Choice(
+            self.knn_weights[weight],
+            self.num_neighbors[count],
+            self.kernel_scales[scale],
+        )
+
+
+def weights_to_choose_from(knn_weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the values of λ, ascending; 0 is one wherever there are several."""
+    weights = set(knn_weights)
+    return tuple(sorted(weights if len(weights) == 1 else weights | {0.0}))
+
+
+def candidates(
+    knn_weights: Sequence[float],
+    num_neighbors: Sequence[int],
+    kernel_scales: Sequence[float],
+) -> Candidates:
+    """Return all combinations of these values, in any order and with repetitions.
+
+    Wherever there are several λ to choose from, λ = 0, the global model alone, is one
+    of them. A single λ is fixed.
+
+    Raises
+    ------
+    ValueError
+        If one of the three is empty.
+    """
+    named = {
+        "knn_weight": knn_weights,
+        "num_neighbors": num_neighbors,
+        "kernel_scale": kernel_scales,
+    }
+    for name, values in named.items():
+        if not values:
+            raise ValueError(f"expected at least one {name} to choose from, found none")
+    return Candidates(
+        weights_to_choose_from(knn_weights),
+        tuple(sorted(set(num_neighbors))),
+        tuple(sorted(set(kernel_scales), reverse=True)),
+    )
+
+
+class Searchable(Protocol):
+    """As much of a store as is needed here."""
+
+    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
+        """Return the nearest stored examples of each query (m, p)."""
+
+
+@dataclass(frozen=True)
+class Queries:
+    """m examples as the global model sees them.
+
+    Attributes
+    ----------
+    embeddings
+        φ(x), float32 of shape (m, p).
+    probabilities
+        p_global, shape (m, c), rows summing to 1.
+    labels
+        int64, shape (m,), in [0, c).
+    class_ratios
+        q/π of the examples that a query is looked up in, float64 of shape (m, c) or
+        (1, c); None where the global model stays as it is. See
+        `knnper.datastore.prediction`.
+
+    Raises
+    ------
+    ValueError
+        If a row of ``probabilities`` is no distribution.
+    """
+
+    embeddings: Tensor
+    probabilities: Tensor
+    labels: Tensor
+    class_ratios: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        require_probabilities("global probabilities", self.probabilities)
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def take(self, chosen: Tensor) -> "Queries":
+        """Return those that a bool (m,) marks."""
+        ratios = self.class_ratios
+        return Queries(
+            self.embeddings[chosen],
+            self.probabilities[chosen],
+            self.labels[chosen],
+            None if ratios is None else ratios.expand(len(self), -1)[chosen],
+        )
+
+    def adapted(self, sharpness: float) -> "Queries":
+        """Return them as the global model sees them with the class prior and a β."""
+        if self.class_ratios is None:
+            return self
+        seen = reweighted(self.probabilities, self.class_ratios, sharpness)
+        return replace(self, probabilities=seen)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Queries and what is near them in the store; nothing where no neighbour is.
+
+    Attributes
+    ----------
+    queries
+        m examples.
+    squared_distances
+        To their neighbours, ascending, float64 of shape (m, k').
+    neighbor_labels
+        int64, shape (m, k').
+    """
+
+    queries: Queries
+    squared_distances: Tensor
+    neighbor_labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.queries) if self.squared_distances.shape[1] > 0 else 0
+
+    def take(self, chosen: Tensor) -> "Evidence":
+        """Return that of the queries which a bool (m,) marks."""
+        return Evidence(
+            self.queries.take(chosen),
+            self.squared_distances[chosen],
+            self.neighbor_labels[chosen],
+        )
+
+    def adapted(self, sharpness: float) -> "Evidence":
+        """Return what they show of the global model with the class prior and a β."""
+        return replace(self, queries=self.queries.adapted(sharpness))
+
+
+def held_out(store: Searchable, queries: Queries, num_neighbors: int) -> Evidence:
+    """Return the evidence of examples that are not in the store.
+
+    Parameters
+    ----------
+    store
+        A client's memory.
+    queries
+        A validation split.
+    num_neighbors
+        The largest k that is to be scored.
+
+    Raises
+    ------
+    DataError
+        As the store's search.
+    """
+    found = store.search(queries.embeddings, num_neighbors)
+    return Evidence(queries, found.squared_distances, found.labels)
+
+
+def left_one_out(
+    store: Searchable, queries: Queries, ids: Tensor, num_neighbors: int
+) -> Evidence:
+    """Return the evidence of stored examples, as if each were not in the store.
+
+    One search for all of them with one neighbour more, of which the example itself is
+    dropped by its id. Where more than k of its duplicates are found before it, the
+    last is dropped, since the others are the nearest without it.
+
+    Parameters
+    ----------
+    store
+        A client's memory.
+    queries
+        Stored examples.
+    ids
+        Their ids in the store, int64 of shape (m,).
+    num_neighbors
+        The largest k that is to be scored.
+
+    Raises
+    ------
+    DataError
+        As the store's search.
+    """
+    found = store.search(queries.embeddings, num_neighbors + 1)
+    if len(ids) == 0:
+        return Evidence(queries, found.squared_distances, found.labels)
+    own = found.ids == ids[:, None]
+    own[:, -1] |= ~own.any(dim=1)
+    shape = (len(ids), found.ids.shape[1] - 1)
+    return Evidence(
+        queries,
+        found.squared_distances[~own].reshape(shape),
+        found.labels[~own].reshape(shape),
+    )
+
+
+def no_evidence(num_classes: int) -> Evidence:
+    """Return what a client has that can score nothing."""
+    return Evidence(
+        Queries(
+            torch.empty((0, 0)),
+            torch.empty((0, num_classes)),
+            torch.empty(0, dtype=torch.int64),
+        ),
+        torch.empty((0, 0), dtype=torch.float64),
+        torch.empty((0, 0), dtype=torch.int64),
+    )
+
+
+CriterionName = Literal["accuracy", "log_loss", "both"]
+
+EvidenceName = Literal["validation", "leave_one_out", "auto"]
+
+EvidenceKind = Literal["none", "validation", "leave_one_out"]
+
+KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
+
+PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The paper's grid of λ (knn-per.txt, section 5)."""
+
+
+@dataclass(frozen=True)
+class PriorPoint(Settings):
+    """The λ that is expected of clients of one size.
+
+    Attributes
+    ----------
+    num_examples
+        Stored examples, training and validation together.
+    knn_weight
+        λ_0.
+    """
+
+    num_examples: PositiveInt
+    knn_weight: UnitInterval
+
+
+@dataclass(frozen=True)
+class TuningSettings(Settings):
+    """On what, and by what measure, a client chooses.
+
+    Attributes
+    ----------
+    criterion
+        ``accuracy``: most examples right. ``log_loss``: the largest sum of
+        log p(y|x) of the mixture. ``both``: most examples right, and a hundredth of
+        that sum, which decides where few examples leave ties.
+    evidence
+        What is scored. ``validation``: the validation split, with the training split
+        as the store. ``leave_one_out``: every example of both, with all others as the
+        store. ``auto``: the former for a client that has training data and at least
+        ``min_validation`` validation examples, the latter for the others.
+    min_validation
+        See ``evidence``; useful from 5 to 50.
+    num_neighbors_grid
+        The values of k to choose from; none is to keep the one that is set.
+    kernel_scale_grid
+        The values of σ to choose from; none is to keep the one that is set.
+    prior
+        The λ that is expected, by the size of a client; none is to expect nothing.
+    prior_strength
+        How many scored examples the prior counts for, s; useful from 1 to 100.
+    """
+
+    criterion: CriterionName = "accuracy"
+    evidence: EvidenceName = "validation"
+    min_validation: PositiveInt = 50
+    num_neighbors_grid: tuple[PositiveInt, ...] = ()
+    kernel_scale_grid: tuple[PositiveFloat, ...] = ()
+    prior: tuple[PriorPoint, ...] = ()
+    prior_strength: NonNegativeFloat = 30.0
+
+    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
+        """Return what is scored of a client with splits of these sizes."""
+        if self.evidence != "auto":
+            return self.evidence
+        enough = num_train > 0 and num_validation >= self.min_validation
+        return "validation" if enough else "leave_one_out"
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A normal distribution of λ around λ_0, with variance 1 / (2 s).
+
+    Attributes
+    ----------
+    knn_weight
+        λ_0.
+    strength
+        s: how many scored examples it counts for.
+    """
+
+    knn_weight: float
+    strength: float
+
+
+NO_PRIOR = Prior(0.0, 0.0)
+
+
+def prior_of_size(
+    points: Sequence[PriorPoint], strength: float, num_examples: int
+) -> Prior:
+    """Return what to expect of a client with ``num_examples`` stored.
+
+    λ_0 is linear in log n between the points and constant beyond the outermost.
+
+    Parameters
+    ----------
+    points
+        In any order; none is to expect nothing.
+    strength
+        s.
+    num_examples
+        n.
+    """
+    if not points:
+        return NO_PRIOR
+    ordered = sorted(points, key=lambda point: point.num_examples)
+    sizes = [math.log(point.num_examples) for point in ordered]
+    weights = [point.knn_weight for point in ordered]
+    expected = np.interp(math.log(max(num_examples, 1)), sizes, weights)
+    return Prior(float(expected), strength)
+
+
+def weights_by_size(
+    sizes: Sequence[int], knn_weights: Sequence[float], num_points: int = 5
+) -> tuple[PriorPoint, ...]:
+    """Return the λ that clients chose as a function of their size, never falling.
+
+    The clients are sorted by size and cut into parts of nearly equal numbers, those of
+    one size together. Each part gives a point: the geometric mean of the sizes and the
+    mean λ. Where a larger size would have a smaller λ, neighbouring points take their
+    common mean (isotonic regression: the least-squares fit of a function that does not
+    fall).
+
+    Parameters
+    ----------
+    sizes
+        Stored examples of each client; those without are left out.
+    knn_weights
+        λ of each client.
+    num_points
+        The most points.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ, no client is left or ``num_points`` is not positive.
+    """
+    if len(sizes) != len(knn_weights):
+        raise ValueError(
+            f"expected one knn_weight for each size, found {len(knn_weights)} for "
+            f"{len(sizes)}"
+        )
+    if num_points < 1:
+        raise ValueError(f"expected at least one point, found {num_points}")
+    known = np.array(sizes) > 0
+    if not known.any():
+        raise ValueError("expected at least one client with examples, found none")
+    stored = np.array(sizes)[known]
+    weights = np.array(knn_weights, np.float64)[known]
+    part = _parts(stored, num_points)
+    counts = np.bincount(part)
+    log_sizes = np.bincount(part, np.log(stored)) / counts
+    rising = _rising(np.bincount(part, weights) / counts, counts)
+    return tuple(
+        PriorPoint(round(math.exp(log_size)), float(weight))
+        for log_size, weight in zip(log_sizes, rising, strict=True)
+    )
+
+
+def _parts(sizes: NDArray[np.int64], num_parts: int) -> NDArray[np.intp]:
+    """Return the part of each client, from 0 on and without gaps."""
+    ranks = np.searchsorted(np.sort(sizes), sizes)
+    found: NDArray[np.intp] = np.unique(
+        ranks * num_parts // len(sizes), return_inverse=True
+    )[1]
+    return found
+
+
+def _rising(means: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Return the closest values that do not fall, by pooling adjacent violators."""
+    pools: list[tuple[float, int, int]] = []  # mean, clients, points
+    for point in zip(means.tolist(), counts.tolist(), strict=True):
+        mean, clients, points = *point, 1
+        while pools and pools[-1][0] > mean:
+            before, more, others = pools.pop()
+            mean = (before * more + mean * clients) / (more + clients)
+            clients, points = more + clients, others + points
+        pools.append((mean, clients, points))
+    return np.repeat([one[0] for one in pools], [one[2] for one in pools])
+
+
+NUMBERS_AT_ONCE = 1 << 20
+"""The most probabilities, of all λ together, that are in memory at a time."""
+
+SMALLEST_PROBABILITY = 1e-12
+"""What a smaller probability of the true label counts as, as in the results."""
+
+PART_OF_SURENESS = 0.01
+"""What log p(y|x) counts for beside being right."""
+
+Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
+examples, in which more is better."""
+
+
+def num_correct(
+    knn_probabilities: Tensor,
+    global_probabilities: Tensor,
+    labels: Tensor,
+    knn_weights: Tensor,
+) -> Tensor:
+    """Return how many labels have the largest probability, float64 of shape (l,).
+
+    Parameters
+    ----------
+    knn_probabilities, global_probabilities
+        float32, shape (m, c).
+    labels
+        int64, shape (m,).
+    knn_weights
+        λ, float64 of shape (l,).
+    """
+    # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
+    share = knn_weights[:, None, None]
+    mixed = share.float() * knn_probabilities
+    mixed += (1 - share).float() * global_probabilities
+    return (mixed.argmax(dim=2) == labels).sum(dim=1).double()
+
+
+def log_likelihood(
+    knn_probabilities: Tensor,
+    global_probabilities: Tensor,
+    labels: Tensor,
+    knn_weights: Tensor,
+) -> Tensor:
+    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,).
+
+    Parameters
+    ----------
+    knn_probabilities, global_probabilities
+        float32, shape (m, c).
+    labels
+        int64, shape (m,).
+    knn_weights
+        λ, float64 of shape (l,).
+    """
+    knn, alone = (
+        one.gather(1, labels[:, None])[:, 0].double()
+        for one in (knn_probabilities, global_probabilities)
+    )
+    share = knn_weights[:, None]
+    mixed = share * knn + (1 - share) * alone
+    return mixed.clamp_min(SMALLEST_PROBABILITY).log().sum(dim=1)
+
+
+def num_correct_by_sureness(
+    knn_probabilities: Tensor,
+    global_probabilities: Tensor,
+    labels: Tensor,
+    knn_weights: Tensor,
+) -> Tensor:
+    """Return `num_correct` and a hundredth of `log_likelihood`, float64 of shape (l,).
+
+    Of two that are right equally often the one that is surer of it scores more. An
+    example that is right outweighs three that are wrong beyond any doubt.
+
+    Parameters
+    ----------
+    knn_probabilities, global_probabilities
+        float32, shape (m, c).
+    labels
+        int64, shape (m,).
+    knn_weights
+        λ, float64 of shape (l,).
+    """
+    asked = knn_probabilities, global_probabilities, labels, knn_weights
+    return num_correct(*asked) + PART_OF_SURENESS * log_likelihood(*asked)
+
+
+CRITERIA: Mapping[CriterionName, Criterion] = {
+    "accuracy": num_correct,
+    "log_loss": log_likelihood,
+    "both": num_correct_by_sureness,
+}
+
+
+def score(
+    evidence: Evidence, candidates: Candidates, kernel: Kernel, criterion: Criterion
+) -> Tensor:
+    """Return what each combination scores, summed over the evidence.
+
+    The k nearest are the first k of the neighbours that were found, so that all k, σ
+    and λ are scored from one search. Memory beyond the evidence is bounded.
+
+    Parameters
+    ----------
+    evidence
+        Made for the largest k or more; nothing scores 0.
+    candidates
+        The combinations.
+    kernel
+        A value of `knnper.datastore.prediction.KERNELS`.
+    criterion
+        A value of `CRITERIA`.
+
+    Returns
+    -------
+    Tensor
+        float64, of the candidates' `shape`.
+    """
+    scores = torch.zeros(candidates.shape, dtype=torch.float64)
+    weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
+    for rows in _scores_parts(evidence, len(weights)):
+        labels = evidence.queries.labels[rows]
+        probabilities = evidence.queries.probabilities[rows]
+        for place, votes in _votes(evidence, rows, candidates, kernel):
+            scores[:, *place] += criterion(votes, probabilities, labels, weights)
+    return scores
+
+
+def _scores_parts(evidence: Evidence, num_weights: int) -> Iterator[slice]:
+    num_classes = evidence.queries.probabilities.shape[1]
+    num_found = evidence.squared_distances.shape[1]
+    at_once = max(1, NUMBERS_AT_ONCE // max(num_weights * num_classes, num_found))
+    for start in range(0, len(evidence), at_once):
+        yield slice(start, start + at_once)
+
+
+def _votes(
+    evidence: Evidence, rows: slice, candidates: Candidates, kernel: Kernel
+) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    """Yield p_kNN (m, c) for each k and σ, with their places."""
+    embedding_dim = evidence.queries.embeddings.shape[1]
+    num_classes = evidence.queries.probabilities.shape[1]
+    distances = evidence.squared_distances[rows]
+    labels = evidence.neighbor_labels[rows]
+    for scale_place, scale in enumerate(candidates.kernel_scales):
+        log_weights = kernel(distances, scale, embedding_dim)
+        for count_place, count in enumerate(candidates.num_neighbors):
+            votes = neighbor_vote(
+                log_weights[:, :count], labels[:, :count], num_classes
+            )
+            yield (count_place, scale_place), votes
+
+
+ALONE = torch.zeros(1, dtype=torch.float64)
+"""λ = 0."""
+
+
+def choose(
+    evidence: Evidence,
+    candidates: Candidates,
+    kernel: Kernel,
+    criterion: Criterion,
+    prior: Prior = NO_PRIOR,
+    class_prior: ClassPrior | None = None,
+) -> Choice:
+    """Return the combination with the largest Σ_i score_i - s (λ - λ_0)².
+
+    Of those, where λ = 0 is a candidate, that score no worse than λ = 0: whatever is
+    expected, no client does worse on its evidence than with the global model.
+
+    With ``log_loss`` this is the most probable one, a posteriori, under a normal prior
+    of λ. With ``accuracy`` the prior counts as s more examples, each of which is right
+    to the extent 1 - (λ - λ_0)². Ties go to the first of the candidates: the smallest
+    λ, the smallest k, the largest σ. Without evidence λ is the one closest to λ_0, and
+    without a prior the smallest: 0 if it is not fixed.
+
+    Parameters
+    ----------
+    evidence
+        What is scored.
+    candidates
+        The combinations.
+    kernel
+        A value of `knnper.datastore.prediction.KERNELS`.
+    criterion
+        A value of `CRITERIA`.
+    prior
+        λ_0 and s.
+    class_prior
+        With one, all combinations are scored with it and without it, and of equally
+        good ones one with it counts first.
+    """
+    seen = [evidence]
+    if class_prior is not None:
+        seen.insert(0, evidence.adapted(class_prior.sharpness))
+    scores = torch.stack([score(one, candidates, kernel, criterion) for one in seen])
+    weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
+    penalty = prior.strength * (weights - prior.knn_weight).square()
+    # argmax returns the first of several largest.
+    total = scores - penalty[:, None, None]
+    if candidates.knn_weights[0] == 0:
+        total = total.where(scores >= scores[-1, 0, 0, 0], -torch.inf)
+    best = torch.unravel_index(total.argmax(), total.shape)
+    which, *place = (int(one) for one in best)
+    chosen = candidates.at(place)
+    is_adapted = which < len(seen) - 1
+    return replace(chosen, class_prior=class_prior if is_adapted else None)
+
+
+def choose_class_prior(
+    evidence: Evidence, settings: ClassPriorSettings
+) -> ClassPrior | None:
+    """Return how the global model would be adapted; None if there is no strength.
+
+    β is the one with the largest Σ_i log p(y_i|x_i) - (log β)² / 2: the most probable
+    one if log β has a standard normal distribution. Without evidence it is the one
+    closest to 1.
+
+    Parameters
+    ----------
+    evidence
+        What is scored, of the global model alone.
+    settings
+        The values of β, and how the client's shares are learned.
+    """
+    if not settings.strengths:
+        return None
+    in_doubt = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
+    if len(evidence) == 0:
+        return ClassPrior(settings, in_doubt[0])
+    queries = evidence.queries
+    sharpness = max(in_doubt, key=lambda value: _log_posterior(queries, value))
+    return ClassPrior(settings, sharpness)
+
+
+def _log_posterior(queries: Queries, sharpness: float) -> float:
+    seen = queries.adapted(sharpness)
+    likelihood = log_likelihood(
+        seen.probabilities, seen.probabilities, seen.labels, ALONE
+    )
+    return float(likelihood) - math.log(sharpness) ** 2 / 2
+
+
+def choose_knn_weight(
+    local_probabilities: Tensor,
+    global_probabilities: Tensor,
+    labels: Tensor,
+    knn_weights: Sequence[float],
+    criterion: CriterionName = "accuracy",
+) -> float:
+    """Return the λ that scores best on held-out examples; of equals the smallest.
+
+    Parameters
+    ----------
+    local_probabilities, global_probabilities
+        Of the m held-out examples, float32 of shape (m, c). Without any, all λ are
+        equal.
+    labels
+        Theirs, int64 of shape (m,).
+    knn_weights
+        The values to choose from; see `weights_to_choose_from`.
+    criterion
+        A name of `CRITERIA`.
+    """
+    weights = weights_to_choose_from(knn_weights)
+    tried = torch.tensor(weights, dtype=torch.float64)
+    scores = CRITERIA[criterion](
+        local_probabilities, global_probabilities, labels, tried
+    )
+    # argmax returns the first of several largest.
+    return weights[int(scores.argmax())]

@@ -1,1 +1,0 @@
-"""``knnper federation``: credentials and registrations."""

@@ -1,1 +1,0 @@
-"""The commands of ``knnper figure``: figures of the papers."""

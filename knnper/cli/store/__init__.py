@@ -1,1 +1,0 @@
-"""``knnper store``: a client's memory on disk."""

@@ -1,1 +1,0 @@
-"""Typed settings, seeding and errors."""

@@ -1,0 +1,115 @@
+"""Which of a user's samples are tested on."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
+from knnper.seeding import RandomKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividingSettings(Settings):
+    """How each user's samples are divided into training and test data.
+
+    Attributes
+    ----------
+    test_fraction
+        Part of each user's samples that are tested on, rounded, [0, 1); 0.2 in the
+        paper (knn-per.txt, section 5). One sample at least is left to train on.
+    split
+        Which they are: ``random`` ones, as in the paper, or with ``time`` the last.
+    seed
+        Of the random choice.
+    min_samples
+        Users with fewer samples are left out.
+    """
+
+    test_fraction: ProperFraction = 0.2
+    split: Literal["random", "time"] = "random"
+    seed: NonNegativeInt = 0
+    min_samples: PositiveInt = 1
+
+
+def mark_tested(count: int, user: str, settings: DividingSettings) -> NDArray[np.bool_]:
+    """Mark what is tested on among ``count`` samples of a user, shape (count,).
+
+    It depends on nothing that other users have.
+    """
+    num_tested = min(int(settings.test_fraction * count + 0.5), max(count - 1, 0))
+    places = np.arange(count)
+    if settings.split == "random":
+        key = RandomKey(settings.seed, ("test samples", user))
+        places = key.numpy().permutation(count)
+    mask = np.zeros(count, dtype=bool)
+    mask[places[count - num_tested :]] = True
+    return mask
+
+
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class FractionSettings(Settings):
+    """How examples are split that are not split already.
+
+    Attributes
+    ----------
+    validation, test
+        Parts of all examples; the rest is trained on.
+    seed
+        Another seed is another split.
+    """
+
+    validation: ProperFraction = 0.2
+    test: ProperFraction = 0.1
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        if self.validation + self.test >= 1:
+            raise ValueError(
+                f"found {self.validation} + {self.test} for validation and test, "
+                "which leaves nothing to train on; expected a sum less than 1"
+            )
+
+
+def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
+    """Return the split of each example.
+
+    An example's split depends on its name and the settings alone, so it stays where it
+    is when others are added. Only where no example would be left to train on, the one
+    that comes nearest to it is trained on.
+
+    Parameters
+    ----------
+    names
+        Of the examples.
+    fractions
+        Of the splits; they are met on average.
+    """
+    places = [_place(name, fractions.seed) for name in names]
+    splits = [_split_at(place, fractions) for place in places]
+    if splits and "train" not in splits:
+        splits[max(range(len(places)), key=places.__getitem__)] = "train"
+    return splits
+
+
+def _split_at(place: float, fractions: FractionSettings) -> Split:
+    if place < fractions.test:
+        return "test"
+    held_out = fractions.test + fractions.validation
+    return "validation" if place < held_out else "train"
+
+
+def _place(name: str, seed: int) -> float:
+    """Return a number in [0, 1) that is as good as random, but always the same."""
+    text = f"{seed}\0{name}".encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    # 53 bits are what a float holds exactly: more could round up to 1.
+    return (int.from_bytes(digest, "big") >> 11) / 2**53

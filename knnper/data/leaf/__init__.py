@@ -1,1 +1,0 @@
-"""The data sets of the benchmark LEAF, dealt to users as they are there."""

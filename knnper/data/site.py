@@ -1,0 +1,820 @@
+"""All kinds of own data that a site can name."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from knnper.data.catalogue import DATA_SETS, DataSpec
+from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
+from knnper.data.examples import Examples, InputSpec, no_examples
+from knnper.data.site_data import (
+    SITES,
+    NamedExamples,
+    SiteData,
+    SitesSettings,
+    SiteTask,
+    site_task_of,
+    task_of,
+)
+from knnper.data.site_sources import (
+    Collected,
+    NpzSettings,
+    PythonSettings,
+    ReadInputs,
+    SiteImageFolderSettings,
+    SiteSettings,
+    SiteTableSettings,
+    SiteTextSettings,
+    collect_image_folder,
+    collect_npz,
+    collect_python,
+    collect_table,
+    collect_text,
+)
+from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
+from knnper.errors import ConfigError, DataError, Problem
+from knnper.experiment import Choice, Settings
+from knnper.loading import alternatives, nearest, parse_settings, parse_yaml
+
+MOST_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Examples of one split that are copies of examples of the same or another one.
+
+    Attributes
+    ----------
+    original, copy
+        The splits.
+    num_copies
+        Examples of ``copy`` with an equal in ``original``; within one split, those
+        that come after their equal.
+    shown
+        At most ten pairs of names, the original's first.
+    """
+
+    original: Split
+    copy: Split
+    num_copies: int
+    shown: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """Equal inputs with different labels.
+
+    Attributes
+    ----------
+    num_inputs
+        Different inputs of which this is so.
+    shown
+        At most ten of them: two names, each with its class.
+    """
+
+    num_inputs: int
+    shown: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Place:
+    split: Split
+    name: str
+    label: int
+
+
+def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
+    """Return all copies, by pairs of splits in which there are any, and conflicts."""
+    groups = [group for group in _groups(data).values() if len(group) > 1]
+    pairs = [
+        (original, copy)
+        for place, original in enumerate(SPLITS)
+        for copy in SPLITS[place:]
+    ]
+    found = (_copies(groups, *pair) for pair in pairs)
+    copies = tuple(one for one in found if one.num_copies)
+    return copies, _conflicts(groups, data.task.class_names)
+
+
+def _groups(data: SiteData) -> Mapping[bytes, Sequence[_Place]]:
+    """Return the examples by a digest of their inputs, in the order of the splits."""
+    groups: dict[bytes, list[_Place]] = {}
+    for split, part in data.splits():
+        for digest, name, label in zip(
+            _digests(part), part.names, part.examples.labels.tolist(), strict=True
+        ):
+            groups.setdefault(digest, []).append(_Place(split, name, label))
+    return groups
+
+
+def _digests(part: NamedExamples) -> list[bytes]:
+    rows = part.examples.images.flatten(1).numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+
+
+def _copies(groups: Sequence[Sequence[_Place]], original: Split, copy: Split) -> Copies:
+    pairs = [pair for group in groups for pair in _pairs(group, original, copy)]
+    return Copies(original, copy, len(pairs), tuple(pairs[:MOST_SHOWN]))
+
+
+def _pairs(
+    group: Sequence[_Place], original: Split, copy: Split
+) -> list[tuple[str, str]]:
+    first = next((place for place in group if place.split == original), None)
+    if first is None:
+        return []
+    return [
+        (first.name, place.name)
+        for place in group
+        if place.split == copy and place is not first
+    ]
+
+
+def _conflicts(
+    groups: Sequence[Sequence[_Place]], class_names: Sequence[str]
+) -> Conflicts:
+    shown = []
+    for group in groups:
+        first = group[0]
+        other = next((one for one in group if one.label != first.label), None)
+        if other is not None:
+            shown.append((_labelled(first, class_names), _labelled(other, class_names)))
+    return Conflicts(len(shown), tuple(shown[:MOST_SHOWN]))
+
+
+def _labelled(place: _Place, class_names: Sequence[str]) -> str:
+    return f"{place.name} ({class_names[place.label]})"
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """One split in numbers.
+
+    Attributes
+    ----------
+    num_examples
+        n.
+    class_counts
+        Examples of each of the c labels.
+    smallest, largest, mean
+        Of all values of all inputs; None without examples.
+    """
+
+    num_examples: int
+    class_counts: tuple[int, ...]
+    smallest: float | None
+    largest: float | None
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """All that a check finds.
+
+    Attributes
+    ----------
+    class_names
+        Of the task.
+    input_shape, input_type
+        Of one input: (height, width, channels), ``uint8`` or ``float32``.
+    splits
+        In numbers.
+    missing_classes
+        Classes of the task of which the site has no example at all.
+    dropped
+        How many examples were left out, by their label that nobody else knows.
+    num_ignored
+        Files beside the images that are no images by their names.
+    unreadable
+        Why, by name, of the images that cannot be read.
+    copies, conflicts
+        Equal inputs.
+    problems
+        Why training cannot work, or what it would report would be wrong.
+    warnings
+        What may not be meant.
+    """
+
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, int, int]
+    input_type: str
+    splits: Mapping[Split, SplitSummary]
+    missing_classes: tuple[str, ...]
+    dropped: Mapping[str, int]
+    num_ignored: int
+    unreadable: Mapping[str, str]
+    copies: tuple[Copies, ...]
+    conflicts: Conflicts
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self)
+
+
+def check_site(data: SiteData) -> DataCheck:
+    """Look at all of a site's data; nothing of it goes anywhere."""
+    splits = {split: _summary(part, data) for split, part in data.splits()}
+    copies, conflicts = find_copies(data)
+    totals = torch.tensor([one.class_counts for one in splits.values()]).sum(dim=0)
+    names = data.task.class_names
+    return DataCheck(
+        class_names=names,
+        input_shape=data.task.spec.image_shape,
+        input_type=data.task.spec.dtype,
+        splits=splits,
+        missing_classes=tuple(
+            name for name, total in zip(names, totals, strict=True) if total == 0
+        ),
+        dropped=dict(data.dropped),
+        num_ignored=data.num_ignored,
+        unreadable=dict(data.unreadable),
+        copies=copies,
+        conflicts=conflicts,
+        problems=tuple(_problems(data, copies)),
+        warnings=tuple(_warnings(data, splits, copies, conflicts)),
+    )
+
+
+def _summary(part: NamedExamples, data: SiteData) -> SplitSummary:
+    labels, images = part.examples.labels, part.examples.images
+    counts = torch.bincount(labels, minlength=data.task.spec.num_classes)
+    if len(part) == 0:
+        return SplitSummary(0, tuple(counts.tolist()), None, None, None)
+    return SplitSummary(
+        num_examples=len(part),
+        class_counts=tuple(counts.tolist()),
+        smallest=float(images.min()),
+        largest=float(images.max()),
+        mean=float(images.double().mean()),
+    )
+
+
+def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
+    if len(data.train) == 0:
+        yield (
+            "there are no training examples: nothing can be learned or remembered; "
+            "add some, or lower data.fractions"
+        )
+    if data.unreadable:
+        yield (
+            f"{len(data.unreadable)} examples cannot be read; the data is refused "
+            "until they are removed or mended"
+        )
+    for one in copies:
+        if (one.original, one.copy) == ("train", "test"):
+            yield (
+                f"train and test overlap: {one.num_copies} test examples are copies of "
+                "training examples, so that measured accuracies would be too high; "
+                "remove the copies from one of the two"
+            )
+
+
+_OVERLAP_EFFECTS = MappingProxyType(
+    {
+        ("train", "validation"): "the weight of the memory will be tuned too high",
+        ("validation", "test"): "measured accuracies may be too high",
+    }
+)
+
+
+def _warnings(
+    data: SiteData,
+    splits: Mapping[Split, SplitSummary],
+    copies: tuple[Copies, ...],
+    conflicts: Conflicts,
+) -> Iterator[str]:
+    yield from _small_splits(data, splits)
+    yield from _odd_values(data, splits)
+    for one in copies:
+        pair = (one.original, one.copy)
+        if one.original == one.copy:
+            yield f"{one.num_copies} examples of {one.copy} are copies of others there"
+        elif pair in _OVERLAP_EFFECTS:
+            yield (
+                f"{one.num_copies} examples of {one.copy} are copies of examples of "
+                f"{one.original}: {_OVERLAP_EFFECTS[pair]}"
+            )
+    if conflicts.num_inputs:
+        yield f"{conflicts.num_inputs} inputs occur with more than one label"
+    if data.dropped:
+        yield (
+            f"{sum(data.dropped.values())} examples are left out: the federation does "
+            f"not know their labels {', '.join(data.dropped)}"
+        )
+
+
+def _small_splits(
+    data: SiteData, splits: Mapping[Split, SplitSummary]
+) -> Iterator[str]:
+    if len(data.validation) == 0:
+        yield "there are no validation examples: nothing can be tuned on them"
+    if len(data.test) == 0:
+        yield "there are no test examples: the accuracy will not be known"
+    present = sum(count > 0 for count in splits["train"].class_counts)
+    if present == 1:
+        yield "all training examples have the same label"
+
+
+def _odd_values(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterator[str]:
+    train = splits["train"]
+    if train.largest is None:
+        return
+    if train.smallest == train.largest:
+        yield f"all values of all training inputs are {train.largest:g}"
+    elif data.task.spec.dtype == "uint8" and train.largest <= 1:
+        yield (
+            "no pixel of a training image is larger than 1, where 255 is white; "
+            "multiply pixels that were scaled to [0, 1] by 255"
+        )
+
+
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Labels that the federation knows.
+
+    Attributes
+    ----------
+    labels
+        Of each example; None where the federation does not know its label.
+    unknown
+        How many examples have each unknown label.
+    """
+
+    labels: tuple[int | None, ...]
+    unknown: Mapping[str, int]
+
+
+def agree_labels(
+    found: Collected, settings: SiteSettings, class_names: Sequence[str]
+) -> Agreed:
+    """Find each example's label among those of the federation, by name.
+
+    Numbers without names are names where the federation's names are whole numbers, as
+    those of digits, and positions among its names where none of them is.
+
+    Parameters
+    ----------
+    found
+        The examples.
+    settings
+        Other names of labels, and what becomes of unknown ones.
+    class_names
+        The federation's, in the order of its labels.
+
+    Raises
+    ------
+    DataError
+        If labels are unknown and not to be dropped, with all of them and their counts,
+        or if ``label_map`` leads to a name that the federation does not have.
+    """
+    _require_targets(settings.label_map, class_names)
+    known = _label_of(found.numbered, class_names)
+    label_of = {
+        name: known.get(settings.label_map.get(name, name))
+        for name in set(found.labels)
+    }
+    labels = tuple(label_of[name] for name in found.labels)
+    counts = Counter(name for name in found.labels if label_of[name] is None)
+    unknown = dict(sorted(counts.items()))
+    if unknown and settings.unknown_labels == "error":
+        raise _unknown(found.source, unknown, class_names)
+    return Agreed(labels, unknown)
+
+
+def _label_of(numbered: bool, class_names: Sequence[str]) -> Mapping[str, int]:
+    by_name = {name: label for label, name in enumerate(class_names)}
+    if not numbered or any(name.isdecimal() for name in class_names):
+        return by_name
+    # The map of labels leads to names, so that both are known here.
+    return {**{str(label): label for label in range(len(class_names))}, **by_name}
+
+
+def _require_targets(label_map: Mapping[str, str], class_names: Sequence[str]) -> None:
+    for name, target in label_map.items():
+        if target not in class_names:
+            raise DataError(
+                f"data.label_map leads from {name!r} to {target!r}, which is no class "
+                f"of the federation; {_known(target, class_names)}"
+            )
+
+
+def _unknown(
+    source: str, unknown: Mapping[str, int], class_names: Sequence[str]
+) -> DataError:
+    lines = [
+        f"  - {name!r}: {_counted(count, 'example')}; {nearest(name, class_names)}"
+        for name, count in unknown.items()
+    ]
+    pairs = ", ".join(f"{name!r}: ..." for name in list(unknown)[:2])
+    return DataError(
+        f"{source} has {_counted(len(unknown), 'label')} that the federation does not "
+        "know:\n"
+        + "\n".join(line.rstrip("; ") for line in lines)
+        + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data."
+        f"label_map: {{{pairs}}}), or leave the examples out (data.unknown_labels: "
+        "drop)"
+    )
+
+
+def _known(name: str, class_names: Sequence[str]) -> str:
+    guess = nearest(name, class_names)
+    return f"{guess} known: {_listed(class_names)}".lstrip()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_SHOWN])
+    return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
+
+
+def settle(found: Collected, settings: SiteSettings, task: SiteTask) -> SiteData:
+    """Agree on labels, split, and read the inputs.
+
+    Inputs that cannot be read are left out and named in the result.
+
+    Raises
+    ------
+    DataError
+        If there are no examples, names cannot be told apart or kept, labels are
+        unknown (see `agree_labels`), or inputs cannot be brought to the task's form.
+    """
+    _require_examples(found)
+    _require_names(found)
+    agreed = agree_labels(found, settings, task.class_names)
+    kept = [at for at, label in enumerate(agreed.labels) if label is not None]
+    splits = _splits(found, kept, settings.fractions)
+    members = {split: [at for at in kept if splits[at] == split] for split in SPLITS}
+    # At once: what is read is then kept as a whole, and each split is a part of it.
+    read = _read(found, [at for split in SPLITS for at in members[split]], task)
+    return SiteData(
+        **_named(found, members, agreed.labels, read),
+        task=task,
+        dropped=agreed.unknown,
+        num_ignored=found.num_ignored,
+        unreadable={found.names[at]: why for at, why in read.unreadable.items()},
+    )
+
+
+def require_readable(data: SiteData) -> SiteData:
+    """Return ``data``, of which every input could be read.
+
+    Raises
+    ------
+    DataError
+        With the first ones that could not.
+    """
+    if not data.unreadable:
+        return data
+    lines = [f"  - {data.unreadable[name]}" for name in list(data.unreadable)]
+    left = len(lines) - MOST_SHOWN
+    more = [f"  - and {left} more"] if left > 0 else []
+    raise DataError(
+        f"{len(lines)} examples cannot be read:\n"
+        + "\n".join(lines[:MOST_SHOWN] + more)
+    )
+
+
+def own_task(found: Collected) -> SiteTask:
+    """Return the task that the data itself suggests: its form and its labels.
+
+    Raises
+    ------
+    DataError
+        If there is no example.
+    """
+    _require_examples(found)
+    form = found.inputs.form()
+    if form.dtype == "token":
+        spec = InputSpec(form.shape, NUM_TOKENS, (), (), dtype=form.dtype)
+        return SiteTask(spec, CHARACTER_NAMES)
+    channels = form.shape[2]
+    class_names = _own_classes(found)
+    spec = InputSpec(
+        image_shape=form.shape,
+        num_classes=len(class_names),
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        dtype=form.dtype,
+    )
+    return SiteTask(spec, class_names)
+
+
+def _own_classes(found: Collected) -> tuple[str, ...]:
+    names = set(found.labels)
+    return tuple(sorted(names, key=int if found.numbered else None))
+
+
+def _require_examples(found: Collected) -> None:
+    if not found.names:
+        raise DataError(f"{found.source} holds no examples; expected at least one")
+
+
+def _require_names(found: Collected) -> None:
+    counts = Counter(found.names)
+    wrong = [
+        name for name, count in counts.items() if count > 1 or not _can_be_kept(name)
+    ]
+    if wrong:
+        raise DataError(
+            f"{found.source}: {len(wrong)} names of examples occur more than once, are "
+            f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
+            "name for each example"
+        )
+
+
+def _can_be_kept(name: str) -> bool:
+    """Return whether a store takes ``name``."""
+    try:
+        return name.encode() != b"" and "\0" not in name
+    except UnicodeEncodeError:
+        return False
+
+
+def _splits(
+    found: Collected, kept: Sequence[int], fractions: FractionSettings
+) -> Mapping[int, Split]:
+    """Return the split of each example that is kept: as given, else by its name."""
+    given = found.splits
+    if given is None:
+        return _dealt(found, kept, fractions)
+    splits = {at: given[at] for at in kept}
+    if "validation" in found.given_splits:
+        return splits
+    # What the site gave as test data stays that; it may also have chosen to have none.
+    rest = [at for at in kept if splits[at] == "train"]
+    return splits | _dealt(found, rest, replace(fractions, test=0.0))
+
+
+def _dealt(
+    found: Collected, positions: Sequence[int], fractions: FractionSettings
+) -> dict[int, Split]:
+    splits = split_by_name([found.names[at] for at in positions], fractions)
+    return dict(zip(positions, splits, strict=True))
+
+
+def _read(found: Collected, positions: Sequence[int], task: SiteTask) -> ReadInputs:
+    if not positions:
+        return ReadInputs(no_examples(task.spec).images)
+    return found.inputs.read(positions, task)
+
+
+def _named(
+    found: Collected,
+    members: Mapping[Split, Sequence[int]],
+    labels: Sequence[int | None],
+    read: ReadInputs,
+) -> dict[Split, NamedExamples]:
+    """Return each split: its images follow those of the split before it."""
+    kept = {
+        split: [at for at in members[split] if at not in read.unreadable]
+        for split in SPLITS
+    }
+    images = torch.split(read.images, [len(kept[split]) for split in SPLITS])
+    return {
+        split: NamedExamples(
+            Examples(
+                part, torch.tensor([labels[at] for at in positions], dtype=torch.int64)
+            ),
+            tuple(found.names[at] for at in positions),
+        )
+        for (split, positions), part in zip(kept.items(), images, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class SiteDataSpec:
+    """A kind of own data that can be chosen by name.
+
+    Attributes
+    ----------
+    title, summary
+        For people.
+    settings_type
+        The dataclass of its settings.
+    collect
+        Takes an instance of ``settings_type``, the folder that relative paths are
+        relative to, and the task, where one is known.
+    """
+
+    title: str
+    summary: str
+    settings_type: type[SiteSettings]
+    collect: Callable[[Any, Path, SiteTask | None], Collected]
+
+    def survey(
+        self, settings: SiteSettings, base: Path, task: SiteTask | None
+    ) -> SiteData:
+        """Return the data; what cannot be read is left out and named.
+
+        Parameters
+        ----------
+        settings
+            Of `settings_type`.
+        base
+            The folder that relative paths are relative to.
+        task
+            What the federation agreed on; None takes it from the data.
+
+        Raises
+        ------
+        DataError
+            If there is no data, it is laid out otherwise, or labels are unknown.
+        """
+        found = self.collect(settings, base, task)
+        return settle(found, settings, own_task(found) if task is None else task)
+
+    def open(
+        self,
+        settings: SiteSettings,
+        base: Path,
+        task: SiteTask,
+        cache: Path | None = None,
+    ) -> SiteData:
+        """Return the data, all of which can be read; see `survey`.
+
+        Parameters
+        ----------
+        settings, base, task
+            See `survey`.
+        cache
+            A folder for what takes long to read, so that it is read only once as long
+            as it does not change: decoded image files. Arrays and tables are read each
+            time, and functions are called each time, as their results may depend on
+            anything; one that takes long can keep them itself.
+
+        Raises
+        ------
+        DataError
+            As `survey`, and with all inputs that cannot be read.
+        """
+        found = self.collect(settings, base, task)
+        if cache is not None:
+            found = replace(found, inputs=found.inputs.kept_in(cache))
+        return require_readable(settle(found, settings, task))
+
+
+SITE_DATA: Mapping[str, SiteDataSpec] = MappingProxyType(
+    {
+        "image_folder": SiteDataSpec(
+            "Image folder",
+            "image files: PATH/CLASS/FILE, or PATH/train/CLASS/FILE and so on",
+            SiteImageFolderSettings,
+            collect_image_folder,
+        ),
+        "npz": SiteDataSpec(
+            "NPZ file",
+            "arrays inputs and labels, or train_inputs, train_labels, ...",
+            NpzSettings,
+            collect_npz,
+        ),
+        "table": SiteDataSpec(
+            "Table",
+            "a CSV or Parquet file: a row an example, a column a feature",
+            SiteTableSettings,
+            collect_table,
+        ),
+        "text": SiteDataSpec(
+            "Text",
+            "plain text: a window of characters, and the one that follows",
+            SiteTextSettings,
+            collect_text,
+        ),
+        "python": SiteDataSpec(
+            "Python function",
+            "your own code: module:function, beside the client's file or installed",
+            PythonSettings,
+            collect_python,
+        ),
+    }
+)
+
+
+def open_site(
+    choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
+) -> SiteData:
+    """Return the data that was chosen by name; see `SiteDataSpec.open`."""
+    spec, settings = _chosen(choice)
+    return spec.open(settings, base, task, cache)
+
+
+def survey_site(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> SiteData:
+    """Return the data that was chosen by name; see `SiteDataSpec.survey`."""
+    spec, settings = _chosen(choice)
+    return spec.survey(settings, base, task)
+
+
+def _chosen(choice: Choice[Settings]) -> tuple[SiteDataSpec, SiteSettings]:
+    spec, settings = SITE_DATA[choice.name], choice.settings
+    if not isinstance(settings, spec.settings_type):
+        raise TypeError(
+            f"{choice.name} takes {spec.settings_type.__name__}, "
+            f"found {type(settings).__name__}"
+        )
+    return spec, settings
+
+
+MODEL_CARD = "model.json"
+
+S = TypeVar("S", bound=Settings)
+
+
+def read_task(path: Path) -> SiteTask:
+    """Return the task that a file describes.
+
+    Parameters
+    ----------
+    path
+        An experiment over data that stays with the sites (``data: {name: sites}``), as
+        ``knnper submit`` writes it; one over a data set, which is loaded; or the folder
+        of an exported model.
+
+    Raises
+    ------
+    DataError
+        If there is no such file, it describes no such task, or the data set that it
+        names cannot be loaded here.
+    ConfigError
+        With all that is wrong in the experiment's section ``data``.
+    """
+    card = path / MODEL_CARD
+    if card.is_file():
+        return _of_card(card)
+    if not path.is_file():
+        raise DataError(
+            f"{path}: found neither an experiment's YAML file nor a folder with "
+            f"{MODEL_CARD}; give what the federation's operator gave you"
+        )
+    return _of_experiment(path)
+
+
+def _of_card(card: Path) -> SiteTask:
+    try:
+        document = json.loads(card.read_bytes())
+    except ValueError as error:
+        raise DataError(
+            f"{card} is no JSON: {error}; export the model again"
+        ) from error
+    described = document.get("card") if isinstance(document, Mapping) else None
+    if not isinstance(described, Mapping):
+        raise DataError(f"{card} describes no model; export the model again")
+    return site_task_of(described, str(card))
+
+
+def _of_experiment(path: Path) -> SiteTask:
+    source = str(path)
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text in UTF-8: {error}") from error
+    section = document.get("data") if isinstance(document, Mapping) else None
+    return _of_section(section, source)
+
+
+def _of_section(section: Any, source: str) -> SiteTask:
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if name == SITES:
+        return _parsed(SitesSettings, section, source).task()
+    if isinstance(name, str) and name in DATA_SETS:
+        spec = DATA_SETS[name]
+        return _of_data_set(spec, _parsed(spec.settings_type, section, source), source)
+    known = alternatives(str(name), (SITES, *DATA_SETS))
+    raise DataError(
+        f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
+    )
+
+
+def _of_data_set(spec: DataSpec, settings: Settings, source: str) -> SiteTask:
+    try:
+        return task_of(spec.load(settings))
+    except DataError as error:
+        raise DataError(
+            f"{source} is over a data set that cannot be loaded here: {error}; ask the "
+            "federation's operator for the experiment as it was submitted, from the "
+            "run's folder, or for an exported model"
+        ) from error
+
+
+def _parsed(settings_type: type[S], section: Mapping[str, Any], source: str) -> S:
+    problems: list[Problem] = []
+    values = {key: value for key, value in section.items() if key != "name"}
+    settings = parse_settings(settings_type, values, "data", problems)
+    if settings is None:
+        raise ConfigError(problems, source)
+    return settings

@@ -1,0 +1,505 @@
+"""A table in a CSV or Parquet file: texts and numbers by column."""
+
+import importlib
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knnper.data.dividing import (
+    DividingSettings,
+    FractionSettings,
+    mark_tested,
+    split_by_name,
+)
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.errors import DataError
+from knnper.experiment import NonNegativeInt, ProperFraction, Settings
+from knnper.loading import alternatives
+
+_PARQUET = (".parquet", ".pq")
+
+_CSV = (".csv", ".tsv", ".txt")
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+
+# What pandas and NumPy write where a number is missing.
+_NOT_A_NUMBER = ("nan", "NaN")
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are read.
+
+    Attributes
+    ----------
+    texts
+        Those read as text.
+    numbers
+        Those read as numbers, in this order; None is all that are not `texts`, in the
+        order of the file.
+    """
+
+    texts: tuple[str, ...]
+    numbers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TableFile:
+    """Some columns of a table, in memory.
+
+    Attributes
+    ----------
+    path
+        The file.
+    texts
+        By column, n texts; an empty one where there is none.
+    number_columns
+        The d columns of `numbers`.
+    numbers
+        Float64 that float32 can hold, shape (n, d).
+    """
+
+    path: Path
+    texts: dict[str, tuple[str, ...]]
+    number_columns: tuple[str, ...]
+    numbers: NDArray[np.float64]
+
+    def filled_texts(self, column: str) -> tuple[str, ...]:
+        """Return the texts of a column, none of which is empty or ``nan``.
+
+        Raises
+        ------
+        DataError
+            With the number of those that are, and the first row.
+        """
+        texts = self.texts[column]
+        missing = ("", *_NOT_A_NUMBER)
+        rows = [row for row, text in enumerate(texts, 1) if text in missing]
+        if rows:
+            found = texts[rows[0] - 1] or "nothing"
+            raise DataError(
+                f"{self.path}: {len(rows)} rows hold {found} in the column {column!r}, "
+                f"the first of them is row {rows[0]}, counting from 1; fill them in, "
+                "or leave the rows out"
+            )
+        return texts
+
+
+def row_names(table: TableFile) -> tuple[str, ...]:
+    """Return what rows without a name are called: their number, as in ``00012``."""
+    return tuple(f"{row:05d}" for row in range(len(table.numbers)))
+
+
+def are_whole_numbers(values: Iterable[str]) -> bool:
+    """Return whether all of ``values`` are written as whole numbers."""
+    return all(map(_WHOLE_NUMBER.fullmatch, values))
+
+
+def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the different values, sorted; as numbers where all are whole numbers."""
+    different = set(values)
+    if are_whole_numbers(different):
+        return tuple(sorted(different, key=lambda value: (int(value), value)))
+    return tuple(sorted(different))
+
+
+def read_table(path: Path, columns: Columns, delimiter: str = ",") -> TableFile:
+    """Return some columns of a CSV file with a header, or of a Parquet file.
+
+    Parameters
+    ----------
+    path
+        Ends in .csv, .tsv or .txt, or in .parquet or .pq.
+    columns
+        Which.
+    delimiter
+        Between the columns of a CSV file.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, columns are missing or occur twice, are no numbers
+        where numbers are expected, or lack values there (with all counts) or have some
+        that are too large for float32; or if the package pyarrow is not installed.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; give a CSV or Parquet file")
+    arrow = _arrow("lib")
+    source = _source_of(path, delimiter)
+    try:
+        numbers = _number_columns(source.schema(), columns, path)
+        table = source.read(columns.texts, numbers)
+        texts = {name: _texts(table, name) for name in columns.texts}
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as a table: {error}") from error
+    return TableFile(path, texts, numbers, _numbers(table, numbers, path))
+
+
+class _CsvSource:
+    def __init__(self, path: Path, delimiter: str) -> None:
+        self._csv, self._path = _arrow("csv"), path
+        self._options = {
+            "read_options": self._csv.ReadOptions(use_threads=False),
+            "parse_options": self._csv.ParseOptions(delimiter=delimiter),
+        }
+
+    def schema(self) -> Any:
+        """Return names and types, as the beginning of the file suggests them."""
+        with self._csv.open_csv(self._path, **self._options) as reader:
+            return reader.schema
+
+    def read(self, texts: Sequence[str], numbers: Sequence[str]) -> Any:
+        # A guess would make the number 1 of the text "01".
+        types = dict.fromkeys(texts, _arrow("lib").string())
+        convert = self._csv.ConvertOptions(
+            column_types=types, include_columns=[*texts, *numbers]
+        )
+        return self._csv.read_csv(self._path, convert_options=convert, **self._options)
+
+
+class _ParquetSource:
+    def __init__(self, path: Path) -> None:
+        self._parquet, self._path = _arrow("parquet"), path
+
+    def schema(self) -> Any:
+        return self._parquet.read_schema(self._path)
+
+    def read(self, texts: Sequence[str], numbers: Sequence[str]) -> Any:
+        return self._parquet.read_table(
+            self._path, columns=[*texts, *numbers], use_threads=False
+        )
+
+
+def _source_of(path: Path, delimiter: str) -> _CsvSource | _ParquetSource:
+    suffix = path.suffix.lower()
+    if suffix in _PARQUET:
+        return _ParquetSource(path)
+    if suffix in _CSV:
+        if len(delimiter) != 1:
+            raise DataError(
+                f"{path}: found the delimiter {delimiter!r}, expected one character"
+            )
+        return _CsvSource(path, delimiter)
+    raise DataError(
+        f"{path}: found the suffix {suffix!r}, expected one of "
+        f"{', '.join((*_CSV, *_PARQUET))}"
+    )
+
+
+def _number_columns(schema: Any, columns: Columns, path: Path) -> tuple[str, ...]:
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{path} has more than one column {twice[0]!r}; rename one")
+    rest = tuple(name for name in schema.names if name not in columns.texts)
+    numbers = rest if columns.numbers is None else columns.numbers
+    named = (*columns.texts, *numbers)
+    for name, count in Counter(named).items():
+        if name not in schema.names:
+            known = alternatives(name, schema.names)
+            raise DataError(f"{path} has no column {name!r}; {known}")
+        if count > 1:
+            raise DataError(
+                f"{path}: found the column {name!r} more than once among the features, "
+                "or as a feature that has another meaning too, such as the label; take "
+                "it out of data.features"
+            )
+    if not numbers:
+        raise DataError(f"{path} has no columns of features; expected at least one")
+    other = [name for name in numbers if not _is_number(schema.field(name).type)]
+    if other:
+        found = ", ".join(f"{name} ({schema.field(name).type})" for name in other)
+        raise DataError(
+            f"{path}: features must be numbers, found the columns {found}; list the "
+            "columns to use (data.features), or turn these into numbers"
+        )
+    return numbers
+
+
+def _is_number(kind: Any) -> bool:
+    types = _arrow("types")
+    checks = ("integer", "floating", "boolean", "decimal", "null")
+    return any(getattr(types, f"is_{check}")(kind) for check in checks)
+
+
+def _texts(table: Any, name: str) -> tuple[str, ...]:
+    column = table.column(name)
+    is_real = _arrow("types").is_floating(column.type)
+    # Where numbers are expected, this one is what Parquet has in place of none.
+    missing = (None, "nan") if is_real else (None,)
+    texts = column.cast(_arrow("lib").string()).to_pylist()
+    return tuple("" if text in missing else text for text in texts)
+
+
+def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
+    numbers = np.empty((table.num_rows, len(names)), dtype=np.float64)
+    for place, name in enumerate(names):
+        numbers[:, place] = _as_numbers(table.column(name), name, path)
+    # So written, it is true of NaN as well.
+    unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
+    if unfit.any():
+        found = ", ".join(
+            f"{name} {count}" for name, count in zip(names, unfit, strict=True) if count
+        )
+        raise DataError(
+            f"{path}: values are missing, not finite or too large for float32, in "
+            f"{int((unfit > 0).sum())} columns ({found}); fill them in, leave the rows "
+            "out, or list other columns (data.features)"
+        )
+    return numbers
+
+
+def _as_numbers(column: Any, name: str, path: Path) -> NDArray[np.float64]:
+    """Return a column as numbers, whose type was guessed from its beginning."""
+    arrow = _arrow("lib")
+    try:
+        # Safe, whole numbers above 2**53 would be refused; here they are rounded.
+        numbers = column.cast(arrow.float64(), safe=False)
+    except arrow.ArrowException as error:
+        found = _first_that_is_none(column) or f"what is no number ({error})"
+        raise DataError(
+            f"{path}: features must be numbers, found {found} in the column {name!r}; "
+            "correct it, leave the row out, or list other columns (data.features)"
+        ) from error
+    values: NDArray[np.float64] = numbers.to_numpy()
+    return values
+
+
+def _first_that_is_none(column: Any) -> str | None:
+    """Return the first value that is no number, and its row, in words."""
+    missing = {None, *_arrow("csv").ConvertOptions().null_values}
+    for row, value in enumerate(column.to_pylist(), 1):
+        try:
+            float("0" if value in missing else value)
+        except (TypeError, ValueError):
+            return f"{value!r} in row {row}, counting from 1,"
+    return None
+
+
+def _arrow(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"pyarrow.{module}")
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "reading tables needs the package pyarrow, which is not installed; "
+            "pip install 'knnper[tables]'"
+        ) from error
+
+
+_LOG = logging.getLogger(__name__)
+
+# Of float32, relative to a value; fewer of them in a deviation are too coarse.
+_STEP = 2.0**-23
+
+_FEWEST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class TableSettings(Settings):
+    """Which files, and what their columns mean.
+
+    Attributes
+    ----------
+    train
+        A CSV file with a header, or a Parquet file.
+    label
+        The column of labels.
+    test
+        Another such file; null takes `test_fraction` of the rows of `train`.
+    features
+        The columns of features; null is all other columns.
+    id
+        The column of the rows' names, on which the split depends; null is their number.
+    client
+        The column of the client whose row it is. The partition ``natural`` needs it.
+    test_fraction, seed
+        Part of the rows that are tested on where there is no file of them, and what
+        chooses them. It is about that part; with `client`, that part of each client's
+        rows, rounded, and one row of each is left to train on. Rows of the same name
+        stay together.
+    delimiter
+        Between the columns of a CSV file.
+    """
+
+    train: str
+    label: str
+    test: str | None = None
+    features: tuple[str, ...] | None = None
+    id: str | None = None
+    client: str | None = None
+    test_fraction: ProperFraction = 0.2
+    seed: NonNegativeInt = 0
+    delimiter: Annotated[str, Field(min_length=1)] = ","
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of one split: float64 (n, d), and n texts each."""
+
+    numbers: NDArray[np.float64]
+    labels: tuple[str, ...]
+    clients: tuple[str, ...] | None
+
+
+def load_table(settings: TableSettings) -> Dataset:
+    """Return the rows as inputs of shape (1, 1, d), float32.
+
+    The classes are those of the training rows, in the order of their names, or of
+    their numbers where all are whole numbers.
+
+    Raises
+    ------
+    DataError
+        As `read_table`; and if there are no training or test rows, or test rows have
+        labels that no training row has.
+    """
+    first, table = _read(settings, settings.train, settings.features)
+    if settings.test is None:
+        train, test = _divided(first, table, settings)
+    else:
+        train, (test, _) = first, _read(settings, settings.test, table.number_columns)
+    _require_rows(train, test, settings)
+    class_names = values_in_order(train.labels)
+    _require_known(test, class_names)
+    owners = values_in_order([*(train.clients or ()), *(test.clients or ())])
+    mean, std = _statistics(train.numbers)
+    _warn_of_coarse(table, train.numbers)
+    spec = InputSpec((1, 1, len(mean)), len(class_names), mean, std, dtype="float32")
+    return Dataset(
+        name="table",
+        train=_labelled(train, class_names, owners),
+        test=_labelled(test, class_names, owners),
+        spec=spec,
+        class_names=class_names,
+        feature_names=table.number_columns,
+    )
+
+
+def _read(
+    settings: TableSettings, file: str, features: tuple[str, ...] | None
+) -> tuple[_Rows, TableFile]:
+    texts = (settings.label, settings.id, settings.client)
+    columns = Columns(tuple(dict.fromkeys(filter(None, texts))), features)
+    path = Path(file).expanduser().absolute()
+    table = read_table(path, columns, settings.delimiter)
+    labels = table.filled_texts(settings.label)
+    clients = None if settings.client is None else table.filled_texts(settings.client)
+    return _Rows(table.numbers, labels, clients), table
+
+
+def _divided(
+    rows: _Rows, table: TableFile, settings: TableSettings
+) -> tuple[_Rows, _Rows]:
+    names = row_names(table)
+    if settings.id is not None:
+        names = table.filled_texts(settings.id)
+    if rows.clients is None:
+        fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
+        is_test = np.array(split_by_name(names, fractions)) == "test"
+    else:
+        is_test = _tested_of_each(rows.clients, names, settings)
+    return _taken(rows, ~is_test), _taken(rows, is_test)
+
+
+def _tested_of_each(
+    clients: Sequence[str], names: Sequence[str], settings: TableSettings
+) -> NDArray[np.bool_]:
+    """Mark a part of each client's rows, shape (n,)."""
+    dividing = DividingSettings(
+        test_fraction=settings.test_fraction, seed=settings.seed
+    )
+    names_of = defaultdict[str, set[str]](set)
+    for client, name in zip(clients, names, strict=True):
+        names_of[client].add(name)
+    tested = set[tuple[str, str]]()
+    for client, own in names_of.items():
+        marks = mark_tested(len(own), client, dividing).tolist()
+        pairs = zip(sorted(own), marks, strict=True)
+        tested.update((client, name) for name, is_test in pairs if is_test)
+    pairs = zip(clients, names, strict=True)
+    return np.array([pair in tested for pair in pairs], dtype=bool)
+
+
+def _require_rows(train: _Rows, test: _Rows, settings: TableSettings) -> None:
+    if not train.labels:
+        raise DataError(f"{settings.train}: there are no training rows; add some")
+    if test.labels:
+        return
+    if settings.test is not None:
+        raise DataError(
+            f"{settings.test}: there are no test rows; add some, or leave out "
+            "data.test to test on data.test_fraction of the rows of data.train"
+        )
+    raise DataError(
+        f"{settings.train}: there are no test rows among {len(train.labels)}; raise "
+        "data.test_fraction, of which a client's only row is never taken, or name a "
+        "file of test rows in data.test"
+    )
+
+
+def _taken(rows: _Rows, chosen: NDArray[np.bool_]) -> _Rows:
+    places = np.flatnonzero(chosen).tolist()
+    clients = rows.clients
+    return _Rows(
+        rows.numbers[chosen],
+        tuple(rows.labels[at] for at in places),
+        None if clients is None else tuple(clients[at] for at in places),
+    )
+
+
+def _labelled(
+    rows: _Rows, class_names: Sequence[str], owners: Sequence[str]
+) -> LabelledArrays:
+    count, width = rows.numbers.shape
+    return LabelledArrays(
+        images=rows.numbers.astype(np.float32).reshape(count, 1, 1, width),
+        labels=_numbered(rows.labels, class_names),
+        client_ids=None if rows.clients is None else _numbered(rows.clients, owners),
+    )
+
+
+def _numbered(values: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
+    number_of = {value: number for number, value in enumerate(known)}
+    return np.array([number_of[value] for value in values], dtype=np.int64)
+
+
+def _require_known(test: _Rows, class_names: Sequence[str]) -> None:
+    unknown = sorted(set(test.labels) - set(class_names))
+    if unknown:
+        raise DataError(
+            f"test rows have labels that no training row has: {', '.join(unknown)}; "
+            "the classes are those of the training rows"
+        )
+
+
+def _statistics(
+    numbers: NDArray[np.float64],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of each feature; 1 for one that never varies."""
+    deviations = np.where(np.ptp(numbers, axis=0) == 0, 1.0, numbers.std(axis=0))
+    return tuple(numbers.mean(axis=0).tolist()), tuple(deviations.tolist())
+
+
+def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
+    """Say which features float32 holds too coarsely, such as times since 1970."""
+    step = _STEP * np.abs(numbers.mean(axis=0))
+    varies = np.ptp(numbers, axis=0) > 0
+    is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
+    if is_coarse.any():
+        _LOG.warning(
+            "%s: values of %s are so large, and differ so little, that float32 loses "
+            "their differences; subtract an offset from these columns, such as their "
+            "least value, in all files",
+            table.path,
+            ", ".join(table.number_columns[at] for at in np.flatnonzero(is_coarse)),
+        )

@@ -1,0 +1,553 @@
+"""The characters that text is made of, and their ids."""
+
+import hashlib
+import itertools
+import json
+import logging
+import re
+import string
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.dividing import DividingSettings, mark_tested
+from knnper.data.examples import Dataset
+from knnper.errors import DataError
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+
+ALPHABET = (
+    "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
+    + string.ascii_lowercase + "}"
+)  # fmt: skip
+
+UNKNOWN = len(ALPHABET)
+
+NUM_TOKENS = len(ALPHABET) + 1
+
+CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
+
+_FIRST_OUTSIDE = 128
+
+# Curly quotation marks, and the two longer dashes.
+_TYPOGRAPHIC = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
+
+
+def _ids_by_code_point() -> NDArray[np.uint8]:
+    """Return the id of each code point up to the first that no character has."""
+    ids = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
+    ids[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
+    return ids
+
+
+_IDS = _ids_by_code_point()
+
+
+def encode(text: str) -> NDArray[np.uint8]:
+    """Return the id of each character of ``text``, uint8 of shape (len(text),).
+
+    The ids are those of LEAF's Shakespeare [1]_: a character's place among the 80 of
+    `ALPHABET`. Whatever is not among them has the id `UNKNOWN`, 80.
+
+    Parameters
+    ----------
+    text
+        Any text; a character outside ASCII is one character, and unknown.
+
+    References
+    ----------
+    .. [1] S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
+       ``models/utils/language_utils.py``.
+    """
+    stored = text.encode("utf-32-le", errors="surrogatepass")
+    codes = np.frombuffer(stored, dtype="<u4")
+    ids: NDArray[np.uint8] = _IDS[np.minimum(codes, _FIRST_OUTSIDE)]
+    return ids
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without accents, with plain quotes, dashes and line ends."""
+    text = text.replace("\r\n", "\n")
+    if text.isascii():
+        return text
+    parts = unicodedata.normalize("NFKD", text.translate(_TYPOGRAPHIC))
+    return "".join(one for one in parts if not unicodedata.combining(one))
+
+
+_LOG = logging.getLogger(__name__)
+
+_MUCH = 0.1
+
+_HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
+
+_DIRECTION = re.compile(r"\[[^\]]*\]")
+
+# HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
+_IN_CAPITALS = re.compile(
+    r" {0,4}((?:\d+ )?[A-Z][A-Z][A-Z' &,-]*(?: \d+)?)[.:](?:\s+(.*))?$"
+)
+
+# First Citizen:    Citizen 2:
+_ABOVE = re.compile(r"((?:\d+ )?[A-Z][A-Za-z']*(?: [A-Za-z']+){0,3}(?: \d+)?):\s*()$")
+
+#   Ham. To be, or not to be     as LEAF reads Shakespeare's collected works
+_INDENTED = re.compile(
+    r"  ((?:\d+ )?[A-Z][A-Za-z]*(?: [A-Za-z]+){0,3}(?: \d+)?)\. (.*)$"
+)
+
+_ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
+
+
+def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
+    """Return what each speaker says in the order of the play, line by line.
+
+    A speech begins with the speaker's name and a full stop or a colon, on its first
+    line or on a line of its own. It ends with the next one, with a blank line after its
+    words, or with the heading of an act or a scene. Stage directions in square brackets
+    are left out. The names are in capitals.
+
+    Names in small letters look like ordinary lines. They count at the beginning, below
+    a blank line and below a heading; those of the indented form also within a speech
+    that began with one, since its other lines are indented further.
+
+    Parameters
+    ----------
+    play
+        Its plain text, ASCII where punctuation is concerned.
+    source
+        What it is called in the log, which says how much of it nobody says.
+    """
+    said = defaultdict[str | None, list[str]](list)
+    for speaker, line in _lines(play):
+        said[speaker].append(line)
+    nobodys = _without_directions("\n".join(said.pop(None, [])))
+    texts = {
+        speaker: _without_directions("\n".join(lines))
+        for speaker, lines in said.items()
+        if speaker is not None
+    }
+    found = {speaker: text for speaker, text in texts.items() if text}
+    if found:
+        _report(nobodys, sum(map(_num_characters, found.values())), source)
+    return found
+
+
+def _report(nobodys: str, num_said: int, source: str) -> None:
+    """Log how much text is neither a speech nor a name, heading or direction."""
+    num_lost = _num_characters(nobodys)
+    share = num_lost / (num_lost + num_said)
+    if share > _MUCH:
+        _LOG.warning(
+            "%s: %.0f %% of the text belongs to no speaker and is left out, beginning "
+            "with %r; a speech ends with a blank line: take out those within speeches, "
+            "and see that each begins with a name",
+            source,
+            100 * share,
+            nobodys.partition("\n")[0],
+        )
+    else:
+        _LOG.info("%s: %.1f %% of the text belongs to no speaker", source, 100 * share)
+
+
+def _num_characters(text: str) -> int:
+    """Return how many characters are not blank."""
+    return sum(map(len, text.split()))
+
+
+def _lines(play: str) -> Iterator[tuple[str | None, str]]:
+    """Yield each line with who says it, but for names, headings and blank lines."""
+    speaker, has_spoken, is_below_gap = None, False, True
+    forms: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
+    for line in play.splitlines():
+        begun = _begun(line, _ALL_FORMS if is_below_gap else forms)
+        if begun is not None:
+            speaker, first = begun[1].strip().upper(), (begun[2] or "").strip()
+            has_spoken, forms = False, _within(begun.re)
+        else:
+            first = line.strip()
+        is_heading = _HEADING.match(line) is not None
+        if is_heading or (has_spoken and not first):
+            speaker = None
+        is_below_gap = speaker is None and (is_heading or not first)
+        if first and not is_heading:
+            has_spoken = speaker is not None
+            yield speaker, first
+
+
+def _begun(line: str, forms: Iterable[re.Pattern[str]]) -> re.Match[str] | None:
+    """Return who begins to speak in this line, and what is said in it."""
+    return next(filter(None, (form.match(line) for form in forms)), None)
+
+
+def _within(form: re.Pattern[str]) -> tuple[re.Pattern[str], ...]:
+    """Return how another's speech may begin right below one of this form."""
+    return (_IN_CAPITALS, _INDENTED) if form is _INDENTED else (_IN_CAPITALS,)
+
+
+def _without_directions(text: str) -> str:
+    lines = _DIRECTION.sub("", text).splitlines()
+    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
+
+
+_MANY = 0.05
+
+_MOST = 0.5
+
+_NUM_SHOWN = 5
+
+_WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
+
+
+class UnknownCharacters:
+    """Counts the characters that are outside of the alphabet.
+
+    All of them are one class: of a text that is made of them, whatever is predicted is
+    right.
+    """
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._num_characters = 0
+
+    def count(self, text: str) -> None:
+        """Count the characters of ``text``."""
+        self._num_characters += len(text)
+        self._counts.update(text.translate(_WITHOUT_KNOWN))
+
+    def require_few(self, source: str) -> None:
+        """Warn if more than a twentieth of what was counted is unknown.
+
+        Parameters
+        ----------
+        source
+            Where the texts are, for messages.
+
+        Raises
+        ------
+        DataError
+            If it is more than half.
+        """
+        num_unknown = self._counts.total()
+        share = num_unknown / max(self._num_characters, 1)
+        if share <= _MANY:
+            return
+        message = (
+            f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
+            f"that are told apart, most often {self._commonest()}; all of them are one "
+            "class, 'unknown': write them in Latin letters, or take them out"
+        )
+        if share > _MOST:
+            raise DataError(message)
+        _LOG.warning("%s", message)
+
+    def _commonest(self) -> str:
+        # Equally frequent ones in an order that does not depend on the text's.
+        ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        return ", ".join(repr(character) for character, _ in ordered[:_NUM_SHOWN])
+
+
+def target_positions(
+    num_characters: int, window: int, stride: int
+) -> NDArray[np.int64]:
+    """Return which characters of a text are predicted, int64 of shape (n,).
+
+    Parameters
+    ----------
+    num_characters
+        Length of the text.
+    window
+        T, how many characters must come before: the first target has the position T.
+    stride
+        From one target to the next.
+    """
+    return np.arange(window, num_characters, stride, dtype=np.int64)
+
+
+def windows_before(
+    ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
+) -> NDArray[np.uint8]:
+    """Return the characters before each target, uint8 of shape (n, 1, 1, T).
+
+    Parameters
+    ----------
+    ids
+        The text's characters, uint8 of shape (num_characters,).
+    targets
+        Positions in it, int64 of shape (n,), none smaller than ``window``.
+    window
+        T.
+    """
+    if len(targets) == 0:
+        return np.empty((0, 1, 1, window), dtype=np.uint8)
+    found: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
+    return found[:, None, None, :]
+
+
+_PLAYS = (
+    "a play as plain text (.txt), a folder of such plays, or a file .json with "
+    '{"speaker": "text"}'
+)
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file's name without its ending, its path and its bytes."""
+
+    name: str
+    path: Path
+    content: bytes
+
+
+def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
+    """Return the file at ``path``, or the .txt files of a folder in order of names.
+
+    Hidden files of a folder, whose names begin with a dot, are left out. ``expected``
+    says in errors what could be there.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it cannot be read.
+    """
+    try:
+        paths = _visible_texts(path) if path.is_dir() else [path]
+        if not paths or not path.exists():
+            what = "no file .txt in it" if path.exists() else "nothing there"
+            raise DataError(f"{path}: found {what}, expected {expected}")
+        return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _visible_texts(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() == ".txt" and not path.name.startswith(".")
+    )
+
+
+def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
+    """Return each client's text by the client's name.
+
+    A speaker of one play among several is another client in another play.
+
+    Raises
+    ------
+    DataError
+        If a file is not UTF-8, is another JSON than expected, or nobody speaks in it.
+    """
+    if len(files) == 1:
+        return _texts_in(files[0])
+    return {
+        f"{file.name}/{speaker}": text
+        for file in files
+        for speaker, text in _texts_in(file).items()
+    }
+
+
+def digest_of(texts: Mapping[str, str]) -> str:
+    """Return the SHA-256, in hexadecimal, of the clients' names and texts."""
+    digest = hashlib.sha256()
+    for part in itertools.chain.from_iterable(sorted(texts.items())):
+        content = part.encode(errors="surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def plain_text(file: TextFile) -> str:
+    """Return what a file says, see `plain`.
+
+    Raises
+    ------
+    DataError
+        If it is not UTF-8.
+    """
+    return plain(_decoded(file))
+
+
+def _texts_in(file: TextFile) -> Mapping[str, str]:
+    if file.path.suffix.lower() == ".json":
+        said_by = _from_json(_decoded(file), file.path)
+        return {name: plain(said) for name, said in said_by.items()}
+    found = speeches_of(plain_text(file), str(file.path))
+    if not found:
+        raise DataError(
+            f"{file.path}: found no speech, expected lines that begin with who speaks, "
+            "as in 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
+        )
+    return found
+
+
+def _decoded(file: TextFile) -> str:
+    try:
+        return file.content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path}: byte {error.start} is not UTF-8; convert the file"
+        ) from error
+
+
+def _from_json(text: str, path: Path) -> Mapping[str, str]:
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not what is expected: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: found {_kind_of(found)}, expected {_PLAYS}")
+    for name, said in found.items():
+        if not isinstance(said, str):
+            raise DataError(
+                f"{path}: found {_kind_of(said)} under {name!r}, expected one text "
+                "for each speaker; join its parts"
+            )
+    return found
+
+
+def _kind_of(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", bool: "a truth value", str: "a text"}
+    return "null" if value is None else kinds.get(type(value), "a number")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs more than once; put its texts into one")
+    return found
+
+
+# Of one speaker, so that a long text's windows are never all in memory.
+_WINDOWS_AT_ONCE = 100_000
+
+
+@dataclass(frozen=True)
+class PlaysSettings(Settings):
+    """Where the texts are, and how examples are made of them.
+
+    Attributes
+    ----------
+    path
+        A play as plain text, a folder of plays (``.txt``), or a JSON file
+        ``{"speaker": "text"}``.
+    window
+        T, the characters that a prediction is made from; 80 in LEAF.
+    stride
+        Characters from one that is predicted to the next; 1 in LEAF.
+    min_characters
+        Speakers with less text are left out, and so are those with no more than a
+        window of it.
+    test_fraction
+        Part of each speaker's examples that is tested on, rounded.
+    split
+        ``time`` tests on the last part of what each speaker says, ``random`` on any
+        examples: their windows then overlap with those that are trained on.
+    seed
+        Of the choice with ``random``.
+    """
+
+    path: str
+    window: PositiveInt = 80
+    stride: PositiveInt = 10
+    min_characters: NonNegativeInt = 1000
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    split: Literal["time", "random"] = "time"
+    seed: NonNegativeInt = 0
+
+
+def load_plays(settings: PlaysSettings) -> Dataset:
+    """Return windows of shape (1, 1, T) and what follows them, `NUM_TOKENS` classes.
+
+    The clients are numbered in the order of their names.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be read, nobody speaks in it, nobody says enough, or most of
+        it is in characters outside of the alphabet.
+    """
+    texts = texts_of(read_files(Path(settings.path).expanduser().absolute()))
+    kept = {key: value for key, value in asdict(settings).items() if key != "path"}
+    # Of what was found in the files: another way of finding it is another entry.
+    source = {"texts": digest_of(texts), **kept}
+    return cached_dataset(
+        "plays", source, lambda writer: _build(writer, texts, settings)
+    )
+
+
+def _build(
+    writer: EntryWriter, texts: Mapping[str, str], settings: PlaysSettings
+) -> Contents:
+    dividing = DividingSettings(
+        test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
+    )
+    clients = _clients(texts, settings)
+    _require_known_characters(clients, settings)
+    num_tested = 0
+    for number, (name, text) in enumerate(clients):
+        ids = encode(text)
+        targets = target_positions(len(ids), settings.window, settings.stride)
+        is_test = mark_tested(len(targets), name, dividing)
+        by_split: dict[Split, NDArray[np.int64]] = {
+            "train": targets[~is_test],
+            "test": targets[is_test],
+        }
+        for split, chosen in by_split.items():
+            for start in range(0, len(chosen), _WINDOWS_AT_ONCE):
+                some = chosen[start : start + _WINDOWS_AT_ONCE]
+                windows = windows_before(ids, some, settings.window)
+                labels = ids[some].astype(np.int64)
+                writer.append_of_client(split, windows, labels, number)
+        num_tested += int(is_test.sum())
+    if num_tested == 0:
+        raise DataError(
+            f"{settings.path}: found too few examples to test on any; raise "
+            "data.test_fraction, or lower data.stride"
+        )
+    return Contents(CHARACTER_NAMES, dtype="token")
+
+
+def _require_known_characters(
+    clients: Sequence[tuple[str, str]], settings: PlaysSettings
+) -> None:
+    unknown = UnknownCharacters()
+    for _, text in clients:
+        unknown.count(text)
+    unknown.require_few(settings.path)
+
+
+def _clients(
+    texts: Mapping[str, str], settings: PlaysSettings
+) -> list[tuple[str, str]]:
+    """Return name and text of all who say enough, in the order of their names."""
+    least = max(settings.min_characters, settings.window + 1)
+    long = [(name, text) for name, text in texts.items() if len(text) >= least]
+    if not long:
+        longest = max(map(len, texts.values()), default=0)
+        raise DataError(
+            f"{settings.path}: found no speaker with {least} characters, the longest "
+            f"text has {longest}; lower data.min_characters or data.window"
+        )
+    if len(long) < len(texts):
+        num_characters = sum(map(len, texts.values()))
+        kept = sum(len(text) for _, text in long)
+        _LOG.info(
+            "%s: left out %d of %d speakers, who have less than %d characters each "
+            "and %d of %d together",
+            settings.path,
+            len(texts) - len(long),
+            len(texts),
+            least,
+            num_characters - kept,
+            num_characters,
+        )
+    return sorted(long)

@@ -1,0 +1,221 @@
+"""Folders that a cache makes: whole or not there, by one process at a time."""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from knnper.errors import RunError
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+UNFINISHED = ".unfinished"
+"""How the name of a folder ends that is being made, or was when a process died."""
+
+
+def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
+    """Return what ``read`` makes of ``entry``; None where it is missing or damaged."""
+    if not entry.exists():
+        return None
+    try:
+        return read(entry)
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        _LOG.warning("%s is damaged (%s) and will be decoded again", entry, error)
+        return None
+
+
+def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
+    """Make ``entry`` in place of what is there; only the holder of the lock may.
+
+    Parameters
+    ----------
+    entry
+        A folder. It is made beside its final place and renamed when it is complete, so
+        a half-made one is never seen.
+    fill
+        Puts files into the empty folder that it is given, and sees to it that they are
+        on the disc.
+    """
+    unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        fill(unfinished)
+        shutil.rmtree(entry, ignore_errors=True)
+        unfinished.rename(entry)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    sync_to_disc(entry.parent)
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Be the only one in this block; the system lets go when a process dies.
+
+    Raises
+    ------
+    OSError
+        If there can be no such file.
+    """
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def sync_to_disc(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on the disc."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Make ``content`` that of ``path``: readers see the old or the new content.
+
+    The folder must exist. Text is written as UTF-8. On return it is on disk.
+    """
+    draft = draft_of(path)
+    try:
+        _write(draft, content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
+    except BaseException:
+        # What stays makes the folder one that is not empty.
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return what `write_atomically` leaves of ``path`` where it is killed."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the folder's list of names to disk; renaming alone does not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file of JSON objects, one a line, that grows at its end.
+
+    A kill may leave the last line torn; such a line was never acknowledged and is
+    dropped.
+
+    Attributes
+    ----------
+    path
+        The file; it need not exist.
+    """
+
+    path: Path
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one more line; on return it is on disk."""
+        line = json.dumps(record).encode() + b"\n"
+        with self.path.open("ab") as file:
+            if self._ends_torn():
+                file.truncate(len(self._whole_lines()))
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all records, oldest first; none without a file.
+
+        Raises
+        ------
+        RunError
+            If a line before the last one is no JSON object.
+        """
+        return [
+            self._parse(line, number)
+            for number, line in enumerate(self._whole_lines().splitlines(), start=1)
+        ]
+
+    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Make ``records`` the only content, atomically."""
+        text = "".join(f"{json.dumps(record)}\n" for record in records)
+        write_atomically(self.path, text)
+
+    def _ends_torn(self) -> bool:
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            return file.read(1) not in (b"", b"\n")
+
+    def _whole_lines(self) -> bytes:
+        if not self.path.exists():
+            return b""
+        content = self.path.read_bytes()
+        return content[: content.rfind(b"\n") + 1]
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise self._damaged(number) from error
+        if not isinstance(record, dict):
+            raise self._damaged(number)
+        return record
+
+    def _damaged(self, number: int) -> RunError:
+        return RunError(
+            f"line {number} of {self.path} is damaged; expected one JSON object a "
+            "line. Remove the line, or start the run again in another folder"
+        )
+
+
+_OTHERS = 0o077
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder for this user alone; take others' rights from one that is there.
+
+    What is below it is then out of reach, too, whatever its own permissions are. The
+    folder of another user stays as it is.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if is_private(folder) or status.st_uid != os.geteuid():
+        return
+    mode = stat.S_IMODE(status.st_mode)
+    folder.chmod(mode & ~_OTHERS)
+    _LOG.warning(
+        "%s could be looked into by other users (mode %04o); from now on it cannot",
+        folder,
+        mode,
+    )
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether no other user can look into a folder."""
+    return stat.S_IMODE(folder.stat().st_mode) & _OTHERS == 0

@@ -1,0 +1,763 @@
+"""LEAF's small convolutional network.
+
+Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for
+Federated Settings", 2018; the network of its FEMNIST task.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.data.examples import InputSpec
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import PositiveInt, ProperFraction
+from knnper.models.flat import (
+    EmbeddingModel,
+    ModelSettings,
+    require_channels,
+    require_multiple,
+    require_size,
+)
+from knnper.process import import_torchvision
+
+Norm = Literal["batch", "group"]
+
+OptionalNorm = Literal["none", "batch", "group"]
+
+NUM_GROUPS = 8
+
+
+class TolerantBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm that takes a batch with a single value per channel.
+
+    One image at 1x1 resolution has no variance, and `torch.nn.BatchNorm2d` refuses to
+    train on it. Here such a batch is normalised with the running statistics, which it
+    leaves as they are.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
+        """Return ``input``, shape (n, channels, height, width), normalised."""
+        if self.training and input.numel() == input.shape[1]:
+            return functional.batch_norm(
+                input,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                training=False,
+                eps=self.eps,
+            )
+        return super().forward(input)
+
+
+def group_norm(num_channels: int) -> nn.GroupNorm:
+    """Return GroupNorm in `NUM_GROUPS` groups, which must divide ``num_channels``."""
+    return nn.GroupNorm(NUM_GROUPS, num_channels)
+
+
+NORMS: Mapping[Norm, Callable[[int], nn.Module]] = {
+    "batch": TolerantBatchNorm2d,
+    "group": group_norm,
+}
+
+
+def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
+    """Return what ``norm`` puts behind a convolution: one layer, or none."""
+    return [] if norm == "none" else [NORMS[norm](num_channels)]
+
+
+_WIDTHS = (32, 64)
+
+
+@dataclass(frozen=True)
+class LeafCnnSettings(ModelSettings):
+    """Settings of `LeafCnn`.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the width of the last hidden layer. LEAF's FEMNIST network has 2048.
+    norm
+        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
+        GroupNorm in 8 groups.
+    """
+
+    embedding_dim: PositiveInt = 512
+    norm: OptionalNorm = "none"
+
+
+class LeafCnn(EmbeddingModel):
+    """Two 5x5 convolutions with pooling, one hidden layer.
+
+    Parameters
+    ----------
+    settings
+        Width of the hidden layer.
+    spec
+        Images with 1 or 3 channels, height and width multiples of 4.
+
+    Raises
+    ------
+    ConfigError
+        If the images are of another shape.
+    """
+
+    def __init__(self, settings: LeafCnnSettings, spec: InputSpec) -> None:
+        super().__init__()
+        require_channels(spec, (1, 3), "leaf_cnn")
+        require_multiple(spec, 4, "leaf_cnn")
+        height, width, channels = spec.image_shape
+        self.embedding_dim = settings.embedding_dim
+        self.num_classes = spec.num_classes
+        first, second = _WIDTHS
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, first, kernel_size=5, padding=2),
+            *norm_layers(settings.norm, first),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, kernel_size=5, padding=2),
+            *norm_layers(settings.norm, second),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(second * (height // 4) * (width // 4), settings.embedding_dim),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the hidden layer's activations, shape (n, p)."""
+        embeddings: Tensor = self.features(x)
+        return embeddings
+
+
+@dataclass(frozen=True)
+class MlpSettings(ModelSettings):
+    """Settings of `Mlp`.
+
+    Attributes
+    ----------
+    hidden_sizes
+        Widths of the hidden layers, first to last; the last is p, the size of the
+        representation.
+    norm
+        ``group`` puts GroupNorm in 8 groups behind every hidden layer, whose widths
+        must then be multiples of 8; ``none`` puts nothing there.
+    """
+
+    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 64)
+    norm: Literal["none", "group"] = "none"
+
+    def __post_init__(self) -> None:
+        odd = [width for width in self.hidden_sizes if width % NUM_GROUPS]
+        if self.norm == "group" and odd:
+            raise ValueError(
+                f"found hidden_sizes of {odd[0]} with norm = group, expected multiples "
+                f"of {NUM_GROUPS}; change the width, or set norm to none"
+            )
+
+
+class Mlp(EmbeddingModel):
+    """Fully connected hidden layers with ReLU; φ is what comes out of the last one.
+
+    Parameters
+    ----------
+    settings
+        Widths and normalisation.
+    spec
+        Inputs of any shape; images are taken as rows of their values.
+    """
+
+    def __init__(self, settings: MlpSettings, spec: InputSpec) -> None:
+        super().__init__()
+        height, width, channels = spec.image_shape
+        widths = (height * width * channels, *settings.hidden_sizes)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for number_in, number_out in itertools.pairwise(widths):
+            layers.append(nn.Linear(number_in, number_out))
+            if settings.norm == "group":
+                layers.append(group_norm(number_out))
+            layers.append(nn.ReLU())
+        self.embedding_dim = widths[-1]
+        self.num_classes = spec.num_classes
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(widths[-1], spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the last hidden layer's activations, shape (n, p)."""
+        embeddings: Tensor = self.features(x)
+        return embeddings
+
+
+@dataclass(frozen=True)
+class MobileNetV2Settings(ModelSettings):
+    """Settings of `MobileNetV2`.
+
+    Attributes
+    ----------
+    norm
+        ``batch`` (BatchNorm, as published) or ``group`` (GroupNorm in 8 groups, which
+        keeps no statistics of the data).
+    dropout
+        Probability of dropping a feature before the head, [0, 1).
+    """
+
+    norm: Norm = "batch"
+    dropout: ProperFraction = 0.2
+
+
+class MobileNetV2(EmbeddingModel):
+    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280.
+
+    The tensors carry torchvision's names. A grey channel is repeated three times.
+
+    Parameters
+    ----------
+    settings
+        Normalisation and dropout.
+    spec
+        Images with 1 or 3 channels.
+
+    Raises
+    ------
+    ConfigError
+        If the images have another number of channels.
+    """
+
+    def __init__(self, settings: MobileNetV2Settings, spec: InputSpec) -> None:
+        super().__init__()
+        require_channels(spec, (1, 3), "mobilenet_v2")
+        network = import_torchvision().models.mobilenet_v2(
+            num_classes=spec.num_classes,
+            dropout=settings.dropout,
+            norm_layer=NORMS[settings.norm],
+        )
+        self.embedding_dim = int(network.last_channel)
+        self.num_classes = spec.num_classes
+        self.features: nn.Module = network.features
+        self.classifier = network.classifier
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the pooled features, shape (n, 1280)."""
+        if x.shape[1] == 1:
+            x = x.repeat(1, 3, 1, 1)
+        return functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1)
+
+
+def load_weights(module: EmbeddingModel, path: Path) -> None:
+    """Copy the tensors of a ``.safetensors`` file into ``module``.
+
+    The head is left as it is when the file has none or one of another shape: it was
+    made for other classes. BatchNorm's counters may be missing.
+
+    Parameters
+    ----------
+    module
+        The model, freshly initialised.
+    path
+        The file; its tensors are named as in ``module.state_dict()``, and those of the
+        head so or by `EmbeddingModel.published_head`.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or does not fit the model outside the head.
+    """
+    found = _with_own_head(_read(path), module.published_head)
+    expected = module.state_dict()
+    if _head_differs(expected, found):
+        found = _without_head(found)
+        needed = _without_head(expected)
+    else:
+        needed = expected
+    problems = [*_misfits(needed, found), *_unknown(expected, found)]
+    if problems:
+        raise ConfigError(problems, source=str(path))
+    module.load_state_dict({**expected, **found})
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        message = (
+            f"expected a readable .safetensors file at {path}: {error}; correct the "
+            "path, or leave it out to start from random weights"
+        )
+        raise ConfigError([Problem("model.weights", message)]) from error
+
+
+def _with_own_head(tensors: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Return the tensors with those of the head called ``classifier``."""
+    return {
+        f"classifier.{name.removeprefix(f'{head}.')}"
+        if name.startswith(f"{head}.")
+        else name: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _head_differs(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
+    head = expected.keys() - _without_head(expected).keys()
+    return any(
+        name not in found or found[name].shape != expected[name].shape for name in head
+    )
+
+
+def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("classifier.")
+    }
+
+
+def _misfits(
+    needed: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> Iterator[Problem]:
+    for name, tensor in needed.items():
+        if name in found:
+            message = _misfit(tensor, found[name])
+        else:
+            is_counter = not tensor.is_floating_point()
+            message = None if is_counter else "the file has no such tensor"
+        if message is not None:
+            yield Problem(name, message)
+
+
+def _misfit(wanted: Tensor, given: Tensor) -> str | None:
+    """Return what is wrong with one tensor of the file, or None."""
+    if wanted.shape != given.shape:
+        return f"expected shape {tuple(wanted.shape)}, found {tuple(given.shape)}"
+    if not bool(torch.isfinite(given).all()):
+        return "expected finite numbers, found NaN or infinity"
+    return None
+
+
+def _unknown(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> Iterator[Problem]:
+    for name in sorted(found.keys() - expected.keys()):
+        yield Problem(name, "the model has no such tensor; is it for another model?")
+
+
+_FIRST_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class ResNet18Settings(ModelSettings):
+    """Settings of `ResNet18`.
+
+    Attributes
+    ----------
+    norm
+        ``batch`` (BatchNorm, as published) or ``group`` (GroupNorm in 8 groups, which
+        keeps no statistics of the data).
+    stem
+        How the network begins. ``imagenet``, as published: a 7x7 convolution and
+        pooling make images four times smaller in height and width, for about 64 to 224
+        pixels. ``cifar``: a 3x3 convolution keeps the size, for about 32 pixels.
+    """
+
+    norm: Norm = "batch"
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+
+
+class ResNet18(EmbeddingModel):
+    """torchvision's ResNet-18; φ is what comes out of the pooling, p = 512.
+
+    The tensors carry torchvision's names, but for the head, which is ``classifier``
+    here and ``fc`` there; a file may have either. A grey channel is repeated three
+    times.
+
+    Parameters
+    ----------
+    settings
+        Normalisation and stem.
+    spec
+        Images with 1 or 3 channels.
+
+    Raises
+    ------
+    ConfigError
+        If the images have another number of channels.
+    """
+
+    published_head = "fc"
+
+    def __init__(self, settings: ResNet18Settings, spec: InputSpec) -> None:
+        super().__init__()
+        require_channels(spec, (1, 3), "resnet18")
+        network = import_torchvision().models.resnet18(
+            num_classes=spec.num_classes, norm_layer=NORMS[settings.norm]
+        )
+        self.embedding_dim = int(network.fc.in_features)
+        self.num_classes = spec.num_classes
+        small = settings.stem == "cifar"
+        self.conv1: nn.Module = _small_convolution() if small else network.conv1
+        self.bn1: nn.Module = network.bn1
+        self.maxpool: nn.Module = nn.Identity() if small else network.maxpool
+        self.layer1: nn.Module = network.layer1
+        self.layer2: nn.Module = network.layer2
+        self.layer3: nn.Module = network.layer3
+        self.layer4: nn.Module = network.layer4
+        self.classifier = network.fc
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the pooled features, shape (n, 512)."""
+        if x.shape[1] == 1:
+            x = x.repeat(1, 3, 1, 1)
+        features = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            features = layer(features)
+        return functional.adaptive_avg_pool2d(features, 1).flatten(1)
+
+
+def _small_convolution() -> nn.Conv2d:
+    """Return the 3x3 convolution of the stem for small images, drawn as the others."""
+    convolution = nn.Conv2d(3, _FIRST_WIDTH, kernel_size=3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution
+
+
+_SMALL_RESNET_WIDTHS = (32, 64, 128)
+
+_SMALLEST = 16
+
+
+@dataclass(frozen=True)
+class SmallResNetSettings(ModelSettings):
+    """Settings of `SmallResNet`.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the channels of the last convolution.
+    norm
+        What stands behind each convolution: ``group`` is GroupNorm in 8 groups, which
+        keeps no statistics of the data, ``batch`` is BatchNorm.
+    """
+
+    embedding_dim: Literal[128, 256, 512] = 256
+    norm: Norm = "group"
+
+
+class SmallResNet(EmbeddingModel):
+    """Four 3x3 convolutions with pooling, and a residual block before the last one.
+
+    φ is the largest activation of each channel, so images may have any size from 16x16
+    on.
+
+    Parameters
+    ----------
+    settings
+        Width of the last convolution, and the normalisation.
+    spec
+        Images with height and width of 16 or more.
+
+    Raises
+    ------
+    ConfigError
+        If the images are smaller.
+    """
+
+    def __init__(self, settings: SmallResNetSettings, spec: InputSpec) -> None:
+        super().__init__()
+        require_size(spec, _SMALLEST, "small_resnet")
+        channels = spec.image_shape[2]
+        self.embedding_dim = settings.embedding_dim
+        self.num_classes = spec.num_classes
+        first, second, third = _SMALL_RESNET_WIDTHS
+        self.features = nn.Sequential(
+            _halving(channels, first, settings.norm),
+            _halving(first, second, settings.norm),
+            _halving(second, third, settings.norm),
+            _Residual(third, settings.norm),
+            _halving(third, settings.embedding_dim, settings.norm),
+            nn.AdaptiveMaxPool2d(1),
+            nn.Flatten(),
+        )
+        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the pooled activations of the last convolution, shape (n, p)."""
+        embeddings: Tensor = self.features(x)
+        return embeddings
+
+
+class _Residual(nn.Module):
+    """x + F(x) with two convolutions in F."""
+
+    def __init__(self, width: int, norm: Norm) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _convolution(width, width),
+            NORMS[norm](width),
+            nn.ReLU(),
+            _convolution(width, width),
+            NORMS[norm](width),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x + F(x), of the shape of ``x``."""
+        result: Tensor = x + self.residual(x)
+        return result
+
+
+def _halving(channels: int, width: int, norm: Norm) -> nn.Sequential:
+    # Pooled before it is normalised: a quarter of the values are left then.
+    return nn.Sequential(
+        _convolution(channels, width), nn.MaxPool2d(2), NORMS[norm](width), nn.ReLU()
+    )
+
+
+def _convolution(channels: int, width: int) -> nn.Conv2d:
+    # The normalisation behind it has a bias of its own.
+    return nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+
+
+INITIAL_DEVIATION = 0.01
+"""Of the initial weights: small, so that what a client never saw stays near uniform,
+and not zero, so that several models are not all the same."""
+
+
+@dataclass(frozen=True)
+class SoftmaxRegressionSettings(ModelSettings):
+    """Only what all models have."""
+
+
+class SoftmaxRegression(EmbeddingModel):
+    """Logits W x + b; φ is the input itself, as a row.
+
+    Parameters
+    ----------
+    settings
+        Where to start.
+    spec
+        Inputs of any shape.
+    """
+
+    def __init__(
+        self,
+        settings: SoftmaxRegressionSettings,  # noqa: ARG002 (as every model)
+        spec: InputSpec,
+    ) -> None:
+        super().__init__()
+        height, width, channels = spec.image_shape
+        self.embedding_dim = height * width * channels
+        self.num_classes = spec.num_classes
+        self.classifier = nn.Linear(self.embedding_dim, spec.num_classes)
+        nn.init.normal_(self.classifier.weight, std=INITIAL_DEVIATION)
+        nn.init.zeros_(self.classifier.bias)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the inputs as rows, shape (n, p)."""
+        return x.flatten(start_dim=1)
+
+
+@dataclass(frozen=True)
+class StackedLstmSettings(ModelSettings):
+    """Settings of `StackedLstm`.
+
+    Attributes
+    ----------
+    character_dim
+        Size of the vector that a character is turned into first.
+    hidden_dim
+        Units of each layer.
+    num_layers
+        Layers of LSTM, one on top of the other.
+    all_positions
+        Whether training learns from each character of a window, predicted from those
+        before it, and not from the one behind the window alone.
+    """
+
+    character_dim: PositiveInt = 8
+    hidden_dim: PositiveInt = 256
+    num_layers: PositiveInt = 2
+    all_positions: bool = True
+
+
+class StackedLstm(EmbeddingModel):
+    """Character vectors, layers of LSTM, and a linear head on the last hidden state.
+
+    φ is the concatenation of the hidden states of all layers, the first one's first,
+    and of their cell states in the same order, behind the window's last character
+    (knn-per.txt, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
+
+    Parameters
+    ----------
+    settings
+        Sizes, and what is learned from.
+    spec
+        Windows of T characters. The ids in them are of what the labels are of, too.
+    """
+
+    def __init__(self, settings: StackedLstmSettings, spec: InputSpec) -> None:
+        super().__init__()
+        hidden = settings.hidden_dim
+        inputs = (settings.character_dim, *[hidden] * (settings.num_layers - 1))
+        self.embedding_dim = 2 * settings.num_layers * hidden
+        self.num_classes = spec.num_classes
+        self.learns_from_embeddings = not settings.all_positions
+        self.characters = nn.Embedding(spec.num_classes, settings.character_dim)
+        # One module a layer: methods that keep some layers personal count modules.
+        self.layers = nn.ModuleList(
+            nn.LSTM(width, hidden, batch_first=True) for width in inputs
+        )
+        start = (settings.num_layers - 1) * hidden
+        self.classifier: PartHead = PartHead(start, hidden, spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the last hidden and cell states, float32 of shape (n, p).
+
+        Parameters
+        ----------
+        x
+            Ids of characters, int64 of shape (n, T, 1, 1).
+        """
+        _, hidden, cells = self._run(x.flatten(start_dim=1))
+        return torch.cat([*hidden, *cells], dim=1)
+
+    def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return -log h(x)[y] at all positions, float32 of shape (n, T).
+
+        The targets of a window's T positions are its second to last characters, and
+        then the label. Without ``all_positions`` it is the label's loss alone, (n, 1).
+        """
+        if self.learns_from_embeddings:
+            return super().position_losses(inputs, labels)
+        windows = inputs.flatten(start_dim=1)
+        outputs, _, _ = self._run(windows)
+        logits = self.classifier.of_part(outputs).float()
+        targets = torch.cat([windows[:, 1:], labels[:, None]], dim=1)
+        losses = functional.cross_entropy(
+            logits.flatten(end_dim=1), targets.flatten(), reduction="none"
+        )
+        return losses.view(targets.shape)
+
+    def _run(self, windows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Return the last layer's hidden states, and each layer's last states.
+
+        Returns
+        -------
+        outputs
+            Shape (n, T, hidden_dim).
+        hidden, cells
+            One of shape (n, hidden_dim) for each layer.
+        """
+        outputs = self.characters(windows)
+        hidden, cells = [], []
+        for layer in self.layers:
+            outputs, (last_hidden, last_cell) = layer(outputs)
+            hidden.append(last_hidden[0])
+            cells.append(last_cell[0])
+        return outputs, hidden, cells
+
+
+class PartHead(nn.Module):
+    """A linear layer on a part of the representation.
+
+    Parameters
+    ----------
+    start, width
+        Where this part begins, and its length.
+    num_classes
+        c.
+    """
+
+    def __init__(self, start: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        self._part = slice(start, start + width)
+        self.linear = nn.Linear(width, num_classes)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return logits (n, c) of representations (n, p)."""
+        return self.of_part(z[:, self._part])
+
+    def of_part(self, part: Tensor) -> Tensor:
+        """Return logits (..., c) of the part alone, shape (..., width)."""
+        logits: Tensor = self.linear(part)
+        return logits
+
+
+_TINY_CNN_WIDTHS = (16, 32)
+
+
+@dataclass(frozen=True)
+class TinyCnnSettings(ModelSettings):
+    """Settings of `TinyCnn`.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the width of the last hidden layer.
+    norm
+        What stands behind each convolution: ``batch`` is BatchNorm, ``group`` is
+        GroupNorm in 8 groups.
+    num_poolings
+        How many of the convolutions a 2x2 pooling follows: the last one alone, which
+        suits 8x8 images, or both, with which 32x32 images train in a third of the time.
+    """
+
+    embedding_dim: PositiveInt = 64
+    norm: OptionalNorm = "none"
+    num_poolings: Literal[1, 2] = 1
+
+
+class TinyCnn(EmbeddingModel):
+    """Two 3x3 convolutions with pooling, one hidden layer.
+
+    Parameters
+    ----------
+    settings
+        Width of the hidden layer and number of poolings.
+    spec
+        Images with height and width that every pooling can halve.
+
+    Raises
+    ------
+    ConfigError
+        If height or width cannot be halved as often.
+    """
+
+    def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
+        super().__init__()
+        reduction = 2**settings.num_poolings
+        require_multiple(spec, reduction, "tiny_cnn")
+        height, width, channels = spec.image_shape
+        self.embedding_dim = settings.embedding_dim
+        self.num_classes = spec.num_classes
+        first, second = _TINY_CNN_WIDTHS
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, first, kernel_size=3, padding=1),
+            *norm_layers(settings.norm, first),
+            nn.ReLU(),
+            *[nn.MaxPool2d(2)] * (settings.num_poolings - 1),
+            nn.Conv2d(first, second, kernel_size=3, padding=1),
+            *norm_layers(settings.norm, second),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(
+                second * (height // reduction) * (width // reduction),
+                settings.embedding_dim,
+            ),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the hidden layer's activations, shape (n, p)."""
+        embeddings: Tensor = self.features(x)
+        return embeddings

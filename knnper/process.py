@@ -1,0 +1,168 @@
+"""Imports torchvision, also where its wheel does not fit the installed torch."""
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import platform
+from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from knnper.errors import RunError
+from knnper.experiment import Experiment, RunSettings
+
+# What `import torchvision` refers to at once; no project code calls them.
+_OPERATOR_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+def import_torchvision() -> ModuleType:
+    """Return the module ``torchvision``.
+
+    Next to a torch of another build (say CPU-only beside a CUDA wheel) torchvision's
+    compiled operators cannot be loaded, and a plain import then fails on
+    ``torchvision::nms``. Their schemas are declared first in that case; where the
+    operators load, nothing is declared.
+
+    Raises
+    ------
+    ImportError
+        If torchvision is not installed.
+    """
+    if not _operators_load(_package_folder()):
+        _declare_operators()
+    return importlib.import_module("torchvision")
+
+
+def _package_folder() -> Path:
+    """Find the package without importing it: a failed import leaves parts behind."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(
+            "torchvision is not installed; install the project's dependencies: "
+            "pip install knnper"
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def _operators_load(package_folder: Path) -> bool:
+    """Load the compiled operators as torchvision would; return whether they exist."""
+    files = (package_folder / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES)
+    extension = next((file for file in files if file.is_file()), None)
+    if extension is not None:
+        try:
+            torch.ops.load_library(str(extension))  # type: ignore[no-untyped-call]
+        except OSError:
+            return False
+    return hasattr(torch.ops.torchvision, "nms")
+
+
+@functools.cache
+def _declare_operators() -> torch.library.Library:
+    """Declare the schemas; the cache keeps the library, and so the schemas, alive."""
+    library = torch.library.Library(  # type: ignore[no-untyped-call]
+        "torchvision", "DEF"
+    )
+    for schema in _OPERATOR_SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]
+    return library
+
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+_KEPT_BYTES = 1 << 30
+
+# Eight workspaces of 4 MiB for each stream, as cuBLAS needs to be reproducible.
+_CUBLAS_WORKSPACES = ":4096:8"
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere, as on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def num_workers(run: RunSettings) -> int:
+    """Return the number of worker processes: as set, or one a usable CPU core."""
+    return run.num_workers or usable_cores()
+
+
+def num_threads(run: RunSettings) -> int:
+    """Return the number of threads that torch may use in one process.
+
+    As set, or an equal share of the usable cores for each process that plays clients.
+    """
+    if run.threads_per_worker != "auto":
+        return run.threads_per_worker
+    processes = 1 if run.engine == "serial" else num_workers(run)
+    return max(1, usable_cores() // processes)
+
+
+def with_fixed_threads(experiment: Experiment) -> Experiment:
+    """Return the experiment with the number of threads that ``auto`` means here.
+
+    Once, when a run begins: its last bits depend on the number, wherever and with
+    however many workers it is resumed.
+    """
+    run = experiment.run
+    return replace(experiment, run=replace(run, threads_per_worker=num_threads(run)))
+
+
+def compute_device(run: RunSettings) -> torch.device:
+    """Return where a process that plays clients computes.
+
+    Raises
+    ------
+    RunError
+        If clients are to use a GPU and torch finds none.
+    """
+    if run.gpus_per_client == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RunError(
+            f"found no GPU that torch {torch.__version__} can use, expected one since "
+            f"run.gpus_per_client is {run.gpus_per_client:g}; install the driver and a "
+            "build of torch for CUDA, or set run.gpus_per_client to 0"
+        )
+    return torch.device("cuda")
+
+
+def prepare_process(run: RunSettings, device: torch.device) -> None:
+    """Set what torch takes from the whole process.
+
+    The number of threads, since results are the same bits only for the same number,
+    and on a GPU the algorithms that give the same numbers each time, with products in
+    full float32. cuBLAS reads its workspaces [1]_, which LSTMs depend on, from the
+    environment when the first product is computed; those that the user chose stay.
+
+    References
+    ----------
+    .. [1] NVIDIA, "cuBLAS", section "Results Reproducibility".
+    """
+    torch.set_num_threads(num_threads(run))
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 1 GiB that was freed, instead of returning it at once.
+
+    Each training step frees and takes large tensors. By default their pages go back to
+    the system and are zeroed anew for the next step, up to a fifth of MobileNetV2's
+    time. glibc does as it is told in the main thread only, where workers compute.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -1,0 +1,487 @@
+"""Records to tensors and text, and back: the one encoding used on wire and disk."""
+
+import collections.abc
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from knnper.errors import CodecError, KnnPerError
+
+R = TypeVar("R")
+
+_OTHER_VERSIONS = "the two sides run different versions"
+
+_LARGEST_INTEGER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A described value, and where it stands in its record."""
+
+    described: Any
+    path: str
+
+    def wrong(self, expected: str) -> CodecError:
+        found = type(self.described).__name__
+        place = self.path or "record"
+        return CodecError(f"{place}: expected {expected}, found a {found}")
+
+    def part(self, name: str, expected: type) -> Any:
+        """Return what is under ``name`` of a description."""
+        parts = self.described if isinstance(self.described, dict) else {}
+        part = parts.get(name)
+        if not isinstance(part, expected):
+            raise self.wrong(f"a {name}")
+        return part
+
+    def inside(self, name: str, described: Any) -> "_Found":
+        return _Found(described, f"{self.path}/{name}" if self.path else name)
+
+
+def rebuild(hint: Any, described: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that ``described`` stands for.
+
+    Parameters
+    ----------
+    hint
+        What it must be: Tensor, int, float, str, bool, None, a dataclass, or a tuple,
+        a dict from strings, a union or a Literal of such.
+    described
+        As `take_apart` describes a value, read from JSON.
+    tensors
+        By the path of the field in which each stands; all of them must be used.
+
+    Raises
+    ------
+    CodecError
+        If it is anything else.
+    """
+    left = dict(tensors)
+    value = _value(hint, _Found(described, ""), left)
+    if left:
+        names = ", ".join(sorted(left))
+        raise CodecError(f"no field has the tensors {names}; {_OTHER_VERSIONS}")
+    return value
+
+
+def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
+    """Return the dataclass whose fields are ``given``, each as its type hint says.
+
+    Parameters
+    ----------
+    record_type
+        Its fields are str, int, float, bool or lists of such.
+    given
+        The fields as they arrived; None if they did not.
+
+    Raises
+    ------
+    CodecError
+        If they are not these.
+    """
+    fields = {"record": record_type.__name__, "fields": dict(given or {})}
+    record: R = _value(record_type, _Found(fields, ""), {})
+    return record
+
+
+def _value(hint: Any, found: _Found, left: dict[str, Tensor]) -> Any:
+    plain = _PLAIN.get(hint) if isinstance(hint, type) else None
+    if plain is not None:
+        return plain(found)
+    if hint is Tensor:
+        return _tensor(found, left)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _record(hint, found, left)
+    of_parts = _OF_PARTS.get(typing.get_origin(hint))
+    if of_parts is None:
+        raise CodecError(
+            f"{found.path}: a field of type {hint} cannot be sent or stored"
+        )
+    return of_parts(typing.get_args(hint), found, left)
+
+
+def _nothing(found: _Found) -> None:
+    if found.described is not None:
+        raise found.wrong("nothing")
+
+
+def _truth(found: _Found) -> bool:
+    if not isinstance(found.described, bool):
+        raise found.wrong("true or false")
+    return found.described
+
+
+def _integer(found: _Found) -> int:
+    value = found.described
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise found.wrong("an integer")
+    if abs(value) > _LARGEST_INTEGER:
+        raise CodecError(f"{found.path}: expected an integer of at most 64 bits")
+    return value
+
+
+def _number(found: _Found) -> float:
+    """Return a float; what was an int when it was taken apart stays one."""
+    if isinstance(found.described, float):
+        return found.described
+    if not isinstance(found.described, int):
+        raise found.wrong("a number")
+    return _integer(found)
+
+
+def _text(found: _Found) -> str:
+    if not isinstance(found.described, str):
+        raise found.wrong("text")
+    return _writable(found.described, found.path)
+
+
+_PLAIN: Mapping[type, Callable[[_Found], Any]] = {
+    types.NoneType: _nothing,
+    bool: _truth,
+    int: _integer,
+    float: _number,
+    str: _text,
+}
+
+
+def _writable(text: str, path: str) -> str:
+    """Return ``text``; half a character can be escaped in JSON, and not be written."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CodecError(f"{path}: expected Unicode text: {error}") from error
+    return text
+
+
+def _tensor(found: _Found, left: dict[str, Tensor]) -> Tensor:
+    path = found.part("tensor", str)
+    tensor = left.pop(path, None) if path == found.path else None
+    if tensor is None:
+        raise CodecError(f"the tensor {found.path!r} is missing")
+    if tensor.dtype != torch.float32:
+        raise CodecError(f"{found.path}: expected float32, found {tensor.dtype}")
+    return tensor
+
+
+def _list(hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]) -> list[Any]:
+    if not isinstance(found.described, list):
+        raise found.wrong("a list")
+    return [_value(hints[0], found.inside("-", item), left) for item in found.described]
+
+
+def _tuple(
+    hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]
+) -> tuple[Any, ...]:
+    items = found.part("tuple", list)
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        hints = (hints[0],) * len(items)
+    if len(items) != len(hints):
+        raise CodecError(
+            f"{found.path}: expected {len(hints)} items, found {len(items)}"
+        )
+    pairs = enumerate(zip(hints, items, strict=True))
+    return tuple(_value(h, found.inside(str(i), item), left) for i, (h, item) in pairs)
+
+
+def _dict(
+    hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]
+) -> dict[str, Any]:
+    entries = found.part("dict", dict)
+    return {
+        _writable(name, found.path): _value(hints[1], found.inside(name, entry), left)
+        for name, entry in entries.items()
+    }
+
+
+def _one_of(hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]) -> Any:
+    problems: list[str] = []
+    for hint in hints:
+        remaining = dict(left)
+        try:
+            value = _value(hint, found, remaining)
+        except CodecError as error:
+            problems.append(str(error))
+            continue
+        for used in left.keys() - remaining.keys():
+            del left[used]
+        return value
+    raise CodecError("; or ".join(problems))
+
+
+def _literal(
+    values: tuple[Any, ...],
+    found: _Found,
+    left: dict[str, Tensor],  # noqa: ARG001
+) -> Any:
+    for value in values:
+        if type(value) is type(found.described) and value == found.described:
+            return value
+    raise found.wrong(f"one of {', '.join(map(repr, values))}")
+
+
+_OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, dict[str, Tensor]], Any]] = {
+    list: _list,
+    tuple: _tuple,
+    dict: _dict,
+    collections.abc.Mapping: _dict,
+    typing.Union: _one_of,
+    types.UnionType: _one_of,
+    Literal: _literal,
+}
+
+
+def _record(record_type: type, found: _Found, left: dict[str, Tensor]) -> Any:
+    name = found.part("record", str)
+    if name != record_type.__name__:
+        raise CodecError(
+            f"expected a {record_type.__name__}, found a {name}; {_OTHER_VERSIONS}"
+        )
+    hints = _field_hints(record_type)
+    fields: dict[str, Any] = found.part("fields", dict)
+    unknown = sorted(fields.keys() - hints.keys())
+    if unknown:
+        names = ", ".join(unknown)
+        raise CodecError(f"a {name} has no {names}; {_OTHER_VERSIONS}")
+    values = {
+        key: _value(hints[key], found.inside(key, entry), left)
+        for key, entry in fields.items()
+    }
+    try:
+        return record_type(**values)
+    except (TypeError, ValueError, KnnPerError) as error:
+        raise CodecError(f"{error}; {_OTHER_VERSIONS}") from error
+
+
+@functools.cache
+def _field_hints(record_type: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(record_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record_type)}
+
+
+_MOST_AXES = 16
+
+# Beyond it, what torch computes of a shape overflows, even where an axis is empty.
+_LARGEST_SHAPE = 2**60
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A record taken apart.
+
+    Attributes
+    ----------
+    tensors
+        The record's tensors by their path, as in ``weights`` or ``components/0``.
+    structure
+        JSON: the record with every tensor replaced by its path.
+    """
+
+    tensors: Mapping[str, Tensor]
+    structure: str
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A record as one array, the cheapest thing to send.
+
+    Attributes
+    ----------
+    vector
+        All tensors one after the other, float32 of shape (d,).
+    layout
+        JSON: the record's structure, and path and shape of each tensor in order.
+    """
+
+    vector: Tensor
+    layout: str
+
+
+def take_apart(record: object) -> Parts:
+    """Return the tensors and the structure of a frozen dataclass.
+
+    Raises
+    ------
+    CodecError
+        If a field is neither a float32 tensor nor a plain value nor a tuple, dict or
+        dataclass of such.
+    """
+    tensors: dict[str, Tensor] = {}
+    structure = _describe(record, "", tensors)
+    return Parts(tensors, json.dumps(structure, separators=(",", ":")))
+
+
+def put_together(record_type: type[R], parts: Parts) -> R:
+    """Return the record of ``record_type`` that ``parts`` were made from.
+
+    Raises
+    ------
+    CodecError
+        If the parts are of another record or incomplete, or a field is not what its
+        type hint says.
+    """
+    return _rebuilt(record_type, _parse(parts.structure), parts.tensors)
+
+
+def flatten(record: object) -> Flat:
+    """Return ``record`` as one float32 vector and a JSON layout.
+
+    The vector of a record of one tensor has that tensor's memory.
+    """
+    parts = take_apart(record)
+    pieces = [tensor.reshape(-1) for tensor in parts.tensors.values()]
+    vector = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
+    shapes = {path: list(tensor.shape) for path, tensor in parts.tensors.items()}
+    layout = {"structure": json.loads(parts.structure), "shapes": shapes}
+    return Flat(vector, json.dumps(layout, separators=(",", ":")))
+
+
+def unflatten(record_type: type[R], flat: Flat) -> R:
+    """Return the record that ``flat`` was made from, its tensors as in `canonical`.
+
+    A record of one tensor keeps the memory of ``flat.vector``, which is as torch
+    allocates it.
+
+    Raises
+    ------
+    CodecError
+        If the vector is not as long as the layout says, or of another record, or a
+        field is not what its type hint says. Nothing else is raised, whatever arrived.
+    """
+    structure, shapes = _read_layout(flat.layout)
+    lengths = [math.prod(shape) for shape in shapes.values()]
+    if flat.vector.dtype != torch.float32 or flat.vector.shape != (sum(lengths),):
+        raise CodecError(
+            f"expected an array of {sum(lengths)} numbers, found "
+            f"{flat.vector.numel()}; the message is incomplete or of another layout"
+        )
+    stops = itertools.accumulate(lengths)
+    pieces = {
+        path: flat.vector[stop - length : stop].view(shape)
+        for (path, shape), length, stop in zip(
+            shapes.items(), lengths, stops, strict=True
+        )
+    }
+    tensors = {
+        path: piece if len(pieces) == 1 else _copied(piece)
+        for path, piece in pieces.items()
+    }
+    return _rebuilt(record_type, structure, tensors)
+
+
+def canonical(record: R) -> R:
+    """Return ``record`` with its tensors copied: contiguous, each in memory of its own.
+
+    Sums and products may end in other bits for another layout or alignment of the same
+    numbers. What was computed here is made the same as what came over a wire or from
+    a file, so that none of it shows in the results.
+    """
+    parts = take_apart(record)
+    copies = {name: _copied(tensor) for name, tensor in parts.tensors.items()}
+    return put_together(type(record), Parts(copies, parts.structure))
+
+
+def fingerprint(record: object) -> str:
+    """Return the SHA-256 of a record: its structure and every bit of its tensors."""
+    parts = take_apart(record)
+    digest = hashlib.sha256(parts.structure.encode())
+    for path, tensor in parts.tensors.items():
+        digest.update(f"{path}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def is_same(one: object, other: object) -> bool:
+    """Return whether two records hold the very same tensors and equal values."""
+    if one is other:
+        return True
+    first, second = take_apart(one), take_apart(other)
+    return first.structure == second.structure and all(
+        _same_memory(tensor, second.tensors[name])
+        for name, tensor in first.tensors.items()
+    )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether no number in ``tensor`` is NaN or infinite."""
+    # The sum is far cheaper; where it overflows, every number is looked at.
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride()) == (
+        other.data_ptr(),
+        other.shape,
+        other.stride(),
+    )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value.dtype != torch.float32:
+            raise CodecError(f"{path}: expected float32, found {value.dtype}")
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, tuple):
+        items = enumerate(value)
+        return {"tuple": [_describe(v, f"{path}/{i}", tensors) for i, v in items]}
+    if isinstance(value, Mapping):
+        entries = value.items()
+        return {"dict": {k: _describe(v, f"{path}/{k}", tensors) for k, v in entries}}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        prefix = f"{path}/" if path else ""
+        fields = {
+            field.name: _describe(
+                getattr(value, field.name), f"{prefix}{field.name}", tensors
+            )
+            for field in dataclasses.fields(value)
+        }
+        return {"record": type(value).__name__, "fields": fields}
+    raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")
+
+
+def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
+    record: R = rebuild(record_type, structure, tensors)
+    return record
+
+
+def _read_layout(text: str) -> tuple[Any, dict[str, list[int]]]:
+    """Return the structure, and the shapes of its tensors by their path."""
+    layout = _parse(text)
+    shapes = layout.get("shapes") if isinstance(layout, dict) else None
+    if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
+        raise CodecError("expected the shapes of a record's tensors, found none")
+    return layout.get("structure"), shapes
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= _MOST_AXES
+        and all(type(size) is int and size >= 0 for size in shape)
+        and math.prod(max(size, 1) for size in shape) <= _LARGEST_SHAPE
+    )
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"expected JSON, found something else: {error}") from error

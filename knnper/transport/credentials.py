@@ -1,0 +1,492 @@
+"""Network addresses as settings hold them: ``HOST:PORT``."""
+
+import base64
+import hashlib
+import ipaddress
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from knnper.errors import CredentialError
+
+_LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where something listens.
+
+    Attributes
+    ----------
+    host
+        A DNS name or an IP address; IPv6 without brackets.
+    port
+        From 1 to 65535.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str) -> Address:
+    """Return ``HOST:PORT`` as an `Address`; IPv6 is written as in ``[::1]:8443``.
+
+    Raises
+    ------
+    ValueError
+        If it is none; the text says what was expected.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
+        raise ValueError(_complaint(text))
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not bare or bracketed != (":" in bare) or any(c in bare for c in "/@[] "):
+        raise ValueError(_complaint(text))
+    return Address(bare, int(port))
+
+
+def _complaint(text: str) -> str:
+    return (
+        f"found {text!r}, expected HOST:PORT with a port from 1 to {_LAST_PORT}, as in "
+        "federation.example.org:8443 or [::1]:8443"
+    )
+
+
+SECRET = 0o600
+
+PUBLIC = 0o644
+
+T = TypeVar("T")
+
+
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write ``content`` to the new file ``path`` with the permissions ``mode``.
+
+    The process's umask takes away from them.
+
+    Raises
+    ------
+    CredentialError
+        If there is such a file already: no credential is ever overwritten.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError as error:
+        raise CredentialError(
+            f"{path} exists already; credentials are never overwritten. Move it away, "
+            "or choose another folder"
+        ) from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def read_as(path: Path, what: str, parse: Callable[[bytes], T]) -> T:
+    """Return what ``parse`` makes of the content of ``path``.
+
+    Parameters
+    ----------
+    path
+        The file.
+    what
+        What it should hold, with the way to make one, for the error's text.
+    parse
+        Raises ValueError or TypeError for content of another kind.
+
+    Raises
+    ------
+    CredentialError
+        If the file is missing, unreadable or holds something else.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CredentialError(f"there is no file {path}; expected {what}") from error
+    except OSError as error:
+        raise CredentialError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return parse(content)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CredentialError(f"{path} does not hold {what} ({error})") from error
+
+
+def permission_problem(path: Path) -> str | None:
+    """Return what is wrong with the permissions of the secret ``path``, if anything."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077 == 0:
+        return None
+    return f"{path} can be read by other users (mode {mode:04o}); run: chmod 600 {path}"
+
+
+AUTHORITY_DAYS = 3650
+
+SERVER_DAYS = 825  # the longest that common TLS clients accept
+
+# Of a common name, by X.520; a host's whole name is among the alternative names.
+_LONGEST_NAME = 64
+
+# Clocks of the machines differ a little.
+_BACKDATED = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate together with its private key.
+
+    Attributes
+    ----------
+    certificate
+        What is shown to others.
+    key
+        P-256; never leaves the machine.
+    """
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def write(self, certificate: Path, key: Path) -> None:
+        """Write both as PEM; the key is readable by its owner only.
+
+        Raises
+        ------
+        CredentialError
+            If one of the files exists.
+        """
+        secret = self.key.private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
+        write_new(key, secret, SECRET)
+        write_certificate(certificate, self.certificate)
+
+
+def new_authority(name: str, days: int = AUTHORITY_DAYS) -> Identity:
+    """Return a new authority (CA): a certificate that signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _certificate(name, days, key.public_key()).issuer_name(_named(name))
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return Identity(builder.sign(key, hashes.SHA256()), key)
+
+
+def issue_server_certificate(
+    authority: Identity, hosts: Sequence[str], days: int = SERVER_DAYS
+) -> Identity:
+    """Return a new certificate with a new key for the server that is at ``hosts``.
+
+    Parameters
+    ----------
+    authority
+        Signs it.
+    hosts
+        DNS names and IP addresses under which clients reach the server; at least one.
+    days
+        How long it is valid, at most as long as the authority's own.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate
+    builder = _certificate(hosts[0], days, key.public_key(), issuer.not_valid_after_utc)
+    builder = builder.issuer_name(issuer.subject)
+    extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
+        (x509.BasicConstraints(False, None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(_general_names(hosts)), False),
+        (_issuer_key(authority.key), False),
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return Identity(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    """Write ``certificate`` as PEM to the new file ``path``."""
+    write_new(path, certificate.public_bytes(Encoding.PEM), PUBLIC)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return the first certificate in the PEM file ``path``.
+
+    Raises
+    ------
+    CredentialError
+        If there is none.
+    """
+    return read_as(path, "a certificate in PEM", x509.load_pem_x509_certificate)
+
+
+def read_identity(certificate: Path, key: Path) -> Identity:
+    """Return the authority or server whose PEM files are given.
+
+    Raises
+    ------
+    CredentialError
+        If a file cannot be read, or the key is no elliptic-curve key.
+    """
+    what = "a private key in PEM without a passphrase"
+    secret = read_as(key, what, lambda content: load_pem_private_key(content, None))
+    if not isinstance(secret, ec.EllipticCurvePrivateKey):
+        found = type(secret).__name__
+        raise CredentialError(f"{key} holds a {found}; expected an elliptic-curve key")
+    return Identity(read_certificate(certificate), secret)
+
+
+def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the DNS names and IP addresses that ``certificate`` is for."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+    except x509.ExtensionNotFound:
+        return ()
+    names = extension.value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
+
+
+def main_host_of(certificate: x509.Certificate) -> str:
+    """Return the host that the certificate was issued to in the first place."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    common = str(names[0].value) if names else ""
+    hosts = hosts_of(certificate)
+    return next((host for host in hosts if host[:_LONGEST_NAME] == common), hosts[0])
+
+
+def _certificate(
+    name: str,
+    days: int,
+    public_key: ec.EllipticCurvePublicKey,
+    latest: datetime | None = None,
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_named(name))
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - _BACKDATED)
+        .not_valid_after(min(end, latest or end))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), False)
+    )
+
+
+def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_LONGEST_NAME])])
+
+
+def _general_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    return [_general_name(host) for host in dict.fromkeys(hosts)]
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+_RENEW = "make a new one with: knnper federation renew FOLDER"
+
+_SOON = timedelta(days=30)
+
+
+def expiry_problem(certificate: x509.Certificate, now: datetime) -> str | None:
+    """Say whether ``certificate`` is not valid at ``now`` (which has a time zone)."""
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < start:
+        return (
+            f"the certificate is valid from {start:%Y-%m-%d %H:%M} UTC on, and this "
+            f"machine's clock says {now:%Y-%m-%d %H:%M}; set the clock"
+        )
+    if now > end:
+        return f"the certificate expired on {end:%Y-%m-%d %H:%M} UTC; {_RENEW}"
+    return None
+
+
+def expires_soon(certificate: x509.Certificate, now: datetime) -> str | None:
+    """Say whether ``certificate``, valid at ``now``, is not so in 30 days."""
+    end = certificate.not_valid_after_utc
+    if now + _SOON < end:
+        return None
+    return f"the certificate expires on {end:%Y-%m-%d %H:%M} UTC; {_RENEW}"
+
+
+def host_problem(certificate: x509.Certificate, host: str) -> str | None:
+    """Say whether ``certificate`` is not for ``host``, a DNS name or IP address."""
+    known = hosts_of(certificate)
+    if any(_is_for(name, host) for name in known):
+        return None
+    return (
+        f"the certificate is for {', '.join(known) or 'no host at all'}, not for "
+        f"{host}; use one of these as the server's address, or renew it with "
+        f"--host {host}"
+    )
+
+
+def authority_problem(
+    certificate: x509.Certificate, authority: x509.Certificate
+) -> str | None:
+    """Say whether ``authority`` did not sign ``certificate``."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return (
+            f"the certificate of {certificate.subject.rfc4514_string()} was not signed "
+            f"by {authority.subject.rfc4514_string()}; copy the ca.crt of this "
+            "federation to the clients"
+        )
+    return None
+
+
+def key_problem(
+    certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> str | None:
+    """Say whether ``key`` is not the one that ``certificate`` is for."""
+    der = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if certificate.public_key().public_bytes(*der) == key.public_key().public_bytes(
+        *der
+    ):
+        return None
+    return "the private key does not belong to the certificate; they come as a pair"
+
+
+def _is_for(name: str, host: str) -> bool:
+    """Whether the name in a certificate covers ``host``; ``*`` is one label."""
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    if name.startswith("*."):
+        return host.lower().partition(".")[2] == name[2:].lower()
+    return name.lower() == host.lower()
+
+
+_MAKE = "made with: ssh-keygen -t ecdsa -b 384 -N '' -f NAME.key"
+
+
+def new_node_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key on the curve P-384."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def write_node_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write ``key`` to ``path`` and its public half to ``path`` with ``.pub``.
+
+    Raises
+    ------
+    CredentialError
+        If one of the files exists.
+    """
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    write_new(path, private, SECRET)
+    write_public_key(path.with_name(f"{path.name}.pub"), key.public_key())
+
+
+def write_public_key(path: Path, key: ec.EllipticCurvePublicKey) -> None:
+    """Write ``key`` in OpenSSH's format to the new file ``path``."""
+    write_new(path, _openssh(key) + b"\n", PUBLIC)
+
+
+def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in ``path``.
+
+    Raises
+    ------
+    CredentialError
+        If it is no OpenSSH private key on a NIST curve, or has a passphrase.
+    """
+    what = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
+    return read_as(path, what, _private)
+
+
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """Return the public key in ``path``.
+
+    Raises
+    ------
+    CredentialError
+        If it is no OpenSSH public key on a NIST curve.
+    """
+    return read_as(path, f"an OpenSSH public key on a NIST curve, {_MAKE}", _public)
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the key's SHA-256 as ``ssh-keygen -l`` prints it: ``SHA256:...``."""
+    blob = base64.b64decode(_openssh(key).split()[1])
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode()
+    return f"SHA256:{digest.rstrip('=')}"
+
+
+def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def _private(content: bytes) -> ec.EllipticCurvePrivateKey:
+    if b"PRIVATE KEY" not in content:
+        raise ValueError("this is no private key")
+    key = load_ssh_private_key(content, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"found a {type(key).__name__}")
+    return key
+
+
+def _public(content: bytes) -> ec.EllipticCurvePublicKey:
+    if b"PRIVATE KEY" in content:
+        raise ValueError("this is a private key; give the file that ends in .pub")
+    key = load_ssh_public_key(content)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(f"found a {type(key).__name__}")
+    return key

@@ -1,1 +1,0 @@
-"""Certificates of the server and keys of the clients: made, read and checked."""

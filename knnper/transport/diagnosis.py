@@ -1,0 +1,420 @@
+"""One thing that was looked at: what was found, and how it is mended."""
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+from knnper.errors import KnnPerError
+from knnper.transport.credentials import Address
+
+
+class Verdict(StrEnum):
+    """How it is, from best to worst."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes
+    ----------
+    verdict
+        How it is.
+    found
+        What there is; why it was not looked at, where that is so.
+    expected
+        What there should be; empty where that goes without saying.
+    mend
+        What to do; empty where nothing is to be done.
+    """
+
+    verdict: Verdict
+    found: str
+    expected: str = ""
+    mend: str = ""
+
+
+def fine(found: str) -> Finding:
+    """Return that all is well."""
+    return Finding(Verdict.OK, found)
+
+
+def skipped(why: str) -> Finding:
+    """Return that it was not looked at."""
+    return Finding(Verdict.SKIPPED, why)
+
+
+def warning(found: str, mend: str, expected: str = "") -> Finding:
+    """Return that it works, and is not as it should be."""
+    return Finding(Verdict.WARNING, found, expected, mend)
+
+
+def problem(found: str, mend: str, expected: str = "") -> Finding:
+    """Return that it is wrong."""
+    return Finding(Verdict.PROBLEM, found, expected, mend)
+
+
+def problem_told(sentence: str) -> Finding:
+    """Return a problem that is told as ``what is found; how to mend it``."""
+    found, _, mend = sentence.partition("; ")
+    return problem(found, mend)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something to look at.
+
+    Attributes
+    ----------
+    subject
+        One word or two for what it is; unique among the checks.
+    look
+        Looks at it.
+    needs
+        Subjects without which it makes no sense. Those that are not among the checks
+        are taken for well.
+    """
+
+    subject: str
+    look: Callable[[], Finding]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A subject and what was found of it."""
+
+    subject: str
+    finding: Finding
+
+    def as_document(self) -> dict[str, str]:
+        """Return plain values."""
+        plain = asdict(self.finding)
+        return {"subject": self.subject, **{key: str(plain[key]) for key in plain}}
+
+
+def examine(checks: Iterable[Check]) -> list[Examined]:
+    """Look at everything, in order, and leave out what makes no sense any more."""
+    examined: list[Examined] = []
+    bad: set[str] = set()
+    for check in checks:
+        missing = [need for need in check.needs if need in bad]
+        finding = _unlooked(missing) if missing else _looked(check)
+        if finding.verdict in (Verdict.PROBLEM, Verdict.SKIPPED):
+            bad.add(check.subject)
+        examined.append(Examined(check.subject, finding))
+    return examined
+
+
+def is_well(examined: Iterable[Examined]) -> bool:
+    """Return whether nothing is wrong; warnings do not count."""
+    return all(one.finding.verdict is not Verdict.PROBLEM for one in examined)
+
+
+def _unlooked(missing: Iterable[str]) -> Finding:
+    return skipped(f"makes sense once this is well: {', '.join(missing)}")
+
+
+def _looked(check: Check) -> Finding:
+    try:
+        return check.look()
+    except (KnnPerError, OSError) as error:
+        return problem_told(str(error))
+
+
+_MEGABYTE = 1_000_000
+
+_TOO_LITTLE_MB = 100
+
+_LITTLE_MB = 1000
+
+
+def folder_finding(folder: Path, setting: str) -> Finding:
+    """Return whether ``folder`` can be written, or made, and what room there is.
+
+    Parameters
+    ----------
+    folder
+        It need not exist, and is not made.
+    setting
+        Where the folder is set, for the advice.
+    """
+    place = _nearest(folder)
+    if not place.is_dir():
+        return problem(
+            f"{place} is a file",
+            f"move it away, or set `{setting}` to another folder",
+            "a folder",
+        )
+    try:
+        # It has no name, and is gone at once.
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        return problem(
+            f"{place} cannot be written ({error.strerror})",
+            f"give the user that runs this the right to write there (chown), or set "
+            f"`{setting}` to another folder",
+        )
+    return _room(folder, place)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the one above it that is there."""
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+def _room(folder: Path, place: Path) -> Finding:
+    free_mb = shutil.disk_usage(place).free // _MEGABYTE
+    found = f"{folder} can be written, {free_mb:,} MB are free"
+    advice = "make room on this disk, or move the folder to another one"
+    if free_mb < _TOO_LITTLE_MB:
+        return problem(found, advice, f"at least {_TOO_LITTLE_MB} MB")
+    if free_mb < _LITTLE_MB:
+        return warning(found, advice, f"at least {_LITTLE_MB:,} MB")
+    return fine(found if folder == place else f"{found}; it is yet to be made")
+
+
+TIMEOUT_S = 5.0
+
+_LONGEST_BODY = 64 * 1024
+
+_LONGEST_BANNER = 60
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to an HTTP request.
+
+    Attributes
+    ----------
+    status
+        Of HTTP.
+    headers
+        With lower-case names.
+    asked, answered
+        When, by this machine's clock.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    asked: datetime
+    answered: datetime
+
+    def seconds_ahead(self) -> float | None:
+        """Return how much this machine's clock is ahead of the server's.
+
+        The server tells whole seconds, so that it is right by half a second and half
+        the time that the answer took. None if the server does not tell.
+        """
+        try:
+            told = parsedate_to_datetime(self.headers["date"])
+        except (KeyError, ValueError):
+            return None
+        here = self.asked + (self.answered - self.asked) / 2
+        return (here - told - timedelta(seconds=0.5)).total_seconds()
+
+
+class NotHttpError(KnnPerError):
+    """Whoever answers does not speak HTTP; the text is what it said instead."""
+
+
+@contextlib.contextmanager
+def connected(address: Address) -> Iterator[socket.socket]:
+    """Yield a connection to ``address``.
+
+    Raises
+    ------
+    OSError
+        If there is none within five seconds.
+    """
+    place = (address.host, address.port)
+    with socket.create_connection(place, TIMEOUT_S) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def encrypted(
+    address: Address, context: ssl.SSLContext | None = None
+) -> Iterator[ssl.SSLSocket]:
+    """Yield a connection with TLS.
+
+    Parameters
+    ----------
+    address
+        Whose.
+    context
+        Whom to trust; None is everybody, who then is told no secret.
+
+    Raises
+    ------
+    OSError
+        Also an `ssl.SSLError`, if there is no TLS or no trust.
+    """
+    context = context or _trusting_everybody()
+    with (
+        connected(address) as plain,
+        context.wrap_socket(plain, server_hostname=address.host) as secured,
+    ):
+        yield secured
+
+
+def get(connection: socket.socket, address: Address, path: str) -> Answer:
+    """Ask for ``path`` over a connection to ``address``.
+
+    Raises
+    ------
+    NotHttpError
+        If the answer is none of HTTP's.
+    OSError
+        If none comes.
+    """
+    asked = datetime.now(UTC)
+    request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
+    connection.sendall(request.encode("ascii"))
+    response = HTTPResponse(connection)
+    try:
+        response.begin()
+        answered = datetime.now(UTC)
+        response.read(_LONGEST_BODY)
+    except HTTPException as error:
+        raise NotHttpError(str(error)[:_LONGEST_BANNER].strip()) from error
+    finally:
+        response.close()
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, headers, asked, answered)
+
+
+def speaks_tls(address: Address) -> bool:
+    """Return whether there is a server with TLS, whoever it is."""
+    try:
+        with encrypted(address):
+            return True
+    except OSError:
+        return False
+
+
+def plain_answer(address: Address, path: str) -> Answer | None:
+    """Return the answer without TLS; None if that is not spoken."""
+    try:
+        with connected(address) as connection:
+            return get(connection, address, path)
+    except (NotHttpError, OSError):
+        return None
+
+
+def _trusting_everybody() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+IMPOSSIBLE_PAUSE_S = 0.0
+"""What `ActivateNode` is asked for; Flower takes 10 s and more."""
+
+_KEY = "standing"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A client in the gateway's eyes.
+
+    Attributes
+    ----------
+    name
+        What its key is registered as; None if the gateway does not know yet.
+    idle_s
+        Seconds since a node with this key was last heard of; None if it never was, or
+        has left.
+    """
+
+    name: str | None
+    idle_s: float | None
+
+
+def with_standing(body: bytes, standing: Standing) -> bytes:
+    """Return Flower's JSON error ``body`` with the client's standing beside it."""
+    try:
+        error = json.loads(body)
+        told = {"name": standing.name, "idle_s": standing.idle_s}
+        return json.dumps({**error, _KEY: told}).encode()
+    except (ValueError, TypeError):
+        return body
+
+
+def standing_in(body: str) -> Standing | None:
+    """Return the standing in an answer; None of a server that tells none."""
+    try:
+        told = json.loads(body)[_KEY]
+        return Standing(told["name"], told["idle_s"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+GATEWAY_HEADERS: Mapping[str, str] = {
+    "knnper": "knnper-version",
+    "flwr": "knnper-flwr-version",
+}
+"""By package, the header in which the gateway tells its version with ``/health``."""
+
+
+@functools.cache
+def own_versions() -> Mapping[str, str]:
+    """Return the installed versions, by package."""
+    return {package: importlib.metadata.version(package) for package in GATEWAY_HEADERS}
+
+
+def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions in a gateway's answer; empty of any other server.
+
+    Parameters
+    ----------
+    headers
+        Of the answer, with lower-case names.
+    """
+    return {
+        package: headers[name]
+        for package, name in GATEWAY_HEADERS.items()
+        if name in headers
+    }
+
+
+def version_finding(own: Mapping[str, str], theirs: Mapping[str, str]) -> Finding:
+    """Return whether the two sides' versions go together.
+
+    Messages and fingerprints are those of one minor version: ``1.41`` of ``1.41.0``.
+    """
+    shown = ", ".join(f"{package} {version}" for package, version in own.items())
+    others = ", ".join(f"{package} {version}" for package, version in theirs.items())
+    if not theirs:
+        return fine(f"{shown}; the server does not tell its own")
+    if own == theirs:
+        return fine(f"{shown}, on both sides")
+    advice = "install the same versions on both sides"
+    found = f"{shown} here, {others} on the server"
+    if any(
+        _minor(own[package]) != _minor(version) for package, version in theirs.items()
+    ):
+        return problem(found, advice, "the same minor version of each")
+    return warning(found, advice, "the same versions")
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

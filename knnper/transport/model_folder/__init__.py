@@ -1,1 +1,0 @@
-"""The trained global model on its own: made, saved, loaded, told apart."""

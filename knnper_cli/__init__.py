@@ -1,0 +1,1 @@
+"""The commands and the Flower apps: the roof over `knnper`, which nothing imports."""

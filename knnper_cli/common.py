@@ -1,0 +1,653 @@
+"""From errors to messages and exit codes."""
+
+import contextlib
+import errno
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from typer.core import TyperGroup
+
+from knnper.errors import ConfigError, FolderTakenError, KnnPerError
+from knnper.foreign_text import harmless
+from knnper.server.observer import Observer
+
+ExperimentFile = Annotated[
+    Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")
+]
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, as in --set training.num_rounds=50; may be repeated.",
+    ),
+]
+
+OptionalExperimentFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
+]
+
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
+]
+
+FromRound = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With --resume: go back to the checkpoint of round N; what came later is "
+        "put aside.",
+    ),
+]
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
+]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
+]
+
+
+def require_resume(from_round: int | None, resume: Path | None) -> None:
+    """Refuse to go back to a round of a run that only begins.
+
+    Raises
+    ------
+    typer.BadParameter
+        With ``--from-round`` and without ``--resume``.
+    """
+    if from_round is not None and resume is None:
+        raise typer.BadParameter("--from-round goes with --resume DIR")
+
+
+if TYPE_CHECKING:
+    from knnper.simulation.reports.figure import Shown
+
+# Standard output may be read by a program or go to a file: no line is cut there.
+_FILE_WIDTH = 200
+
+
+def print_json(document: Any) -> None:
+    """Write plain values as JSON to standard output."""
+    # JSON leaves some of what steers a terminal as it is.
+    typer.echo(harmless(json.dumps(document, indent=2, ensure_ascii=False)))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table to standard output."""
+    table = Table(*map(_cell, header))
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
+
+
+def _cell(text: str) -> str:
+    """Return a text as rich takes it for what it says, and no terminal for more."""
+    return escape(harmless(text))
+
+
+def print_shown(shown: "Shown") -> None:
+    """Write tables to standard output, titles and remarks to standard error."""
+    for table in shown.tables:
+        say(table.title)
+        print_table(table.header, table.rows)
+    say_remarks(shown)
+
+
+def say_remarks(shown: "Shown") -> None:
+    """Write what there is to remark to standard error."""
+    for remark in shown.remarks:
+        say(remark)
+
+
+def print_shown_or_json(shown: "Shown", document: Any, *, as_json: bool) -> None:
+    """Write the tables, or in their place plain values as JSON; remarks in any case."""
+    if as_json:
+        print_json(document)
+        say_remarks(shown)
+    else:
+        print_shown(shown)
+
+
+def say(message: str) -> None:
+    """Write a line for people to standard error."""
+    typer.echo(harmless(message), err=True)
+
+
+def tell(message: str) -> None:
+    """Write a line for people to standard output."""
+    typer.echo(harmless(message))
+
+
+RUN_FAILED = 1
+
+WRONG_USAGE = 2
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+_FREE_SPACE = "free space, then give the same command again"
+
+_A_FOLDER = "expected a folder there; choose another path"
+
+_ALLOWED = "expected to be allowed; change its permissions or choose another path"
+
+_ADVICE: Mapping[int | None, str] = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EEXIST: _A_FOLDER,
+    errno.ENOTDIR: _A_FOLDER,
+    errno.EACCES: _ALLOWED,
+    errno.EPERM: _ALLOWED,
+    errno.EROFS: _ALLOWED,
+    errno.ENOENT: "expected it to be there; check the path or choose another",
+}
+
+
+class ErrorReportingGroup(TyperGroup):
+    """Commands whose expected errors are a message, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Raises
+        ------
+        typer.Exit
+            With 2 for a wrong configuration and a folder that is taken, 1 for any other
+            expected error, as one of the system's, and 130 when the user interrupts.
+        """
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, FolderTakenError) as error:
+            say(f"Error: {error}")
+            raise typer.Exit(WRONG_USAGE) from error
+        except KnnPerError as error:
+            say(f"Error: {error}")
+            raise typer.Exit(RUN_FAILED) from error
+        except BrokenPipeError:
+            # Who reads the output has enough of it; click ends in silence then.
+            raise
+        except OSError as error:
+            say(f"Error: {system_error(error)}")
+            raise typer.Exit(RUN_FAILED) from error
+        except KeyboardInterrupt as error:
+            say("Interrupted.")
+            raise typer.Exit(INTERRUPTED) from error
+
+
+def system_error(error: OSError) -> str:
+    """Return what is wrong with which path, and how to mend it."""
+    reason = error.strerror or str(error) or type(error).__name__
+    where = "" if error.filename is None else f"{error.filename}: "
+    advice = _ADVICE.get(error.errno)
+    return f"{where}{reason}; {advice}" if advice else f"{where}{reason}"
+
+
+if TYPE_CHECKING:
+    # It loads torch, which a run's bars need not wait for.
+    from knnper.simulation.batches.progress import Advance
+    from knnper.simulation.batches.progress import Progress as BatchProgress
+
+SECONDS_BETWEEN_LINES = 5.0
+
+_SECONDS_WITHOUT_NEWS = 60.0
+
+_MINUTES_WITHOUT_SECONDS = 10
+
+
+@contextlib.contextmanager
+def progress_observer() -> Iterator[Observer]:
+    """Yield an observer that draws bars on a terminal, and writes lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield LineObserver(say)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield BarObserver(progress)
+
+
+@contextlib.contextmanager
+def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
+    """Yield a function that is told how far a batch of ``total`` runs is.
+
+    There is a bar on a terminal, and lines elsewhere.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield line_counter(total, say, noun=noun)
+        return
+    columns = (
+        TextColumn(noun),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(noun, total=total, left="")
+
+        def advance(now: "BatchProgress") -> None:
+            left = time_left(now)
+            progress.update(task, completed=now.done, total=now.total, left=left)
+
+        yield advance
+
+
+def time_left(now: "BatchProgress") -> str:
+    """Return the time that is left in words; empty if unknown, and in the end."""
+    if now.left is None or now.done >= now.total:
+        return ""
+    about = "at least" if now.left.is_least else "some"
+    return f"{about} {roughly(now.left.seconds)} left"
+
+
+def roughly(seconds: float) -> str:
+    """Return a time as exactly as it can be known: to a minute, or to 10 s."""
+    minutes, rest = divmod(10 * max(round(seconds / 10), 1), 60)
+    if minutes >= _MINUTES_WITHOUT_SECONDS:
+        return f"{round(seconds / 60)} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def line_counter(
+    total: int,
+    write: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    noun: str = "runs",
+) -> "Advance":
+    """Return a counter that writes a line now and then; see `run_counter`.
+
+    It writes at once how many there are, and how many were found; then when there is
+    something new, and once a minute while there is not.
+    """
+    last_line, last_done = clock(), 0
+    write(f"{total} {noun}")
+
+    def advance(now: "BatchProgress") -> None:
+        nonlocal last_line, last_done
+        line = f"{now.done}/{now.total} {noun}"
+        waited = clock() - last_line
+        if now.done == now.found > last_done:
+            write(f"{line} are there")
+        elif (
+            now.done == now.total > last_done
+            or (now.done > last_done and waited >= SECONDS_BETWEEN_LINES)
+            or waited >= _SECONDS_WITHOUT_NEWS
+        ):
+            write(f"{line} {time_left(now)}".rstrip())
+        else:
+            return
+        last_line, last_done = clock(), now.done
+
+    return advance
+
+
+def round_figures(record: Mapping[str, float | int]) -> str:
+    """Return the figures of one round as a phrase."""
+    phrases = [f"train loss {record['train_loss']:.3f}"]
+    if "validation_accuracy" in record:
+        phrases.append(f"validation {100 * record['validation_accuracy']:.1f} %")
+    phrases.append(f"{record['num_clients']} clients")
+    if record["num_failed"]:
+        phrases.append(f"{record['num_failed']} failed")
+    phrases.append(f"{record['seconds']:.1f} s")
+    return ", ".join(phrases)
+
+
+class BarObserver:
+    """Draws one bar for the rounds and one for the personalisation.
+
+    Parameters
+    ----------
+    progress
+        Where to draw; needs the field ``figures``.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = TaskID(0)
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Draw the bar of the rounds, with those that were made before."""
+        self._start("training", num_rounds, first_round - 1)
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Move on by one round."""
+        figures = round_figures(record)
+        self._progress.update(self._task, advance=1, figures=figures)
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Draw the bar of the clients."""
+        self._start("personalising", num_clients, 0)
+
+    def client_personalized(self) -> None:
+        """Move on by one client."""
+        self._progress.advance(self._task)
+
+    def finished(self) -> None:
+        """Draw no more."""
+        self._progress.stop()
+
+    def _start(self, description: str, total: int, completed: int) -> None:
+        self._task = self._progress.add_task(
+            description, total=total, completed=completed, figures=""
+        )
+
+
+class LineObserver:
+    """Writes a line now and then.
+
+    Parameters
+    ----------
+    write
+        Takes a line.
+    clock
+        Returns seconds.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._last_line = clock() - SECONDS_BETWEEN_LINES
+        self._total = 0
+        self._done = 0
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Say which rounds are to be made."""
+        self._total = num_rounds
+        if first_round <= num_rounds:
+            self._write(f"training: rounds {first_round} to {num_rounds}")
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Say how the round went, unless another line was written just now."""
+        number = record["server_round"]
+        if self._is_time() or number == self._total:
+            self._write(f"round {number}/{self._total}: {round_figures(record)}")
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Say how many clients there are."""
+        self._total, self._done = num_clients, 0
+        self._write(f"personalising {num_clients} clients")
+
+    def client_personalized(self) -> None:
+        """Say how many are done, unless another line was written just now."""
+        self._done += 1
+        if self._is_time() or self._done == self._total:
+            self._write(f"personalised {self._done}/{self._total} clients")
+
+    def finished(self) -> None:
+        """Say nothing: the results follow."""
+
+    def _is_time(self) -> bool:
+        now = self._clock()
+        if now - self._last_line < SECONDS_BETWEEN_LINES:
+            return False
+        self._last_line = now
+        return True
+
+
+class Counter:
+    """Draws a bar, or writes a line now and then with the time that is left.
+
+    Parameters
+    ----------
+    what
+        What is counted.
+    progress
+        Where to draw; None writes lines.
+    clock
+        Returns seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        progress: Progress | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._progress, self._clock = what, progress, clock
+        self._bar = None if progress is None else progress.add_task(what, total=None)
+        self._began = self._last_line = clock()
+        self._done = self._total = 0
+
+    def start(self, total: int) -> None:
+        """Say how many there are."""
+        self._total = total
+        self._began = self._last_line = self._clock()
+        if self._progress is not None and self._bar is not None:
+            self._progress.update(self._bar, total=total)
+
+    @property
+    def num_done(self) -> int:
+        """How many are done."""
+        return self._done
+
+    def advance(self, count: int) -> None:
+        """Say that so many more are done."""
+        self._done += count
+        if self._progress is not None and self._bar is not None:
+            self._progress.advance(self._bar, count)
+        elif self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = self._clock()
+            say(self._line())
+
+    def _line(self) -> str:
+        per_one = (self._clock() - self._began) / self._done
+        left = per_one * (self._total - self._done)
+        return f"{self._what}: {self._done}/{self._total}, {left:.0f} s left"
+
+
+@contextlib.contextmanager
+def counter(what: str) -> Iterator[Counter]:
+    """Yield a counter that draws on a terminal, and writes lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Counter(what, None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Counter(what, progress)
+
+
+@contextlib.contextmanager
+def resumable(progress: Counter) -> Iterator[None]:
+    """Say that an interrupted command goes on when it is given again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if progress.num_done:
+            say("What was counted is kept; give the same command again to go on.")
+        raise
+
+
+StoreFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
+]
+
+ModelRun = Annotated[
+    Path,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Folder of the finished run, or of the exported model, that embeds.",
+    ),
+]
+
+OptionalRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Folder of the finished run, or of the exported model, that embeds.",
+    ),
+]
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, as in --set 'index={name: sq8, rerank: 4}'; may be "
+        "repeated.",
+    ),
+]
+
+
+def seconds_of(text: str) -> float:
+    """Return an ISO 8601 time, in UTC where it says nothing else, as seconds.
+
+    Raises
+    ------
+    BadParameter
+        If it is none.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"found {text!r}, expected a time such as 2026-03-31 or "
+            "2026-03-31T09:30:00+02:00"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+def as_time(seconds: float) -> str:
+    """Return seconds since 1970 as an ISO 8601 time in UTC, if they are one."""
+    if not 0 <= seconds < datetime.max.replace(tzinfo=UTC).timestamp():
+        return f"{seconds:g} seconds since 1970"
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def megabytes(num_bytes: float) -> str:
+    """Return a size in megabytes (10^6 bytes) as people read it."""
+    return f"{num_bytes / 1e6:.2f} MB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: 1 example, 2 examples."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def typed_command() -> list[str]:
+    """Return the command and its arguments, the program by its name alone."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+if TYPE_CHECKING:
+    from knnper.simulation.batches.progress import Advance
+
+
+@contextlib.contextmanager
+def counting(total: int, noun: str, folder: Path) -> "Iterator[Advance]":
+    """Yield a function that is told how far the work is.
+
+    Parameters
+    ----------
+    total
+        Parts in all.
+    noun
+        What they are called.
+    folder
+        Holds what is done when the user interrupts.
+    """
+    # It loads rich's bars, which `knnper --help` need not wait for.
+    pass
+
+    with interruptible(folder), run_counter(total, noun) as advance:
+        yield advance
+
+
+@contextlib.contextmanager
+def interruptible(folder: Path) -> Iterator[None]:
+    """Say how to go on where the user interrupts what is done inside the block.
+
+    Parameters
+    ----------
+    folder
+        Holds what is done.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        command = shlex.join(typed_command())
+        done = "nothing is done yet"
+        if _has_results(folder):
+            done = f"what is done is in {folder}"
+        say(f"Interrupted; {done}. To go on: {command}")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _has_results(folder: Path) -> bool:
+    """Return whether anything below ``folder`` need not be done again."""
+    # As below: it need not be loaded where nobody interrupts.
+    from knnper.simulation.reports.runs import RESULT_FILES
+
+    return any(next(folder.rglob(name), None) for name in RESULT_FILES)
+
+
+def how_to_go_on(command: str, run: Path) -> str:
+    """Return what to do with a run that ended before its results.
+
+    Parameters
+    ----------
+    command
+        Of ``knnper``; it takes ``--resume``.
+    run
+        The run's folder.
+    """
+    # It loads torch, which `knnper --help` need not wait for.
+    from knnper.server.checkpoint import rounds_in
+    from knnper.server.run_folder import RunFolder
+
+    resume = f"knnper {command} --resume {run}"
+    *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]
+    if latest:
+        back = f", or with --from-round N from round {_or(older)}" if older else ""
+        return f"To go on from the last checkpoint, of round {latest}: {resume}{back}"
+    return f"There is no checkpoint yet. To begin again: {resume}"
+
+
+def _or(rounds: Sequence[int]) -> str:
+    *others, last = map(str, rounds)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,501 @@
+"""The commands of ``knnper federation``."""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from knnper.errors import RunError
+from knnper.foreign_text import write_harmlessly
+from knnper_cli.common import (
+    INTERRUPTED,
+    AsJson,
+    ErrorReportingGroup,
+    FromRound,
+    OptionalExperimentFile,
+    Overrides,
+    Overwrite,
+    Resume,
+    how_to_go_on,
+    print_json,
+    print_table,
+    require_resume,
+    say,
+)
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")
+]
+
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SERVER.yaml",
+        help="The server's settings, or the federation's folder.",
+    ),
+]
+
+ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
+
+
+if TYPE_CHECKING:
+    from knnper.server.link.authorized import AuthorizedFolder
+
+PublicKey = Annotated[
+    Path, typer.Argument(metavar="PUBKEY", help="The client's NAME.key.pub.")
+]
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME_OR_IP",
+        help="Under which this client reaches the server.",
+        show_default="the first one of `init`",
+    ),
+]
+
+NumTrain = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="On how many examples it trains: it weighs as much in the mean.",
+        show_default="as many as it says, within run.federation.max_share",
+    ),
+]
+
+
+def add_client(
+    folder: Folder, name: ClientName, host: Host = None, num_train: NumTrain = None
+) -> None:
+    """Make a new client's key and settings, and let it in."""
+    from knnper.server.link.setup import FederationFolder, known_server
+    from knnper.server.link.setup import add_client as write_client
+
+    place = FederationFolder(folder)
+    written = write_client(place, name, known_server(place, host), num_train)
+    say(
+        f"Copy {written} to the client's machine. A server that runs from "
+        f"{place.server} lets it in now; elsewhere: knnper federation register "
+        "SERVER.yaml "
+        f"{name} {name}.key.pub"
+    )
+
+
+def register(
+    server: Place, name: ClientName, key: PublicKey, num_train: NumTrain = None
+) -> None:
+    """Let a client in whose public key is known."""
+    from knnper.transport.credentials import fingerprint, read_public_key
+
+    public_key = read_public_key(key)
+    folder = _authorized(server)
+    folder.add(name, public_key, num_train)
+    say(f"{name} ({fingerprint(public_key)}) may connect; see {folder.path}.")
+
+
+def remove_client(server: Place, name: ClientName) -> None:
+    """Let a client in no longer; its key cannot be used again."""
+    folder = _authorized(server)
+    folder.remove(name)
+    say(
+        f"{name} may not connect any more; a running server drops it now. Its key "
+        "cannot be registered again: should it come back, make it a new one."
+    )
+
+
+def list_clients(server: Place, as_json: AsJson = False) -> None:
+    """Show who may connect, who is registered and who is online."""
+    from knnper.server.link.registration import census
+    from knnper.server.link.setup import server_file
+    from knnper.server.settings import read_server
+
+    found = census(read_server(server_file(server)))
+    if as_json:
+        print_json([one.as_document() for one in found.clients])
+    else:
+        rows = [[one.name, one.status, one.key_sha256] for one in found.clients]
+        print_table(["client", "status", "key"], rows)
+    for problem in found.problems:
+        say(problem)
+
+
+def _authorized(server: Path) -> "AuthorizedFolder":
+    from knnper.server.link.authorized import AuthorizedFolder
+    from knnper.server.link.setup import server_file
+    from knnper.server.settings import read_server
+
+    return AuthorizedFolder(read_server(server_file(server)).authorized)
+
+
+if TYPE_CHECKING:
+    from knnper.server.link.setup import FederationFolder
+
+_HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
+
+Hosts = Annotated[
+    list[str], typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
+]
+
+MoreHosts = Annotated[
+    list[str] | None, typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
+]
+
+Clients = Annotated[
+    list[str] | None,
+    typer.Option("--client", metavar="NAME", help="A first client; may be repeated."),
+]
+
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")]
+
+ControlPort = Annotated[
+    int, typer.Option(min=1, max=65535, help="Flower's own port, on loopback only.")
+]
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Neither encryption nor authentication.")
+]
+
+Days = Annotated[
+    int, typer.Option(min=1, help="How long the server's certificate is valid.")
+]
+
+
+def init(
+    folder: Folder,
+    host: Hosts,
+    client: Clients = None,
+    port: Port = 8443,
+    control_port: ControlPort = 8000,
+    insecure: Insecure = False,
+    days: Days = 825,
+) -> None:
+    """Make a new federation: its authority, its server's files, its first clients."""
+    from knnper.server.link.authorized import require_name
+    from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+    from knnper.transport.credentials import Address
+
+    for name in client or ():
+        require_name(name)
+    place = FederationFolder(folder)
+    found(place, Founding(host, port, control_port, insecure, days))
+    for name in client or ():
+        add_client(place, name, Address(host[0], port))
+    _tell_what_next(place, insecure)
+
+
+def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
+    """Give the server a new certificate; a running server takes it up by itself."""
+    from knnper.server.link.setup import FederationFolder
+    from knnper.server.link.setup import renew as renew_certificate
+
+    place = FederationFolder(folder)
+    names = renew_certificate(place, host or (), days)
+    say(
+        f"New certificate for {', '.join(names)}, valid for {days} days. On the "
+        f"server's machine it replaces server.crt and server.key of {place.server}."
+    )
+
+
+def _tell_what_next(place: "FederationFolder", insecure: bool) -> None:
+    say(f"Server: copy {place.server} to its machine; there: knnper server server.yaml")
+    say(f"Clients: copy each folder of {place.path / 'clients'} to its machine.")
+    if insecure:
+        say(
+            "Warning: nothing is encrypted, and whoever reaches the server is a client."
+        )
+        return
+    say(
+        f"Keep {place.authority} to yourself: who has its ca.key can pretend to be the "
+        "server."
+    )
+
+
+federation = typer.Typer(
+    name="federation",
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="Make a federation's certificates and keys; say who may connect.",
+)
+
+for _command in (init, add_client, register, remove_client, renew):
+    federation.command()(_command)
+
+federation.command(name="list")(list_clients)
+
+
+ServerFile = Annotated[
+    Path, typer.Argument(metavar="SERVER.yaml", help="The server's settings.")
+]
+
+Overrides_ = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, as in --set listen=0.0.0.0:9000; may be repeated.",
+    ),
+]
+
+
+def server(settings_file: ServerFile, overrides: Overrides_ = None) -> None:
+    """Run the server: Flower's SuperLink, and the gateway that clients reach."""
+    from knnper.server.link.supervisor import run_server
+    from knnper.server.settings import ServerSettings, read_server
+
+    settings = read_server(settings_file, overrides or ())
+    _log_to_standard_error()
+    if settings.insecure:
+        say(
+            "Warning: insecure: true. Nothing is encrypted, and whoever reaches "
+            f"{settings.listen} is a client."
+        )
+
+    def tell(settings: ServerSettings = settings) -> None:
+        say(
+            f"Server {settings.name} is ready: clients connect to {settings.listen}; "
+            f"for Flower's commands: export FLWR_HOME={settings.flower_home}"
+        )
+
+    run_server(settings, settings_file.resolve(), tell)
+
+
+def _log_to_standard_error() -> None:
+    write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # One line a request and one a connection are no news.
+    for noisy in ("httpx", "httpcore", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+if TYPE_CHECKING:
+    from knnper.server.settings import ServerSettings
+
+SERVER_MAY_BE_AWAY_S = 60.0
+
+REMIND_S = 30.0
+
+SubmitServerFile = Annotated[
+    Path,
+    typer.Option(
+        "--server",
+        metavar="SERVER.yaml",
+        help="The server, which runs on this machine.",
+    ),
+]
+
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
+]
+
+Stay = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="How long the server hands the model to late clients. Shorthand for "
+        "--set run.federation.stay_s=...",
+    ),
+]
+
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Do not wait until the run is done.")
+]
+
+RunFolderArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The run's folder.")
+]
+
+
+def submit(  # noqa: PLR0913 (one parameter an option)
+    experiment: OptionalExperimentFile = None,
+    overrides: Overrides = None,
+    server: SubmitServerFile = Path("server.yaml"),
+    output: Output = None,
+    resume: Resume = None,
+    from_round: FromRound = None,
+    overwrite: Overwrite = False,
+    stay: Stay = None,
+    detach: Detach = False,
+) -> None:
+    """Train the clients of a federation, and hand the model to each of them."""
+    from knnper.server.link import submission
+    from knnper.server.run_folder import RunFolder
+    from knnper.server.settings import read_server
+
+    if (experiment is None) == (resume is None):
+        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    require_resume(from_round, resume)
+    changes = list(overrides or ())
+    if stay is not None:
+        changes.append(f"run.federation.stay_s={float(stay)}")
+    settings = read_server(server)
+    if resume is not None:
+        if output is not None or overwrite:
+            raise typer.BadParameter("--resume goes with neither --output, --overwrite")
+        document, place = "", resume.resolve()
+    elif experiment is not None:
+        document, name = _over_sites(experiment, changes)
+        place = (output or settings.runs_folder / name).resolve()
+        changes = []
+    _require_free(place, overwrite, resume is not None)
+    if from_round is not None:
+        RunFolder(place).go_back(from_round)
+    config: dict[str, str | bool] = {
+        "experiment": "",
+        "document": document,
+        "set": json.dumps(changes) if changes else "",
+        "output": str(place),
+        "overwrite": overwrite,
+        "resume": resume is not None,
+        "registry": str(settings.roster_file) if not settings.insecure else "",
+    }
+    follow = _follower(place)
+    with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
+        run_id = submission.submit(settings, config)
+    say(f"Run {run_id} is submitted; everything about it will be in {place}")
+    if not detach:
+        _wait(settings, run_id, place, follow)
+
+
+def watch(run: RunFolderArgument) -> None:
+    """Show how a run gets on that another process leads."""
+    from knnper.server.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    if not folder.is_finished() and not _follower(run)(lambda: not folder.is_led()):
+        raise RunError(f"nobody leads the run in {run}, and it is not done")
+    _show(run)
+
+
+def _over_sites(path: Path, changes: list[str]) -> tuple[str, str]:
+    """Return the experiment over sites' data, as JSON, and its name."""
+    from knnper.loading import read_experiment, to_json
+    from knnper.simulation.workbench import experiment_catalogue, over_sites
+
+    settings = read_experiment(path, experiment_catalogue(), changes)
+    return to_json(over_sites(settings)), settings.name
+
+
+def _require_free(place: Path, overwrite: bool, resume: bool) -> None:
+    from knnper.server.run_folder import RunFolder
+
+    if resume:
+        RunFolder.open(place).require_idle()
+    else:
+        RunFolder.require_free(place, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def _saying_where_to_look(settings: "ServerSettings") -> Iterator[None]:
+    """Say where to look for a run that the user no longer waits for."""
+    from knnper.server.link.superlink import CONNECTION
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        say(
+            "Interrupted; the server may have taken the run, or take it yet. Before "
+            "you submit it again, look for it: "
+            f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
+        )
+        raise typer.Exit(INTERRUPTED) from error
+
+
+@contextlib.contextmanager
+def _showing_patience(most_s: float) -> Iterator[None]:
+    """Say now and then that the block is waiting, and for how long at most."""
+    done = threading.Event()
+
+    def remind() -> None:
+        began = time.monotonic()
+        while not done.wait(REMIND_S):
+            waited = time.monotonic() - began
+            say(
+                f"Waiting for the server to take the run: {waited:.0f} of at most "
+                f"{most_s:.0f} s. A busy machine needs minutes"
+            )
+
+    threading.Thread(target=remind, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+Follow = Callable[[Callable[[], bool]], bool]
+
+
+def _follower(place: Path) -> Follow:
+    """Return what shows the run from now on, until it has results or has ended."""
+    from knnper_cli.common import progress_observer
+    from knnper_cli.watching import Watch
+
+    def follow(has_ended: Callable[[], bool]) -> bool:
+        with progress_observer() as observer:
+            return watcher.until_done(observer, has_ended)
+
+    watcher = Watch(place, say)
+    return follow
+
+
+def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) -> None:
+    from knnper.server.link import submission
+
+    has_ended = _enduring(lambda: submission.status(settings, run_id).is_finished)
+    try:
+        done = follow(has_ended)
+    except KeyboardInterrupt as error:
+        say(
+            f"No longer watching; the run goes on. To watch: knnper watch {place}. To "
+            f"end it: FLWR_HOME={settings.flower_home} flwr stop {run_id} federation"
+        )
+        raise typer.Exit(INTERRUPTED) from error
+    if not done:
+        found = submission.status(settings, run_id)
+        raise RunError(
+            f"run {run_id} ended without results: {found.outcome} {found.details}\n"
+            f"{_last_words(settings, run_id)}\n"
+            f"{how_to_go_on('submit', place)}"
+        )
+    _show(place)
+
+
+def _last_words(settings: "ServerSettings", run_id: int) -> str:
+    from knnper.server.link import submission
+
+    try:
+        return submission.last_words(settings, run_id)
+    except RunError as error:
+        return f"The end of its log cannot be shown: {error}"
+
+
+def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
+    """Return the same question, which a server that starts again may leave open."""
+    answered_at = time.monotonic()
+
+    def ask() -> bool:
+        nonlocal answered_at
+        try:
+            ended = has_ended()
+        except RunError:
+            if time.monotonic() - answered_at > SERVER_MAY_BE_AWAY_S:
+                raise
+            return False
+        answered_at = time.monotonic()
+        return ended
+
+    return ask
+
+
+def _show(place: Path) -> None:
+    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+
+    header, *rows = as_cells(table_of_run(load_run(place)))
+    print_table(header, rows)
+    say(f"Everything about this run is in {place}")

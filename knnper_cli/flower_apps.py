@@ -1,0 +1,377 @@
+"""The ClientApp of every node: of a simulation, or of a site with data of its own."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from knnper.client.app import Host, Player, make_client_app
+from knnper.client.site import CONFIG, SiteHost
+from knnper.data.site_data import SitesSettings, SiteTask
+from knnper.errors import ConfigError, KnnPerError, Problem, RunError
+from knnper.experiment import Experiment
+from knnper.loading import from_json, read_experiment, results_identity, to_json
+from knnper.process import with_fixed_threads
+from knnper.server.checkpoint import Checkpoint
+from knnper.server.federation import FlowerFederation
+from knnper.server.link.superlink import WARNINGS_VARIABLE
+from knnper.server.observer import LoggingObserver, Member, Observer, Roster
+from knnper.server.run import Conductor
+from knnper.server.run_folder import RunFolder
+from knnper.server.sites import (
+    OVER_NETWORK,
+    Directory,
+    Latecomers,
+    Registry,
+    SiteFederation,
+)
+from knnper.simulation.flower_engine import (
+    VirtualHost,
+    carrier_folder,
+    flower_federation,
+)
+from knnper.simulation.reports.figure import Table
+from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+from knnper.simulation.workbench import (
+    experiment_catalogue,
+    keep_label_counts,
+    open_workbench,
+)
+from knnper.strategies.catalogue import Assembly, assemble, without_start
+from knnper.strategies.core.exported_model import (
+    ends_with_global_model,
+    global_model,
+    save_model,
+)
+from knnper.transport.messages import Job, Purpose
+from knnper.transport.polling import Pace, quick_pulls
+
+
+class AnyHost:
+    """A node of either kind: it is a site's where it is configured with a client."""
+
+    def open(self, context: Context, job: Job) -> Player:
+        """See `knnper.client.app.Host`."""
+        return _host(context).open(context, job)
+
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:
+        """See `knnper.client.app.Host`."""
+        return _host(context).carrier_folder(context, job)
+
+    def introduce(self, context: Context, job: Job | None) -> RecordDict:
+        """See `knnper.client.app.Host`."""
+        return _host(context).introduce(context, job)
+
+    def refused(self, context: Context, reason: str) -> None:
+        """See `knnper.client.app.Host`."""
+        _host(context).refused(context, reason)
+
+
+def _host(context: Context) -> Host:
+    return SiteHost() if CONFIG in context.node_config else VirtualHost()
+
+
+client_app = make_client_app(AnyHost())
+
+
+APP_FOLDER = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that is to be made, or taken up.
+
+    Attributes
+    ----------
+    experiment
+        What is run.
+    output
+        The run's folder.
+    overwrite
+        Whether an earlier run in that folder may be deleted.
+    resume
+        Whether an earlier run in that folder is taken up.
+    registry
+        The file that says which node is registered under which name; None without
+        one.
+    """
+
+    experiment: Experiment
+    output: Path
+    overwrite: bool
+    resume: bool
+    registry: Path | None
+
+    def require_free(self) -> None:
+        """Refuse a folder that is taken.
+
+        Raises
+        ------
+        RunError
+            If it holds a run that may be neither deleted nor taken up.
+        """
+        if not self.resume:
+            RunFolder.require_free(self.output, overwrite=self.overwrite)
+
+    def folder(self) -> RunFolder:
+        """Return the run's folder: new, or the one that is taken up."""
+        if self.resume:
+            return RunFolder.open(self.output)
+        return RunFolder.create(self.output, self.experiment, overwrite=self.overwrite)
+
+
+def order_of(run_config: Mapping[str, object]) -> Order:
+    """Return what Flower's run configuration asks for.
+
+    An experiment's relative path is looked up in the app's folder. A run that is taken
+    up has the experiment with which it was started, changed by ``set``.
+
+    Raises
+    ------
+    ConfigError, RunError
+        If the experiment is described wrongly, or there is no run to be taken up.
+    """
+    changes = _changes(str(run_config["set"]))
+    resume = bool(run_config["resume"])
+    output = str(run_config["output"])
+    registry = str(run_config["registry"])
+    if resume:
+        place = _absolute(output)
+        experiment = RunFolder.open(place).experiment(experiment_catalogue(), changes)
+    else:
+        experiment = with_fixed_threads(_described(run_config, changes))
+        place = _absolute(output or f"runs/{experiment.name}")
+    return Order(
+        experiment=experiment,
+        output=place,
+        overwrite=bool(run_config["overwrite"]),
+        resume=resume,
+        registry=_absolute(registry) if registry else None,
+    )
+
+
+def _changes(text: str) -> Sequence[str]:
+    """Return the overrides in ``text``: joined by ``;``, or a JSON list.
+
+    Raises
+    ------
+    ConfigError
+        If it begins as a JSON list and is no list of texts.
+    """
+    if not text.startswith("["):
+        return [part for part in text.split(";") if part]
+    try:
+        changes = json.loads(text)
+    except ValueError:
+        changes = None
+    if isinstance(changes, list) and all(isinstance(one, str) for one in changes):
+        return changes
+    message = f'found {text!r}, expected KEY=VALUE;KEY=VALUE or ["KEY=VALUE", ...]'
+    raise ConfigError([Problem("set", message)], "the run configuration")
+
+
+def _described(run_config: Mapping[str, object], changes: Sequence[str]) -> Experiment:
+    """Return the experiment: a file's, or the one that is in the configuration."""
+    document = str(run_config["document"])
+    if document:
+        return from_json(document, experiment_catalogue(), changes)
+    path = APP_FOLDER / str(run_config["experiment"])
+    return read_experiment(path, experiment_catalogue(), changes)
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+MODEL = "model"
+"""The folder in the run's folder that holds the trained model."""
+
+log = logging.getLogger("flwr")
+
+
+def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
+    """Train and hand over; stay for those who come late; return the run's folder.
+
+    Raises
+    ------
+    RunError
+        If the run cannot go on.
+    """
+    order.require_free()
+    experiment, stop = order.experiment, threading.Event()
+    task = _task(experiment)
+    assembly = assemble(experiment, task.spec)
+    sent = without_start(experiment)
+    log.info("the fingerprint of the experiment is %s", results_identity(sent))
+    directory = Directory(grid, to_json(sent), lambda: Registry.read(order.registry))
+    messenger = _messenger(grid, assembly, directory, stop)
+    federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
+    folder = order.folder()
+    messenger.session = folder.session()
+    with folder.locked(), quick_pulls():
+        roster = folder.roster() or _begin(folder, federation)
+        conductor = Conductor(assembly, federation, folder, observer)
+        trained = conductor.train(roster, ["flwr", "run"])
+        messenger.model = _leave_model(folder, assembly, task, trained)
+        conductor.hand_over(trained, roster)
+        late = Latecomers(conductor, federation, trained)
+        late.serve(roster, experiment.run.federation.stay_s)
+    if not folder.is_finished():
+        raise RunError(
+            "training is done, and no client could be handed the model; the log says "
+            "why of each. Resume the run when they can"
+        )
+    return folder
+
+
+def _task(experiment: Experiment) -> SiteTask:
+    agreed = experiment.data.settings
+    if not isinstance(agreed, SitesSettings):
+        raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
+    return agreed.task()
+
+
+def _messenger(
+    grid: Grid, assembly: Assembly, directory: Directory, stop: threading.Event
+) -> FlowerFederation:
+    settings = assembly.experiment.run.federation
+
+    def node_of(client: str) -> int:
+        node = directory.node_of(client)
+        if node is None:
+            raise RunError(f"client {client} is not connected")
+        return node
+
+    return FlowerFederation(
+        grid=grid,
+        choose_node=node_of,
+        update_type=assembly.method.update_type,
+        experiment=directory.experiment,
+        run_folder="",
+        shared_folder="",
+        stop=stop,
+        paces={
+            purpose: Pace(most_s, settings.round_patience)
+            for purpose, most_s in (
+                (Purpose.TRAIN, settings.round_timeout_s),
+                (Purpose.VALIDATE, settings.round_timeout_s),
+                (Purpose.PERSONALIZE, settings.hand_over_timeout_s),
+            )
+        },
+        patience=OVER_NETWORK,
+        may_be_away=True,
+    )
+
+
+def _begin(folder: RunFolder, federation: SiteFederation) -> Roster:
+    """Wait for clients and write down who is there: the same until the run ends."""
+    members = federation.gather()
+    roster = Roster.of(members, _split(members))
+    folder.write_roster(roster)
+    log.info("clients of this run: %s", ", ".join(roster.names()))
+    return roster
+
+
+def _split(members: Sequence[Member]) -> str:
+    known = [asdict(one) for one in sorted(members, key=lambda one: one.name)]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _leave_model(
+    folder: RunFolder, assembly: Assembly, task: SiteTask, trained: Checkpoint
+) -> str:
+    """Leave the trained model in the run's folder; return its fingerprint.
+
+    Nothing, and an empty text, where the method ends with no model for all.
+    """
+    if not ends_with_global_model(assembly.experiment):
+        return ""
+    model = global_model(
+        assembly.experiment, assembly.task, task, trained.state.weights
+    )
+    save_model(folder.path / MODEL, model)
+    log.info("the model %s is in %s", model.fingerprint[:12], folder.path / MODEL)
+    return model.fingerprint
+
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run configuration names.
+
+    The same server and clients as `knnper simulate` leads; results are the same.
+    """
+    with _warning_the_server():
+        order = order_of(context.run_config)
+        observer = LoggingObserver(log)
+        try:
+            folder = _lead(grid, order, observer)
+        finally:
+            observer.finished()
+    cells = as_cells(table_of_run(load_run(folder.path)))
+    log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
+    log.info("everything about this run is in %s", folder.path)
+
+
+@contextlib.contextmanager
+def _warning_the_server() -> Iterator[None]:
+    """Let the log of the server that this run belongs to have its warnings, too.
+
+    What else a run says is in Flower's database alone.
+    """
+    path = os.environ.get(WARNINGS_VARIABLE)
+    if not path:
+        yield
+        return
+    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file.setLevel(logging.WARNING)
+    root = logging.getLogger()
+    # What Python does by itself only where nobody else writes.
+    own = logging.StreamHandler()
+    own.setLevel(logging.WARNING)
+    added = ((root, own), (root, file), (log, file))
+    for logger, handler in added:
+        logger.addHandler(handler)
+    try:
+        yield
+    except KnnPerError as error:
+        log.error("the run has ended: %s", error)
+        raise
+    finally:
+        for logger, handler in added:
+            logger.removeHandler(handler)
+        file.close()
+
+
+def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
+    if isinstance(order.experiment.data.settings, SitesSettings):
+        return lead_sites(grid, order, observer)
+    # It needs Ray, which the server of a federation need not have.
+    pass
+
+    return lead_virtual_clients(grid, order, observer)
+
+
+def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:
+    """Lead the clients that a central data set is dealt to; return the run's folder."""
+    order.require_free()
+    bench = open_workbench(order.experiment)
+    folder = order.folder()
+    with folder.locked(), carrier_folder(order.experiment.run) as shared:
+        keep_label_counts(bench.clients, folder.path)
+        federation = flower_federation(
+            grid, bench, folder.path, shared, threading.Event()
+        )
+        conductor = Conductor(bench, federation, folder, observer)
+        conductor.lead(bench.roster, ["flwr", "run"])
+    return folder

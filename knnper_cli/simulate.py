@@ -1,0 +1,395 @@
+"""``knnper datasets``: the data sets that can be chosen."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from knnper.errors import CheckpointError, RunError
+from knnper_cli.common import (
+    INTERRUPTED,
+    AsJson,
+    ExperimentFile,
+    FromRound,
+    OptionalExperimentFile,
+    Overrides,
+    Overwrite,
+    Resume,
+    how_to_go_on,
+    print_json,
+    print_table,
+    require_resume,
+    say,
+    system_error,
+    typed_command,
+)
+
+
+def datasets(as_json: AsJson = False) -> None:
+    """List the data sets and the settings that each takes."""
+    # Loading the data sets loads torch, which the other commands need not wait for.
+    from knnper.data.catalogue import DATA_SETS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "title": spec.title,
+            "summary": spec.summary,
+            "settings": [one.name for one in fields(spec.settings_type)],
+        }
+        for name, spec in DATA_SETS.items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    header = ("name", "data set", "summary", "settings")
+    table = [
+        (row["name"], row["title"], row["summary"], ", ".join(row["settings"]))
+        for row in rows
+    ]
+    print_table(header, table)
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to; a new folder.")
+    ],
+) -> None:
+    """Write a finished run's global model to a folder, for sites that join later."""
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.simulation.trained_model import find_model
+    from knnper.strategies.core.exported_model import save_model
+
+    model = find_model(run)
+    save_model(folder, model)
+    say(
+        f"{folder} holds the model {model.fingerprint[:12]} of {run}; a site that "
+        f"joins runs: knnper onboard --config client.yaml --model {folder}"
+    )
+
+
+if TYPE_CHECKING:
+    from knnper.strategies.core.method import PersonalizerSpec
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the methods: what they send, keep, and do for newcomers."""
+    # Loading the methods loads torch, which the other commands need not wait for.
+    from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+
+    rows = [
+        {
+            "name": name,
+            "title": spec.title,
+            "summary": spec.summary,
+            "upload_models": spec.upload,
+            "download_models": spec.download,
+            "client_state_models": spec.client_state,
+            "server_state_models": spec.server_state
+            + ("; a round's updates" if spec.holds_all_updates else ""),
+            "unseen_clients": spec.unseen,
+            "server_holds_all_updates": spec.holds_all_updates,
+            "source": spec.source,
+            "settings": [one.name for one in fields(spec.settings_type)],
+            "personalization": spec.personalization,
+        }
+        for name, spec in METHODS.items()
+    ]
+    on_top = [
+        {
+            "name": name,
+            "title": spec.title,
+            "summary": spec.summary,
+            "unseen_clients": spec.unseen,
+            "needs": _needs(spec),
+            "source": spec.source,
+            "settings": [one.name for one in fields(spec.settings_type)],
+        }
+        for name, spec in PERSONALIZERS.items()
+    ]
+    if as_json:
+        print_json({"methods": rows, "personalizations": on_top})
+        return
+    header = ("name", "method", "summary", "up", "down", "client", "server", "unseen")
+    print_table(header, [list(map(str, row.values()))[: len(header)] for row in rows])
+    print_table(
+        ("personalization", "title", "summary", "unseen clients", "needs"),
+        [list(map(str, row.values()))[:5] for row in on_top],
+    )
+
+
+def _needs(spec: "PersonalizerSpec") -> str:
+    """Return what must be there beside a client's own data."""
+    needs = {
+        "one model a client": spec.needs_one_model,
+        "data of the server's": spec.needs_proxy,
+    }
+    return ", ".join(need for need, needed in needs.items() if needed)
+
+
+if TYPE_CHECKING:
+    from knnper.simulation.partition.split import Partition, PartitionSummary
+
+PLOT_FORMATS = (".png", ".pdf", ".svg")
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.png", help="Draw clients against labels."),
+]
+
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write each client's share as an .npz file that a real client reads.",
+    ),
+]
+
+
+def partition(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    plot: PlotFile = None,
+    export: ExportFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how an experiment deals the data to its clients; nothing is trained."""
+    if plot is not None and plot.suffix not in PLOT_FORMATS:
+        expected = ", ".join(PLOT_FORMATS)
+        raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.loading import read_experiment
+    from knnper.simulation.partition.split import describe_partition
+    from knnper.simulation.workbench import experiment_catalogue, open_workbench
+
+    settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
+    bench = open_workbench(settings)
+    data = bench.clients.dataset
+    summary = describe_partition(
+        bench.partition, data.train.labels, data.spec.num_classes
+    )
+    _show(bench.partition, summary, as_json)
+    if plot is not None:
+        from knnper_cli.partition_plot import draw_partition
+
+        draw_partition(summary.class_counts, data.class_names, plot)
+        say(f"The picture is in {plot}")
+    if export is not None:
+        from knnper.simulation.partition.split import export_shares
+
+        files = export_shares(data, bench.partition, export)
+        say(f"{len(files)} clients' shares and labels.json are in {export}")
+
+
+def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) -> None:
+    clients = _clients(partition, summary)
+    totals = _totals(partition, summary)
+    if as_json:
+        print_json({**totals, "clients": clients})
+        return
+    header = ("client", "group", "train", "validation", "test", "labels")
+    rows = [
+        (
+            client["client"],
+            "seen" if client["seen"] else "unseen",
+            *(str(client[f"num_{split}"]) for split in ("train", "validation", "test")),
+            bars(client["class_counts"]),
+        )
+        for client in clients
+    ]
+    print_table(header, rows)
+    for name, value in totals.items():
+        typer.echo(f"{name}: {value}")
+
+
+def _totals(partition: "Partition", summary: "PartitionSummary") -> dict[str, Any]:
+    from knnper.simulation.partition.split import fingerprint
+
+    num_seen = sum(client.seen for client in partition.clients)
+    return {
+        "num_clients": len(partition.clients),
+        "num_seen": num_seen,
+        "num_unseen": len(partition.clients) - num_seen,
+        "num_empty": summary.num_empty,
+        "min_size": summary.min_size,
+        "median_size": summary.median_size,
+        "max_size": summary.max_size,
+        "sha256": fingerprint(partition),
+    }
+
+
+def _clients(
+    partition: "Partition", summary: "PartitionSummary"
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "client": client.name,
+            "seen": client.seen,
+            "num_train": len(client.train),
+            "num_validation": len(client.validation),
+            "num_test": len(client.test),
+            "class_counts": counts,
+        }
+        for client, counts in zip(
+            partition.clients, summary.class_counts.tolist(), strict=True
+        )
+    ]
+
+
+def bars(counts: list[int]) -> str:
+    """Return one character a count, in eighths of the largest; a blank for none."""
+    largest = max(*counts, 1)
+    steps = len(_BARS) - 1
+    return "".join(_BARS[-(-count * steps // largest)] for count in counts)
+
+
+if TYPE_CHECKING:
+    from knnper.server.run_folder import RunFolder
+    from knnper.simulation.workbench import Workbench
+
+
+class Engine(StrEnum):
+    """What plays the clients."""
+
+    FLOWER = "flower"
+    SERIAL = "serial"
+
+
+ChosenEngine = Annotated[
+    Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
+]
+
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
+]
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
+    ),
+]
+
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+
+
+def simulate(  # noqa: PLR0913 (one parameter an option)
+    experiment: OptionalExperimentFile = None,
+    overrides: Overrides = None,
+    engine: ChosenEngine = None,
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    output: Output = None,
+    resume: Resume = None,
+    from_round: FromRound = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train, personalise and evaluate virtual clients; write results to a folder."""
+    if (experiment is None) == (resume is None):
+        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    require_resume(from_round, resume)
+    changes = [*(overrides or ()), *_shorthands(engine, workers, ray_address)]
+    if resume is not None:
+        if output is not None or overwrite:
+            raise typer.BadParameter("--resume goes with neither --output, --overwrite")
+        bench, folder = _take_up(resume, changes)
+        if from_round is not None:
+            folder.go_back(from_round)
+    elif experiment is not None:
+        bench, folder = _start(experiment, changes, output, overwrite)
+    with _telling_what_next(folder):
+        results = _run(bench, folder)
+    _simulate_show(results, folder, as_json)
+
+
+def _shorthands(
+    engine: Engine | None, workers: int | None, ray_address: str | None
+) -> Iterator[str]:
+    if engine is not None:
+        yield f"run.engine={engine}"
+    if workers is not None:
+        yield f"run.num_workers={workers}"
+    if ray_address is not None:
+        yield f"run.ray_address={json.dumps(ray_address)}"
+
+
+def _start(
+    path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
+) -> "tuple[Workbench, RunFolder]":
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.loading import read_experiment
+    from knnper.process import with_fixed_threads
+    from knnper.server.run_folder import RunFolder
+    from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
+    from knnper.simulation.workbench import experiment_catalogue, open_workbench
+
+    settings = read_experiment(path, experiment_catalogue(), changes)
+    settings = with_fixed_threads(settings)
+    place = output or Path("runs") / settings.name
+    RunFolder.require_free(place, overwrite=overwrite)
+    # Whatever is wrong with data or model shows before an earlier run is deleted.
+    bench = open_workbench(settings)
+    inputs = inputs_of(settings)
+    folder = RunFolder.create(place, settings, overwrite=overwrite)
+    sign(folder.path)
+    keep_inputs(folder.path, inputs)
+    return bench, folder
+
+
+def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
+    from knnper.server.run_folder import RunFolder
+    from knnper.simulation.workbench import experiment_catalogue, open_workbench
+
+    folder = RunFolder.open(path)
+    settings = folder.experiment(experiment_catalogue(), changes)
+    return open_workbench(settings), folder
+
+
+def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
+    from knnper.simulation.run import simulate as run_simulation
+    from knnper_cli.common import progress_observer
+
+    with progress_observer() as observer:
+        return run_simulation(bench, folder, observer, typed_command())
+
+
+def _simulate_show(
+    results: Mapping[str, Any], folder: "RunFolder", as_json: bool
+) -> None:
+    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+
+    if as_json:
+        print_json(results)
+        return
+    header, *rows = as_cells(table_of_run(load_run(folder.path)))
+    print_table(header, rows)
+    say(f"Everything about this run is in {folder.path}")
+
+
+@contextlib.contextmanager
+def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
+    """Add to an error how the run can go on."""
+    try:
+        yield
+    except (CheckpointError, BrokenPipeError):
+        raise
+    except (RunError, OSError) as error:
+        told = system_error(error) if isinstance(error, OSError) else str(error)
+        raise RunError(f"{told}\n{how_to_go_on('simulate', folder.path)}") from error
+    except KeyboardInterrupt as error:
+        say(f"Interrupted. {how_to_go_on('simulate', folder.path)}")
+        raise typer.Exit(INTERRUPTED) from error

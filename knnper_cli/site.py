@@ -1,0 +1,777 @@
+"""``knnper client``: this machine as a client of a federation."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from knnper_cli.common import (
+    RUN_FAILED,
+    AsJson,
+    Overrides,
+    counted,
+    print_json,
+    print_table,
+    say,
+    tell,
+)
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", metavar="CLIENT.yaml", help="The client's file.")
+]
+
+AllowAppCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-app-code",
+        help="Run the code that comes with a run instead of the installed client. "
+        "Whoever may submit runs may then run any code on this machine.",
+    ),
+]
+
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="How long to try to get into the federation."
+    ),
+]
+
+RetryForever = Annotated[
+    bool, typer.Option("--retry-forever", help="Never give up trying.")
+]
+
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Log every message of Flower's, too."),
+]
+
+App = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", hidden=True, help="Another installed ClientApp."
+    ),
+]
+
+
+def client(
+    config: ConfigFile = Path("client.yaml"),
+    allow_app_code: AllowAppCode = False,
+    patience: Patience = 120.0,
+    retry_forever: RetryForever = False,
+    verbose: Verbose = False,
+    app: App = None,
+) -> None:
+    """Take part in a federation until Ctrl-C or SIGTERM."""
+    # It loads torch and Flower, which `knnper --help` need not wait for.
+    import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.flower_node import CLIENT_APP, log_to_stderr
+    from knnper.client.node import NodeOptions, run_client
+    from knnper.client.settings import read_client
+
+    log_to_stderr(verbose=verbose)
+    options = NodeOptions(
+        app=app or CLIENT_APP,
+        allow_app_code=allow_app_code,
+        patience_s=None if retry_forever else patience,
+        verbose=verbose,
+    )
+    run_client(read_client(config), options)
+    # All was left in order, and Python's own way out waits for Flower's idle threads.
+    logging.shutdown()
+    os._exit(0)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from knnper.client.settings import ClientSettings
+    from knnper.data.site import Conflicts, Copies, DataCheck
+    from knnper.experiment import Experiment
+
+_MOST_SHOWN = 10
+
+data = typer.Typer(
+    name="data", no_args_is_help=True, help="Look at this site's own data."
+)
+
+ClientFile = Annotated[
+    Path,
+    typer.Option("--config", metavar="CLIENT.yaml", help="The client's file."),
+]
+
+TaskFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--task",
+        metavar="EXPERIMENT.yaml|MODEL",
+        help="What the federation agreed on: the experiment that was submitted, or "
+        "the folder of an exported model. Without it, the data speaks for itself.",
+    ),
+]
+
+
+@data.callback()
+def root() -> None:
+    """Look at this site's own data."""
+
+
+@data.command()
+def check(
+    config: ClientFile,
+    task: TaskFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a client's data holds, and whether it can be learned from.
+
+    With an experiment as the task, also its fingerprint, and whether the client's
+    limits allow it. Nothing leaves this machine. The exit code is 1 when training
+    cannot work, or when training and test data overlap.
+    """
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.client.settings import read_client
+    from knnper.data.site import check_site, read_task, survey_site
+
+    settings = read_client(config, overrides or ())
+    agreed = None if task is None else read_task(task)
+    found = check_site(survey_site(settings.data, settings.base, agreed))
+    experiment = None if task is None else _experiment(task)
+    asked: dict[str, object] = {}
+    if experiment is not None:
+        num_train = found.splits["train"].num_examples
+        asked = _asked(settings, experiment, num_train)
+    if as_json:
+        print_json(
+            {"client": settings.name, "sent": False, **found.document(), **asked}
+        )
+    else:
+        typer.echo(f"client: {settings.name}")
+        _show(found, with_task=agreed is not None)
+        _show_asked(asked)
+    if found.problems or asked.get("refused"):
+        raise typer.Exit(RUN_FAILED)
+
+
+def _experiment(task: Path) -> "Experiment | None":
+    """Return the experiment as the sites see it; None where the file holds none."""
+    from knnper.loading import parse_yaml, read_experiment
+    from knnper.simulation.workbench import experiment_catalogue, over_sites
+    from knnper.strategies.catalogue import without_start
+
+    if not task.is_file() or "model" not in parse_yaml(task.read_text(), str(task)):
+        return None
+    return without_start(over_sites(read_experiment(task, experiment_catalogue())))
+
+
+def _asked(
+    settings: "ClientSettings", experiment: "Experiment", num_train: int
+) -> dict[str, object]:
+    """Return the experiment's fingerprint, and what the client's limits say to it."""
+    from knnper.client.limits import Limits
+    from knnper.loading import results_identity
+
+    limits = Limits(settings, experiment, run=0)
+    refused, without_training = limits.objections(), limits.without_training(num_train)
+    if not without_training:
+        refused += limits.objections_to_training(num_train)
+    return {
+        "experiment": results_identity(experiment),
+        "refused": refused,
+        "without_training": without_training,
+    }
+
+
+def _show_asked(asked: dict[str, object]) -> None:
+    if asked:
+        typer.echo(f"fingerprint of the experiment: {asked['experiment']}")
+    for reason in cast("list[str]", asked.get("refused", [])):
+        say(f"Error: runs of this experiment are refused here: {reason}.")
+    if asked.get("without_training"):
+        say(f"Warning: {asked['without_training']}.")
+
+
+def _show(found: "DataCheck", *, with_task: bool) -> None:
+    shape = "x".join(map(str, found.input_shape))
+    typer.echo(f"inputs: {shape} (height x width x channels) of {found.input_type}")
+    _show_counts(found)
+    _show_values(found)
+    if with_task:
+        missing = ", ".join(found.missing_classes) or "none"
+        typer.echo(f"classes of the federation without an example here: {missing}")
+    typer.echo(f"files that are no images: {found.num_ignored}")
+    _list("cannot be read", found.unreadable.values())
+    for copies in found.copies:
+        _show_copies(copies)
+    if not found.copies:
+        typer.echo("inputs that occur more than once: 0")
+    _show_conflicts(found.conflicts)
+    for warning in found.warnings:
+        say(f"Warning: {warning}.")
+    for problem in found.problems:
+        say(f"Error: {problem}.")
+    verdict = "cannot be used as it is" if found.problems else "can be used"
+    typer.echo(f"This data {verdict}. Nothing was sent anywhere.")
+
+
+def _show_counts(found: "DataCheck") -> None:
+    counts = {split: one.class_counts for split, one in found.splits.items()}
+    rows = [
+        (name, *(str(of_split[label]) for of_split in counts.values()))
+        for label, name in enumerate(found.class_names)
+    ]
+    totals = ("all", *(str(one.num_examples) for one in found.splits.values()))
+    print_table(("class", *counts), [*rows, totals])
+
+
+def _show_values(found: "DataCheck") -> None:
+    for split, one in found.splits.items():
+        if one.mean is not None:
+            typer.echo(
+                f"values of {split}: {one.smallest:g} to {one.largest:g}, "
+                f"mean {one.mean:.4g}"
+            )
+
+
+def _show_copies(copies: "Copies") -> None:
+    where = f"{copies.copy} like one of {copies.original}"
+    if copies.copy == copies.original:
+        where = f"{copies.copy} like another one of it"
+    pairs = [f"{copy} = {original}" for original, copy in copies.shown]
+    _list(f"inputs of {where}", pairs, copies.num_copies)
+
+
+def _show_conflicts(conflicts: "Conflicts") -> None:
+    pairs = [" = ".join(pair) for pair in conflicts.shown]
+    _list("inputs with more than one label", pairs, conflicts.num_inputs)
+
+
+def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
+    """Write how many there are, and the first ones."""
+    shown = list(lines)
+    total = len(shown) if count is None else count
+    typer.echo(f"{what}: {total}")
+    for line in shown[:_MOST_SHOWN]:
+        typer.echo(f"  - {line}")
+    if total > _MOST_SHOWN:
+        typer.echo(f"  - and {total - _MOST_SHOWN} more")
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from knnper.transport.diagnosis import Check, Examined
+
+_MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
+
+_INDENT = " " * 19
+
+DoctorClientFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="CLIENT.yaml", help="The client's file."),
+]
+
+ServerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--server",
+        metavar="SERVER.yaml",
+        help="The server's file, on the server's own machine.",
+    ),
+]
+
+
+def doctor(
+    config: DoctorClientFile = None, server: ServerFile = None, as_json: AsJson = False
+) -> None:
+    """Say what is wrong with a client, a server or the way between, and how to mend it.
+
+    Nothing is changed, and a client or server that runs is not disturbed. The exit
+    code is 1 when something is wrong, 2 when a file is.
+    """
+    if config is None and server is None:
+        raise typer.BadParameter(
+            "give --config CLIENT.yaml, --server SERVER.yaml, or both"
+        )
+    # Both files are read first: one that is wrong ends the command with 2.
+    of_server = None if server is None else _of_server(server)
+    of_client = None if config is None else _of_client(config)
+    found = [
+        _examined(patient) for patient in (of_server, of_client) if patient is not None
+    ]
+    if as_json:
+        print_json([one.as_document() for one in found])
+    else:
+        for one in found:
+            _doctor_show(one)
+    if not all(one.is_well for one in found):
+        raise typer.Exit(RUN_FAILED)
+
+
+@dataclass(frozen=True)
+class _Patient:
+    """A client or server, and what to look at."""
+
+    kind: str
+    name: str
+    file: Path
+    checks: "Sequence[Check]"
+
+
+@dataclass(frozen=True)
+class _Diagnosis:
+    """A client or server, and what was found."""
+
+    patient: _Patient
+    examined: "Sequence[Examined]"
+
+    @property
+    def is_well(self) -> bool:
+        return not self._of("problem")
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "kind": self.patient.kind,
+            "name": self.patient.name,
+            "file": str(self.patient.file),
+            "well": self.is_well,
+            "checks": [one.as_document() for one in self.examined],
+        }
+
+    def from_well_to_wrong(self) -> "list[Examined]":
+        return [one for verdict in _MARKS for one in self._of(verdict)]
+
+    def summary(self) -> str:
+        wrong, doubtful = self._of("problem"), self._of("warning")
+        if not wrong:
+            warnings = f", with {counted(len(doubtful), 'warning')}" if doubtful else ""
+            return f"Nothing is wrong{warnings}."
+        subjects = ", ".join(one.subject for one in wrong)
+        return f"{counted(len(wrong), 'problem')}: {subjects}"
+
+    def _of(self, verdict: str) -> "list[Examined]":
+        return [one for one in self.examined if one.finding.verdict == verdict]
+
+
+def _of_client(file: Path) -> _Patient:
+    # It loads torch, which `knnper --help` need not wait for.
+    import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.doctor import client_checks
+    from knnper.client.settings import read_client
+
+    settings = read_client(file)
+    return _Patient("client", settings.name, file, client_checks(settings))
+
+
+def _of_server(place: Path) -> _Patient:
+    from knnper.server.link.doctor import server_checks
+    from knnper.server.link.setup import server_file
+    from knnper.server.settings import read_server
+
+    file = server_file(place)
+    settings = read_server(file)
+    return _Patient("server", settings.name, file, server_checks(settings))
+
+
+def _examined(patient: _Patient) -> _Diagnosis:
+    from knnper.transport.diagnosis import examine
+
+    return _Diagnosis(patient, examine(patient.checks))
+
+
+def _doctor_show(diagnosis: _Diagnosis) -> None:
+    patient = diagnosis.patient
+    tell(f"{patient.kind} {patient.name} ({patient.file})")
+    for one in diagnosis.from_well_to_wrong():
+        finding = one.finding
+        tell(f"  {_MARKS[finding.verdict]} {one.subject:<14} {finding.found}")
+        if finding.expected:
+            tell(f"{_INDENT}expected: {finding.expected}")
+        if finding.mend:
+            tell(f"{_INDENT}mend: {finding.mend}")
+    tell(f"{diagnosis.summary()}\n")
+
+
+if TYPE_CHECKING:
+    from knnper.client.service.access import Tokens
+    from knnper.client.service.app import Binding
+    from knnper.client.settings import ClientSettings
+
+Overrides_ = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, as in --set service.port=8081; may be repeated.",
+    ),
+]
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the owner's token, which may do everything; by default `token` "
+        "in the client's state folder. Made, with a new token, if it is missing. "
+        "`knnper token` makes others.",
+    ),
+]
+
+NoToken = Annotated[
+    bool,
+    typer.Option(
+        "--no-token", help="Answer without a token, on a loopback address only."
+    ),
+]
+
+
+def serve(
+    config: ClientFile,
+    overrides: Overrides_ = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = False,
+) -> None:
+    """Serve a client's predictions until SIGTERM or Ctrl-C."""
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.client.install import Residence
+    from knnper.client.served import open_served
+    from knnper.client.service.app import make_service
+    from knnper.client.service.app import serve as serve_app
+    from knnper.client.service.inputs import Limits
+    from knnper.client.settings import read_client
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings = read_client(config, overrides or ())
+    residence = Residence(settings.state, settings.name)
+    binding = _binding(settings)
+    _warn(binding)
+    limits = Limits(
+        max_request_bytes=settings.service.max_request_mb * 1_000_000,
+        max_pixels=settings.service.max_megapixels * 1_000_000,
+        seconds=settings.service.max_seconds,
+    )
+    app = make_service(
+        settings.name,
+        lambda: open_served(residence, writable=True),
+        tokens=_tokens(settings, binding, token_file, no_token),
+        limits=limits,
+    )
+    serve_app(
+        app,
+        binding,
+        lambda address: say(f"{settings.name} serves at {address}"),
+        limits.sockets,
+    )
+
+
+def _binding(settings: "ClientSettings") -> "Binding":
+    from knnper.client.service.app import Binding
+
+    service = settings.service
+    if service.tls is None:
+        return Binding(service.host, service.port)
+    return Binding(service.host, service.port, service.tls.certificate, service.tls.key)
+
+
+def _warn(binding: "Binding") -> None:
+    from knnper.client.service.app import is_loopback
+
+    if not is_loopback(binding.host) and binding.certificate is None:
+        say(
+            f"Warning: {binding.host} is open to other machines, without TLS: whoever "
+            "sees the traffic reads the token and all inputs. Set service.tls, or "
+            "service.host: 127.0.0.1"
+        )
+
+
+def _tokens(
+    settings: "ClientSettings",
+    binding: "Binding",
+    token_file: Path | None,
+    no_token: bool,
+) -> "Tokens | None":
+    from knnper.client.service.access import Tokens, read_or_create_owner_token
+    from knnper.client.service.app import is_loopback
+    from knnper.errors import RunError
+
+    if no_token:
+        if not is_loopback(binding.host):
+            raise RunError(
+                f"found --no-token with the address {binding.host}, expected a "
+                "loopback one: everybody could read and change the client's memory. "
+                "Leave out --no-token, or set service.host=127.0.0.1"
+            )
+        return None
+    path = token_file or settings.state / "token"
+    tokens = Tokens(settings.state, read_or_create_owner_token(path))
+    say(f"The owner's token is in {path}; for others: knnper token add")
+    return tokens
+
+
+if TYPE_CHECKING:
+    from knnper.client.onboarding import Onboarded
+    from knnper.client.settings import ClientSettings
+    from knnper.client.state import Accuracy, Serving
+    from knnper.strategies.core.exported_model import GlobalModel
+
+ModelFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="FOLDER",
+        help="The exported model, or the folder of a finished run; no network is used.",
+        show_default="from the federation",
+    ),
+]
+
+OnboardPatience = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="How long to wait for the federation's model."
+    ),
+]
+
+TookPart = Annotated[
+    bool | None,
+    typer.Option(
+        "--took-part/--new",
+        help="Whether --model was trained with this site's training examples, too; "
+        "they then say nothing about what to expect.",
+        show_default="took part, unless the client's file says `train: false`",
+    ),
+]
+
+StartService = Annotated[
+    bool,
+    typer.Option("--serve/--no-serve", help="Whether to serve predictions afterwards."),
+]
+
+EVIDENCE = {
+    "validation": "the validation split",
+    "leave_one_out": "all stored examples, each left out in turn",
+}
+
+TOOK_PART = {
+    True: "taken as trained with this site, too (--took-part): only the validation "
+    "split says what to expect",
+    False: "taken as trained without this site (--new): all of its examples say what "
+    "to expect",
+}
+
+
+def onboard(  # noqa: PLR0913 (one parameter an option)
+    config: ClientFile,
+    model: ModelFolder = None,
+    overrides: Overrides_ = None,
+    start_service: StartService = True,
+    patience: OnboardPatience = 600.0,
+    took_part: TookPart = None,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remember a site's own data by a global model, and serve both."""
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.settings import read_client
+
+    settings = read_client(config, overrides or ())
+    if model is None and took_part is not None:
+        raise typer.BadParameter("it goes with --model; the server knows it by itself")
+    if model is None:
+        onboarded, found = _over_network(settings, patience, verbose)
+    else:
+        onboarded, found = _by_folder(settings, model, took_part)
+    if as_json:
+        _print(onboarded)
+    else:
+        for line in report(onboarded, found):
+            tell(line)
+    if start_service:
+        serve(config, overrides)
+    else:
+        say(f"To serve it: knnper serve --config {config}")
+
+
+def _by_folder(
+    settings: "ClientSettings", folder: Path, took_part: bool | None
+) -> "tuple[Onboarded, GlobalModel]":
+    from knnper.client.onboarding import onboard as onboard_client
+    from knnper.simulation.trained_model import find_model
+
+    model = find_model(folder)
+    return onboard_client(settings, model, took_part=took_part), model
+
+
+def _over_network(
+    settings: "ClientSettings", patience: float, verbose: bool
+) -> "tuple[Onboarded, GlobalModel]":
+    from knnper.client.onboarding import join
+
+    onboarded = join(settings, patience, verbose=verbose)
+    return onboarded, onboarded.residence.load(onboarded.serving.model)
+
+
+def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
+    """Yield what a person wants to know of a client that was onboarded."""
+    serving, card = onboarded.serving, model.card
+    num_all = serving.num_train + serving.num_validation + serving.num_test
+    yield (
+        f"{onboarded.residence.name}: {counted(num_all, 'example')} "
+        f"({serving.num_train} training, {serving.num_validation} validation, "
+        f"{serving.num_test} test) of {len(card.class_names)} classes"
+    )
+    yield (
+        f"model {model.fingerprint[:12]} of {card.name}: {card.method}, "
+        f"{counted(card.num_rounds, 'round')}"
+    )
+    if onboarded.took_part is not None:
+        yield TOOK_PART[onboarded.took_part]
+    yield describe_choice(serving)
+    yield describe_gain(serving)
+    if serving.accuracy.num_examples:
+        yield _accuracy(serving.accuracy)
+    yield f"kept in {onboarded.residence.places.folder}"
+
+
+def describe_choice(serving: "Serving") -> str:
+    """Return λ, k and the class prior, and on what they were chosen."""
+    tuned_on = serving.tuned_on
+    how = "no example to choose on"
+    if tuned_on.num_examples:
+        where = EVIDENCE[tuned_on.evidence]
+        how = f"chosen on {counted(tuned_on.num_examples, 'example')}: {where}"
+    return (
+        f"λ = {serving.knn_weight:g} (0: the global model alone, 1: the neighbours "
+        f"alone), k = {serving.num_neighbors}{_adapted(serving)}; {how}"
+    )
+
+
+def _adapted(serving: "Serving") -> str:
+    prior = serving.class_prior
+    if prior is None:
+        return ""
+    return (
+        f", the global model adapted to the site's own shares of the classes (class "
+        f"prior, β = {prior.sharpness:g})"
+    )
+
+
+def describe_gain(serving: "Serving") -> str:
+    """Return what the memory is expected to add, or that nothing is known of it."""
+    gain = serving.expected_gain
+    if serving.tuned_on.overruled:
+        return "falls back to the global model: the neighbours would make it worse"
+    if serving.knn_weight == 0 and serving.class_prior is None:
+        return "falls back to the global model: the neighbours showed no gain over it"
+    if gain.expected is None or gain.margin is None:
+        return (
+            f"expected gain over the global model: cannot be known from "
+            f"{counted(gain.num_examples, 'example')}"
+        )
+    measured_on = counted(gain.num_examples, "example")
+    return (
+        f"expected gain over the global model: {100 * gain.expected:+.1f} points, "
+        f"± {100 * gain.margin:.1f} (95 %), on {measured_on}, each predicted from the "
+        "others (cross-validation)"
+    )
+
+
+def _accuracy(accuracy: "Accuracy") -> str:
+    where = {"test": "the test split", **EVIDENCE}[accuracy.measured_on or "test"]
+    figures = (
+        ("global model", accuracy.global_model),
+        ("neighbours", accuracy.knn),
+        ("both", accuracy.mixed),
+    )
+    parts = [
+        f"{name} {100 * value:.1f} %" for name, value in figures if value is not None
+    ]
+    return f"accuracy on {where} ({accuracy.num_examples}): {', '.join(parts)}"
+
+
+def _print(onboarded: "Onboarded") -> None:
+    from dataclasses import asdict
+
+    about = {"client": onboarded.residence.name, "took_part": onboarded.took_part}
+    print_json({**about, **asdict(onboarded.serving)})
+
+
+token = typer.Typer(
+    name="token",
+    no_args_is_help=True,
+    help="Make, list and revoke the tokens of a client's service.",
+)
+
+TokenName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Of the token, as in ward-3-tablet.")
+]
+
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        metavar="SCOPE",
+        help="What it may; may be repeated: predict (the default), probabilities, "
+        "neighbors, read, add, delete, metrics.",
+    ),
+]
+
+
+@token.command()
+def add(name: TokenName, config: ClientFile, scopes: Scopes = None) -> None:
+    """Make a token and write it to standard output; it is never shown again."""
+    from knnper.client.service.access import SCOPES, add_token
+    from knnper.loading import alternatives
+
+    wanted = scopes or ["predict"]
+    for scope in wanted:
+        if scope not in SCOPES:
+            raise typer.BadParameter(
+                f"--scope: found {scope!r}, {alternatives(scope, SCOPES)}"
+            )
+    known = [scope for scope in SCOPES if scope in wanted]
+    secret = add_token(_claimed_state(config), name, known)
+    say(f"The token {name} may: {'; '.join(SCOPES[scope] for scope in known)}")
+    typer.echo(secret)
+
+
+@token.command("list")
+def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
+    """Show the tokens by name; the owner's, which may do everything, is not listed."""
+    from knnper.client.service.access import read_tokens
+    from knnper.client.settings import read_client
+
+    rows = [
+        (one.name, ", ".join(one.scopes), _day(one.made))
+        for one in read_tokens(read_client(config).state)
+    ]
+    header = ("name", "scopes", "made")
+    if as_json:
+        print_json([dict(zip(header, row, strict=True)) for row in rows])
+    else:
+        print_table(header, rows)
+
+
+@token.command()
+def revoke(name: TokenName, config: ClientFile) -> None:
+    """Forget a token; a service that runs refuses it from then on."""
+    from knnper.client.service.access import revoke_token
+
+    revoke_token(_claimed_state(config), name)
+    say(f"The token {name} is revoked")
+
+
+def _claimed_state(config: Path) -> Path:
+    """Return the client's state folder, made if it is missing."""
+    from knnper.client.settings import read_client
+    from knnper.client.state import Places, claim
+
+    settings = read_client(config)
+    claim(Places(settings.state), settings.name, None)
+    return settings.state
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

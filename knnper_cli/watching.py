@@ -1,0 +1,100 @@
+"""A run that another process leads, shown as it gets on."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from knnper.server.observer import Observer
+from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
+from knnper.simulation.workbench import experiment_catalogue
+
+LOOK_EVERY_S = 0.5
+
+
+MOST_NAMED = 10
+
+
+class Watch:
+    """Tells an observer what a run's folder says from now on.
+
+    Parameters
+    ----------
+    path
+        The run's folder; it may be made later.
+    write
+        Takes a line; who failed in a round is told there.
+    """
+
+    def __init__(self, path: Path, write: Callable[[str], None]) -> None:
+        self._path = path
+        self._write = write
+        self._before = _version(path / RESULTS)
+        self._run = _version(path / EXPERIMENT)
+        self._num_told = len(RunFolder(path).rounds()) if self._run else 0
+        self._has_started = False
+
+    def until_done(self, observer: Observer, has_ended: Callable[[], bool]) -> bool:
+        """Follow the run until it has new results; return whether it has.
+
+        Parameters
+        ----------
+        observer
+            Is told of every step.
+        has_ended
+            Whether the run has ended, in whatever way. Asked at each look.
+        """
+        while True:
+            ended = has_ended()
+            results = _version(self._path / RESULTS)
+            # After the results were looked for: their last round must be told.
+            self._tell(observer)
+            if results is not None and results != self._before:
+                return True
+            if ended:
+                return False
+            time.sleep(LOOK_EVERY_S)
+
+    def _tell(self, observer: Observer) -> None:
+        run = _version(self._path / EXPERIMENT)
+        if run is None:
+            return
+        if run != self._run:  # another one has taken its place
+            self._run, self._num_told, self._has_started = run, 0, False
+        folder = RunFolder(self._path)
+        if not self._has_started:
+            self._has_started = True
+            num_rounds = folder.experiment(experiment_catalogue()).training.num_rounds
+            observer.training_started(num_rounds, self._num_told + 1)
+        rounds = folder.rounds()
+        for record in rounds[self._num_told :]:
+            observer.round_finished(_with_numbers(record))
+            for line in failures_in(record):
+                self._write(line)
+        self._num_told = max(self._num_told, len(rounds))
+
+
+def failures_in(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each client that failed in a round, and why; a few at most."""
+    named = list(record.get("failures", {}).items())[:MOST_NAMED]
+    for client, reason in named:
+        yield f"round {record['server_round']}: client {client} failed: {reason}"
+    if named and record["num_failed"] > len(named):
+        yield f"and {record['num_failed'] - len(named)} more, see rounds.jsonl"
+
+
+def _with_numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round's figures with NaN for those that are not known."""
+    return {
+        name: math.nan if value is None else value for name, value in record.items()
+    }
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    """Return what tells one content of a file from another; None without a file."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,1 +1,0 @@
-"""What can be wrong with a server, looked at without disturbing it."""

@@ -1,0 +1,563 @@
+"""Passes on to Flower what the rules let through; knows who was heard of."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import time
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as _PROTOBUF
+from google.protobuf.message import Message
+
+from knnper.server.link.gateway_rules import (
+    ACTIVATE,
+    DEACTIVATE,
+    HEALTH,
+    PUSH_OBJECT,
+    Caller,
+    Clients,
+    Refusal,
+    Rules,
+    key_of,
+    kind_of_path,
+    parsed,
+    raw_path,
+    with_reason,
+)
+from knnper.server.link.replies import Replies, unreachable
+from knnper.transport.diagnosis import (
+    GATEWAY_HEADERS,
+    Standing,
+    own_versions,
+    with_standing,
+)
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+
+_WINDOW_S = 10.0
+
+_WINDOW_BYTES = 100_000
+"""A body's next 100 kB, or its rest, arrive within 10 s: Flower gives a reply up that
+does not get on for 180 s, which is an object of 5 MB at three times that pace."""
+
+_LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
+
+_REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
+
+_IPV6_PREFIX = 64  # bits; what one household or machine is given
+
+_QUIET_SECONDS = 60.0
+
+_MOST_REMEMBERED = 1000
+
+_LONGEST = 1000  # characters
+
+_LONGEST_PART = 200
+
+
+@dataclass
+class Meter:
+    """Bytes of bodies that are held at a time: in all, of an address, of a key.
+
+    Attributes
+    ----------
+    in_all, of_address, of_key
+        Most of them.
+    """
+
+    in_all: int
+    of_address: int
+    of_key: int
+    _held: Counter[str] = field(default_factory=Counter, init=False)
+    _requests: Counter[str] = field(default_factory=Counter, init=False)
+    _freed: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
+
+    @contextlib.contextmanager
+    def one_request(self, key: str) -> Iterator[None]:
+        """Count a request of ``key`` while it is answered."""
+        if self._requests[key] >= _REQUESTS_OF_A_KEY:
+            raise Refusal(503, f"{_REQUESTS_OF_A_KEY} requests at a time are enough")
+        with _counted(self._requests, key, 1):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def room(self, host: str, key: str, num_bytes: int) -> AsyncIterator[None]:
+        """Wait for room for a body, and keep it."""
+        most = {
+            "": self.in_all,
+            f"address {origin_of(host)}": self.of_address,
+            f"key {key}": self.of_key,
+        }
+
+        def fits() -> bool:
+            return all(
+                self._held[one] + num_bytes <= limit for one, limit in most.items()
+            )
+
+        async with self._freed:
+            try:
+                async with asyncio.timeout(_LONGEST_WAIT_S):
+                    await self._freed.wait_for(fits)
+            except TimeoutError as error:
+                raise Refusal(503, "there are too many bytes in flight") from error
+        try:
+            with contextlib.ExitStack() as held:
+                for one in most:
+                    held.enter_context(_counted(self._held, one, num_bytes))
+                yield
+        finally:
+            async with self._freed:
+                self._freed.notify_all()
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[str], one: str, number: int) -> Iterator[None]:
+    counter[one] += number
+    try:
+        yield
+    finally:
+        counter[one] -= number
+        if not counter[one]:
+            del counter[one]
+
+
+async def read_body(receive: Receive, length: int) -> bytearray:
+    """Return a body of ``length`` bytes that comes fast enough."""
+    body, more = bytearray(), True
+    mark, end = 0, time.monotonic() + _WINDOW_S
+    while more:
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                event = await receive()
+        except TimeoutError as error:
+            raise Refusal(
+                504,
+                "The client sends its request too slowly",
+                f"found {len(body)} of {length} bytes",
+            ) from error
+        if event["type"] == "http.disconnect":
+            raise Refusal(503, "The client went away before it had sent its request")
+        body += event.get("body", b"")
+        more = event.get("more_body", False)
+        if len(body) - mark >= _WINDOW_BYTES:
+            mark, end = len(body), time.monotonic() + _WINDOW_S
+    return body
+
+
+def origin_of(host: str) -> str:
+    """Return whose address it is: networks of IPv6 have addresses without end."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+
+
+class Notices:
+    """Says one thing of one host once a minute at most, and all things 1000 times.
+
+    Strangers may cause lines in the log as often as they like.
+    """
+
+    def __init__(self) -> None:
+        self.said: dict[tuple[str, str], float] = {}
+
+    def warn(self, host: str, kind: str, message: str) -> None:
+        """Write ``message`` about ``host`` to the log, unless its like was just said.
+
+        Parameters
+        ----------
+        host
+            Whom it is about.
+        kind
+            What counts as the same. Strangers must not be able to make up new ones.
+        message
+            Is cut after 1000 characters; what is not printable is escaped.
+        """
+        if self.is_news(host, kind):
+            logger.warning("%s: %s", host, plain(message, _LONGEST))
+
+    def is_news(self, host: str, kind: str) -> bool:
+        """Whether that was not said within a minute; from now on it was."""
+        now = time.monotonic()
+        if now - self.said.get((host, kind), -_QUIET_SECONDS) < _QUIET_SECONDS:
+            return False
+        if len(self.said) >= _MOST_REMEMBERED:
+            self.said = {
+                key: last
+                for key, last in self.said.items()
+                if now - last < _QUIET_SECONDS
+            }
+        if len(self.said) >= _MOST_REMEMBERED:
+            return False
+        self.said[host, kind] = now
+        return True
+
+
+def plain(text: str, longest: int = _LONGEST_PART) -> str:
+    """Return ``text`` as one line of printable ASCII, cut after ``longest`` of it."""
+    cut = text if len(text) <= longest else f"{text[:longest]}..."
+    return "".join(
+        char if " " <= char <= "~" else char.encode("unicode_escape").decode()
+        for char in cut
+    )
+
+
+def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
+    """Return a logger that says to ``noisy`` the same once a minute at most.
+
+    What is filled into a text does not make it another one.
+    """
+    notices = Notices()
+    quiet = logging.Logger(noisy.name)
+    quiet.parent = noisy
+    quiet.addFilter(lambda record: notices.is_news("", str(record.msg)))
+    return quiet
+
+
+Scope = Mapping[str, Any]
+
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+Headers = list[tuple[bytes, bytes]]
+
+_PASSED_BACK = frozenset({"content-type", "content-length"})
+
+_PASSED_ON = frozenset({"content-type", "accept"})
+
+_FLOWERS = "flwr-"
+
+_LONGEST_ERROR = 64 * 1024
+
+_IS_CONNECTED = (
+    "is connected already, or was until less than a minute ago: another process uses "
+    "its key, or the last one was killed. Stop the other one; after a kill, try again "
+    "in a minute."
+)
+
+_NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
+
+_LOOK_S = 0.1
+
+
+@dataclass
+class Presence:
+    """When each registered client was last heard of, by the key of its client.
+
+    Flower tells a client neither that nor its name, and `knnper doctor` asks for both;
+    see `knnper.transport.diagnosis`.
+    """
+
+    clients: Clients
+    heard: dict[str, float] = field(default_factory=dict)
+
+    def note(self, path: str, key: str) -> None:
+        """Take note of a request that succeeded."""
+        known = self.clients.names
+        if path == DEACTIVATE:
+            self.heard.pop(key, None)
+        elif key in known:
+            self.heard[key] = time.monotonic()
+        if len(self.heard) > len(known):
+            self.heard = {one: last for one, last in self.heard.items() if one in known}
+
+    def standing(self, path: str, key: str, status: int) -> Standing | None:
+        """Return what to tell a client that asked in the way of the doctor's.
+
+        Flower refuses what it cannot read with this status as well.
+        """
+        if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
+            return None
+        heard = self.heard.get(key)
+        idle_s = None if heard is None else round(time.monotonic() - heard, 1)
+        return Standing(self.clients.names.get(key), idle_s)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """An ASGI application in front of Flower.
+
+    Attributes
+    ----------
+    upstream
+        Reaches Flower; its base address is Flower's own port.
+    rules
+        What is let through, and who is registered.
+    replies
+        What was sent to clients, and what they answer.
+    meter
+        How much at a time.
+    look
+        Called when a client may have been registered by other means.
+    notices
+        What is said of refusals.
+    presence
+        Which clients are heard of.
+    """
+
+    upstream: httpx.AsyncClient
+    rules: Rules
+    replies: Replies
+    meter: Meter
+    look: Callable[[], None]
+    notices: Notices
+    presence: Presence = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "presence", Presence(self.rules.clients))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers, path = _headers(scope["headers"]), raw_path(scope)
+        caller: Caller | None = None
+        try:
+            self.rules.require_open(scope, headers.get("content-length"))
+            if path == HEALTH:
+                await self._tell_health(scope["method"], headers, send)
+                return
+            caller = await self._caller(path, headers)
+            with self.meter.one_request(caller.key):
+                await self._answer(scope, headers, caller, receive, send)
+        except Refusal as refusal:
+            self._log(scope, headers, caller, refusal)
+            more = [*_VERSIONS] if path == HEALTH else []
+            if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
+                more.append(_THE_END)
+            await _answer(send, refusal.status, refusal.body(), more=more)
+
+    async def _caller(self, path: str, headers: Mapping[str, str]) -> Caller:
+        """Return who asks; one that was only just registered is looked for."""
+        try:
+            return self.rules.caller(path, headers)
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.PRECONDITION_FAILED:
+                raise
+        self.look()
+        key, end = key_of(headers), time.monotonic() + _NEW_CLIENT_S
+        while key not in self.rules.clients.names and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_S)
+        return self.rules.caller(path, headers)
+
+    async def _answer(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        path, length = raw_path(scope), int(headers["content-length"])
+        self.rules.require_size(path, length)
+        async with self.meter.room(_host(scope), caller.key, length):
+            body = await read_body(receive, length)
+            if path == PUSH_OBJECT:
+                request = await asyncio.to_thread(parsed, path, body)
+            else:
+                request = parsed(path, body)
+            node_id = self.rules.require_own(caller, request)
+            if isinstance(request, PushObjectRequest):
+                self._require_node(caller)
+                body.clear()
+                passed_on = await self.replies.store(caller, request, length)
+        if isinstance(request, PushObjectRequest):
+            await passed_on()
+            told = PushObjectResponse(stored=True).SerializeToString()
+            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+        elif isinstance(request, PushMessagesRequest):
+            self._require_node(caller)
+            told = self.replies.announce(caller, request)
+            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+        else:
+            await self._pass_on(scope, headers, caller, node_id, request, send)
+            return
+        self.presence.note(path, caller.key)
+
+    def _require_node(self, caller: Caller) -> None:
+        """Have a client wait whose node is not known yet, as in insecure mode."""
+        if caller.node_id is None:
+            self.look()
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "this node is not known yet")
+
+    async def _pass_on(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        caller: Caller,
+        node_id: int,
+        request: Message,
+        send: Send,
+    ) -> None:
+        path = raw_path(scope)
+        fetched: Callable[[int], None] | None = None
+        if isinstance(request, (GetRunRequest, GetFabRequest)):
+            self.replies.require_run(node_id, request.run_id)
+        elif isinstance(request, ConfirmMessageReceivedRequest):
+            name = request.message_object_id
+            self.replies.require_message(node_id, request.run_id, name)
+        elif isinstance(request, PullObjectRequest):
+            name = request.object_id
+            fetched = self.replies.require_object(node_id, request.run_id, name)
+        async with self._asked("POST", path, headers, request) as response:
+            if response.is_error:
+                await self._tell_why(scope, caller, response, send)
+                return
+            if isinstance(request, PullMessagesRequest):
+                told = await response.aread()
+                self.replies.sent(node_id, told)
+                await _answer(send, response.status_code, told, _PROTOBUF)
+            else:
+                if fetched is not None:
+                    fetched(int(response.headers.get("content-length", 0)))
+                await _stream(response, send)
+        self.presence.note(path, caller.key)
+        if path == ACTIVATE:
+            self.look()
+
+    async def _tell_health(
+        self, method: str, headers: Mapping[str, str], send: Send
+    ) -> None:
+        async with self._asked(method, HEALTH, headers) as response:
+            await _stream(response, send, [*_VERSIONS, _THE_END])
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        request: Message | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        passed_on = {
+            name: value
+            for name, value in headers.items()
+            if name in _PASSED_ON or name.startswith(_FLOWERS)
+        }
+        # What is passed on is what was read here, and nothing beside it.
+        content = None if request is None else request.SerializeToString()
+        asked = self.upstream.build_request(
+            method, path, headers=passed_on, content=content
+        )
+        try:
+            response = await self.upstream.send(asked, stream=True)
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise unreachable(error) from error
+
+    async def _tell_why(
+        self, scope: Scope, caller: Caller, response: httpx.Response, send: Send
+    ) -> None:
+        body = (await response.aread())[:_LONGEST_ERROR]
+        path, status = raw_path(scope), response.status_code
+        standing = self.presence.standing(path, caller.key, status)
+        if standing is not None:
+            await _answer(send, status, with_standing(body, standing))
+            return
+        if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
+            body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
+        said = f"Flower refused {path}: {body.decode(errors='replace')}"
+        self.notices.warn(_host(scope), f"{caller.name}: {path}: {status}", said)
+        await _answer(send, status, body)
+
+    def _log(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        caller: Caller | None,
+        refusal: Refusal,
+    ) -> None:
+        path = raw_path(scope)
+        known = self.rules.clients.names.get(key_of(headers))
+        who = caller.name if caller else f"somebody with the key of {known}"
+        if caller is None and known is None:
+            who = "a stranger"
+        did = "refused" if refusal.status < 500 else "cannot answer"
+        self.notices.warn(
+            _host(scope),
+            f"{who}: {kind_of_path(path)}: {refusal.why}",
+            f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
+        )
+
+
+# Nothing more is read of somebody unknown or slow, and no place is kept for it.
+_THE_END = (b"connection", b"close")
+
+_VERSIONS = [
+    (header.encode(), own_versions()[package].encode())
+    for package, header in GATEWAY_HEADERS.items()
+]
+
+
+def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+
+
+async def _stream(
+    response: httpx.Response, send: Send, more: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    passed = {
+        name.encode(): value.encode()
+        for name, value in response.headers.items()
+        if name in _PASSED_BACK or name.startswith(_FLOWERS)
+    }
+    await _start(send, response.status_code, [*passed.items(), *more])
+    try:
+        async for piece in response.aiter_raw():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except httpx.HTTPError:
+        return  # uvicorn ends the connection: the client sees half of an answer
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    kind: str = "application/json",
+    more: Headers | None = None,
+) -> None:
+    length = str(len(body)).encode()
+    headers = [(b"content-type", kind.encode()), (b"content-length", length)]
+    await _start(send, status, [*headers, *(more or ())])
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _start(send: Send, status: int, headers: Headers) -> None:
+    start = {"type": "http.response.start", "status": int(status), "headers": headers}
+    await send(start)
+
+
+def _host(scope: Scope) -> str:
+    client = scope.get("client")
+    return "?" if client is None else str(client[0])

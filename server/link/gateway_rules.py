@@ -1,0 +1,322 @@
+"""Who may send what: paths, keys, and whose name stands in a body.
+
+Flower offers its fleet, runtime and control interfaces on one port, and the last one
+takes code for every client from whoever reaches it. Nothing is let through unless it is
+listed here letter by letter: a path is compared as it came over the wire, undecoded.
+"""
+
+import base64
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+)
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    uses_nist_ec_curve,
+    verify_signature,
+)
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from google.protobuf.message import DecodeError, Message
+
+from knnper.server.link.authorized import Registered
+from knnper.transport.credentials import fingerprint
+
+HEALTH = "/health"
+FLEET = "/v1/fleet/"
+ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
+PULL_MESSAGES, PUSH_MESSAGES = f"{FLEET}pull-messages", f"{FLEET}push-messages"
+PULL_OBJECT, PUSH_OBJECT = f"{FLEET}pull-object", f"{FLEET}push-object"
+CONFIRM = f"{FLEET}confirm-message-received"
+GET_RUN, GET_FAB = f"{FLEET}get-run", f"{FLEET}get-fab"
+
+# Without authentication, nodes register themselves.
+_SELF_REGISTRATION = frozenset({f"{FLEET}register-node", f"{FLEET}unregister-node"})
+_FLEETS = frozenset(
+    path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith(FLEET)
+)
+_FLOWERS = frozenset(path for _, path in PROTOBUF_REQUEST_TYPES)
+
+_LARGEST = 16_384  # bytes of a request that names a node, a run and an object
+_LARGEST_ANNOUNCEMENT = 1_000_000  # bytes; the tree of a reply of 10,000 arrays
+_LARGEST_KEY = 1000  # characters of a public key's header
+_CLOCK_TOLERANCE = 5.0  # seconds; what Flower allows a client to be ahead
+_LONGEST_AGO = 300.0  # seconds; what Flower allows a signature to be old
+
+
+class Refusal(Exception):
+    """An answer that the gateway gives itself, in the form of Flower's errors.
+
+    Parameters
+    ----------
+    status
+        Of HTTP. SuperNodes end at 401, take 403 for the end of the run, and try again
+        after 502 to 504.
+    why
+        The same words for the same thing: the log says each once a minute.
+    details
+        For the client's operator: what was found and how to mend it.
+    code
+        Flower's number of the nearest error of its own, which its commands print.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        why: str,
+        details: str = "",
+        code: int = ApiErrorCode.FORBIDDEN_ACTION,
+    ) -> None:
+        super().__init__(f"{why}: {details}" if details else why)
+        self.status, self.why, self.code = HTTPStatus(status), why, int(code)
+
+    def body(self) -> bytes:
+        """Return the answer as Flower's clients read it: JSON."""
+        return json.dumps({"code": self.code, "detail": str(self)}).encode()
+
+
+@dataclass
+class Clients:
+    """Who is registered, as the gateway knows it.
+
+    Attributes
+    ----------
+    names
+        Clients' names by their keys' fingerprints; replaced as a whole.
+    nodes
+        Flower's ids of their nodes, likewise.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def learn(self, roster: Mapping[str, Registered]) -> None:
+        """Take over the clients of ``roster``."""
+        self.names = {one.key_sha256: one.name for one in roster.values()}
+        self.nodes = {one.key_sha256: int(node_id) for node_id, one in roster.items()}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who proved its key: its fingerprint, its bytes, its name, its node if known."""
+
+    key: str
+    public_key: bytes
+    name: str
+    node_id: int | None
+    signature: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Decides which requests are let through.
+
+    Attributes
+    ----------
+    insecure
+        Whether nodes register themselves, with any key.
+    max_body
+        Largest body, in bytes.
+    clients
+        Who is registered.
+    """
+
+    insecure: bool
+    max_body: int
+    clients: Clients
+
+    def require_open(self, scope: Mapping[str, Any], length: str | None) -> None:
+        """Refuse a request by its head alone."""
+        method, path = scope["method"], raw_path(scope)
+        if not all(_is_plain(value) for _, value in scope["headers"]):
+            raise Refusal(400, "found a header that is not printable ASCII")
+        if path == HEALTH and method in ("GET", "HEAD"):
+            return
+        if path in _SELF_REGISTRATION and not self.insecure:
+            raise Refusal(
+                412,  # SuperNodes take 403 for the end of a run and print nothing
+                "this federation lets in registered clients only",
+                "start the client with its private key, and have its operator send you "
+                "one if it has none (knnper federation add-client)",
+                ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED,
+            )
+        if method != "POST" or path not in _FLEETS:
+            raise Refusal(
+                403,
+                "This is the clients' port of the federation",
+                "it takes what a client needs to take part, and neither runs nor "
+                "registrations. Operators use the control port, on the server's own "
+                "machine.",
+            )
+        if length is None or not length.isdecimal():
+            raise Refusal(411, "expected a header content-length")
+
+    def caller(self, path: str, headers: Mapping[str, str]) -> Caller:
+        """Return who signed the headers, lately, with a key that may come in."""
+        shown = _key_in(headers)
+        if shown is None:
+            raise Refusal(
+                401, "expected a signature", "found no public key of Flower's kind"
+            )
+        key, public_key, found = shown
+        name = self.clients.names.get(key, "")
+        ahead = _seconds_ahead(headers)
+        if ahead is None or not -_LONGEST_AGO < ahead < _CLOCK_TOLERANCE:
+            raise Refusal(401, *_wrong_time(name or key, ahead))
+        timestamp = headers[TIMESTAMP_HEADER].encode()
+        signature = _decoded(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""))
+        if not name and not self.insecure and path != ACTIVATE:
+            raise _unknown(key, 401)
+        if not verify_signature(found, timestamp, signature):
+            whose = name or "a client"
+            raise Refusal(401, f"The signature of {whose} is not that of its key", key)
+        if not name and not self.insecure:
+            # Flower answers nothing else to a key that it does not know.
+            raise _unknown(key, 412)
+        signed = {one: headers[one] for one in _SIGNATURE if one in headers}
+        node_id = self.clients.nodes.get(key)
+        return Caller(key, public_key, name or f"node {node_id}", node_id, signed)
+
+    def require_size(self, path: str, length: int) -> None:
+        """Refuse a body that is larger than its kind needs to be."""
+        most = _LARGEST_ANNOUNCEMENT if path == PUSH_MESSAGES else _LARGEST
+        if path == PUSH_OBJECT:
+            most = self.max_body
+        if length > most:
+            raise Refusal(
+                413,
+                "too large a request",
+                f"found {length} bytes, and such a request has at most {most} "
+                "(max_request_mb in the server's settings, for objects)",
+            )
+
+    def require_own(self, caller: Caller, request: Any) -> int:
+        """Refuse a body in another's name; return the node id that stands in it."""
+        public_key: bytes | None = getattr(request, "public_key", None)
+        if public_key is not None:
+            if public_key != caller.public_key:
+                raise Refusal(401, "the body names another key than its signature")
+            return caller.node_id or 0
+        named: Any = request if hasattr(request, "node_id") else request.node
+        node_id = int(named.node_id)
+        # Without authentication, Flower alone knows a node that was there before.
+        known = caller.node_id is not None or not self.insecure
+        if known and node_id != caller.node_id:
+            raise Refusal(
+                401, "the body names the node of another client", f"found {node_id}"
+            )
+        return node_id
+
+
+_SIGNATURE = (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+)
+
+
+def parsed(path: str, body: bytes | bytearray) -> Message:
+    """Return a body as Flower reads it."""
+    request = PROTOBUF_REQUEST_TYPES["POST", path]()
+    try:
+        request.ParseFromString(bytes(body))
+    except (DecodeError, RecursionError) as error:
+        code = ApiErrorCode.INVALID_PROTOBUF_PAYLOAD
+        raise Refusal(400, "the body is not what Flower sends", code=code) from error
+    return request
+
+
+def with_reason(body: bytes, reason: str) -> bytes:
+    """Return Flower's JSON error ``body`` with ``reason`` among its details."""
+    try:
+        return json.dumps({**json.loads(body), "extra": reason}).encode()
+    except (ValueError, TypeError):
+        return body
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """Return the fingerprint of the key that a request names; empty without one."""
+    shown = _key_in(headers)
+    return "" if shown is None else shown[0]
+
+
+def kind_of_path(path: str) -> str:
+    """Return ``path`` if Flower has it, else one word for all others."""
+    return path if path in _FLOWERS else "another path"
+
+
+def raw_path(scope: Mapping[str, Any]) -> str:
+    """Return the path and query of a request as they came, undecoded."""
+    path: str = scope["raw_path"].decode("latin-1")
+    query: str = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _key_in(
+    headers: Mapping[str, str],
+) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
+    header = headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, "")
+    return _read_key(header) if len(header) <= _LARGEST_KEY else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_key(header: str) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
+    pem = _decoded(header)
+    try:
+        key: object = bytes_to_public_key(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+    if isinstance(key, ec.EllipticCurvePublicKey) and uses_nist_ec_curve(key):
+        return fingerprint(key), pem, key
+    return None
+
+
+def _decoded(value: str) -> bytes:
+    """Return what a header holds in base64; nothing if it holds something else."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        return b""
+
+
+def _seconds_ahead(headers: Mapping[str, str]) -> float | None:
+    try:
+        signed = datetime.fromisoformat(headers.get(TIMESTAMP_HEADER, ""))
+        return (signed - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+def _wrong_time(name: str, ahead: float | None) -> tuple[str, str]:
+    if ahead is None:
+        return "expected the time of the signature", f"{name} gave none"
+    direction = "ahead of" if ahead > 0 else "behind"
+    return (
+        "The client's clock is not the server's",
+        f"that of {name} is {abs(ahead):.0f} s {direction} it; set the clock (NTP).",
+    )
+
+
+def _unknown(key: str, status: int) -> Refusal:
+    return Refusal(
+        status,
+        "The key is not registered with this federation, or no longer",
+        f"{key}. Send the public key (.pub) to the federation's operator, who runs: "
+        "knnper federation register SERVER.yaml NAME NAME.key.pub",
+        ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
+    )
+
+
+def _is_plain(value: bytes) -> bool:
+    return all(32 <= byte < 127 or byte == 9 for byte in value)

@@ -1,0 +1,549 @@
+"""Replies of clients: each answers what was sent to it, and is whole before Flower is.
+
+Flower takes a reply in parts: first its metadata and the tree of its objects, then each
+object. It believes what a client says of both, and a run that looks for the reply waits
+until the last object is there. So the gateway takes the parts itself, holds them
+against each other and against what was sent, and passes on what is whole and true, in
+its client's name. Of what it refuses, nothing reaches Flower's database; the run is
+told so by a reply that is an error, and does not wait.
+
+What was sent is learned from Flower's answers and kept in memory: a table in its
+database would be read for each object. Nothing of it is missed after a restart, since
+that ends the SuperLink and, with it, every run whose messages these are.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import httpx
+from flwr.app import ConfigRecord, MetricRecord
+from flwr.app.error import Error
+from flwr.app.message.message import make_message
+from flwr.common.constant import (
+    MESSAGE_TTL_TOLERANCE,
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+)
+from flwr.common.serde import message_to_proto
+from flwr.common.serde_utils import metadata_from_proto
+from flwr.proto.fleet_pb2 import (
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import (
+    Message,
+    Metadata,
+    ObjectTree,
+    PushObjectRequest,
+)
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_head_values_from_object_content as head_of,
+)
+from flwr.supercore.inflatable.inflatable_object import (
+    is_valid_sha256_hash,
+    iterate_object_tree,
+)
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from google.protobuf.message import DecodeError
+
+from knnper.server.link.gateway_rules import PUSH_MESSAGES, PUSH_OBJECT, Caller, Refusal
+from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
+
+_STALLED_S = 180.0  # without another object; as long as Flower waits
+_KEPT_S = 120.0  # for a client that did not get the last answer and asks again
+_TIDY_S = 5.0
+_AT_ONCE = 4  # replies that are passed on at a time, one object each in memory
+_LARGEST_RECORD = 1_000_000  # bytes of what is not part of an array
+_MB = 1e6
+
+_RECORDS: Mapping[str, Callable[[bytes], object]] = {
+    "ConfigRecord": ConfigRecord.inflate,
+    "MetricRecord": MetricRecord.inflate,
+}
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, AttributeError),
+    *(DecodeError, RecursionError),
+)
+Children = Mapping[str, tuple[str, ...]]
+Warn = Callable[[str, str, str], None]
+
+
+@dataclass
+class _Sent:
+    """A message that was sent to a client, and how far its reply is."""
+
+    metadata: Metadata
+    objects: dict[str, int]  # bytes, once they were fetched
+    upload: "_Upload | None" = None
+    answered: float = math.inf
+
+    @property
+    def most(self) -> int:
+        """Bytes of a reply, at most: as much as the run takes in of it."""
+        return max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sum(self.objects.values()))
+
+    @property
+    def expired(self) -> bool:
+        told = self.metadata
+        return (
+            time.time() > told.created_at + told.ttl
+            or time.monotonic() > self.answered + _KEPT_S
+        )
+
+
+@dataclass
+class _Upload:
+    """A reply that is coming in, in a file that is gone when it is closed."""
+
+    caller: Caller
+    request: PushMessagesRequest
+    children: Children
+    file: IO[bytes]
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    received: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    announced: bool = False  # to Flower
+    passing_on: "asyncio.Task[None] | None" = None
+
+    @property
+    def root(self) -> str:
+        return str(self.request.message_object_trees[0].object_id)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.places) == len(self.children)
+
+    def write(self, name: str, content: bytes, start: int) -> None:
+        """Keep an object that is what it was announced to be."""
+        if hashlib.sha256(content).hexdigest() != name:
+            raise _false("an object is not what its name says")
+        _check(content, self.children[name], self.request.messages_list[0].metadata)
+        os.pwrite(self.file.fileno(), content, start)
+        self.places[name] = start, len(content)
+
+    def read(self, name: str) -> bytes:
+        start, length = self.places[name]
+        return os.pread(self.file.fileno(), length, start)
+
+    def size_in_memory(self) -> int:
+        """Return the bytes of all arrays: one piece may stand in many places."""
+        total = 0
+        for name, (_, length) in self.places.items():
+            if length > _LARGEST_RECORD:
+                continue
+            content = self.read(name)
+            if head_of(content)[0] == "Array":
+                times = Counter(json.loads(_body(content))["arraychunk_ids"])
+                sizes = [self.places[child][1] for child in head_of(content)[1]]
+                total += sum(sizes[one] * count for one, count in times.items())
+        return total
+
+
+class Replies:
+    """Takes replies in, and passes them on.
+
+    Parameters
+    ----------
+    upstream
+        Reaches Flower.
+    folder
+        Where replies are kept while they come in.
+    quota
+        Bytes that a client may send in one run; None for the sum of what its replies
+        may be.
+    warn
+        Is told what no client is told; see `Notices.warn`.
+    """
+
+    def __init__(
+        self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, warn: Warn
+    ) -> None:
+        self._upstream, self._folder = upstream, folder
+        self._quota, self._warn = quota, warn
+        self._sent: dict[int, dict[str, _Sent]] = {}
+        self._used: Counter[tuple[int, int]] = Counter()
+        self._passing = asyncio.Semaphore(_AT_ONCE)
+
+    def sent(self, node_id: int, answer: bytes) -> None:
+        """Take note of what Flower sent to a node."""
+        told = PullMessagesResponse.FromString(answer)
+        for message, tree in zip(
+            told.messages_list, told.message_object_trees, strict=True
+        ):
+            objects = {one.object_id: 0 for one in iterate_object_tree(tree)}
+            of_node = self._sent.setdefault(node_id, {})
+            of_node[message.metadata.message_id] = _Sent(message.metadata, objects)
+
+    def require_run(self, node_id: int, run_id: int) -> None:
+        """Refuse a question for a run of which the node was sent nothing."""
+        if not any(self._of(node_id, run_id)):
+            raise _not_sent("no message of this run was sent to this client")
+
+    def require_object(
+        self, node_id: int, run_id: int, name: str
+    ) -> Callable[[int], None]:
+        """Refuse an object that was not sent; return what takes down its size."""
+        found = [one for one in self._of(node_id, run_id) if name in one.objects]
+        if not found:
+            raise _not_sent("this object is of no message that was sent to this client")
+
+        def fetched(num_bytes: int) -> None:
+            for one in found:
+                one.objects[name] = max(one.objects[name], num_bytes)
+
+        return fetched
+
+    def require_message(self, node_id: int, run_id: int, name: str) -> None:
+        """Refuse the name of a message that was not sent."""
+        sent = self._sent.get(node_id, {}).get(name)
+        if sent is None or sent.metadata.run_id != run_id:
+            raise _not_sent("this message was not sent to this client")
+
+    def announce(self, caller: Caller, request: PushMessagesRequest) -> bytes:
+        """Begin to take a reply in; return what Flower would answer."""
+        metadata, children = _checked(request)
+        node_id = request.node.node_id
+        sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
+        if metadata.src_node_id != node_id:
+            raise _not_sent("a reply in the name of another client, or of the server")
+        if sent is None:
+            raise _not_sent("a reply to no message, or to one sent to another client")
+        _check_answer(metadata, sent.metadata)
+        upload = sent.upload
+        if upload is not None and upload.root != metadata.message_id:
+            raise Refusal(409, "a message that was answered already")
+        if upload is None:
+            try:
+                file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            except OSError as error:
+                raise _no_room(error) from error
+            sent.upload = upload = _Upload(caller, request, children, file)
+        told = PushMessagesResponse(
+            results={metadata.message_id: 0},
+            objects_to_push=[one for one in children if one not in upload.places],
+            session_id=upload.session,
+        )
+        return bytes(told.SerializeToString())
+
+    async def store(
+        self, caller: Caller, request: PushObjectRequest, num_bytes: int
+    ) -> Callable[[], Awaitable[None]]:
+        """Take an object in; return what waits until Flower has its reply, if whole."""
+        node_id, run_id, name = request.node.node_id, request.run_id, request.object_id
+        sent, upload = self._open(node_id, run_id, request.session_id, name)
+        upload.caller, upload.heard = caller, time.monotonic()
+        start, used = upload.received, (node_id, run_id)
+        upload.received += num_bytes
+        self._used[used] += num_bytes
+        try:
+            if not upload.is_whole:
+                self._require_room(sent, upload, used)
+            if name not in upload.places:
+                content = request.object_content
+                await asyncio.to_thread(upload.write, name, content, start)
+        except Refusal as refusal:
+            await self._excuse(sent, upload, refusal)
+            raise
+        except (OSError, ValueError) as error:  # a full disk; a file just closed
+            raise _no_room(error) from error
+
+        async def passed_on() -> None:
+            if upload.is_whole:
+                await self._pass_on(sent, upload)
+
+        return passed_on
+
+    async def keep_tidy(self) -> None:
+        """Forget what is over, until cancelled."""
+        while True:
+            await asyncio.sleep(_TIDY_S)
+            for of_node in list(self._sent.values()):
+                for name, one in list(of_node.items()):
+                    await self._tidy(of_node, name, one)
+
+    def forget_run(self, run_id: int) -> None:
+        """Forget what was sent and received in a run that is over."""
+        for of_node in self._sent.values():
+            for name, one in list(of_node.items()):
+                if one.metadata.run_id == run_id:
+                    self._close(of_node.pop(name))
+        self._sent = {node: found for node, found in self._sent.items() if found}
+        for used in [one for one in self._used if one[1] == run_id]:
+            del self._used[used]
+
+    def _of(self, node_id: int, run_id: int) -> Iterator[_Sent]:
+        for one in self._sent.get(node_id, {}).values():
+            if one.metadata.run_id == run_id:
+                yield one
+
+    def _open(
+        self, node_id: int, run_id: int, session: str, name: str
+    ) -> tuple[_Sent, _Upload]:
+        for sent in self._of(node_id, run_id):
+            upload = sent.upload
+            if upload is not None and upload.session == session:
+                if upload.file.closed and upload.passing_on is None:
+                    raise Refusal(409, "an object of a reply that was refused")
+                if name in upload.children:
+                    return sent, upload
+        raise _not_sent("an object of no reply that this client announced")
+
+    def _require_room(
+        self, sent: _Sent, upload: _Upload, used: tuple[int, int]
+    ) -> None:
+        if self._quota is not None and self._used[used] > self._quota:
+            raise _too_much(self._quota, "max_upload_mb in the server's settings")
+        if upload.received > sent.most:
+            raise _too_much(
+                sent.most, f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
+            )
+
+    async def _pass_on(self, sent: _Sent, upload: _Upload) -> None:
+        """Give a whole reply to Flower, once; whoever asks again waits for the same."""
+        if upload.passing_on is None:
+            passing = self._give(sent, upload)
+            upload.passing_on = asyncio.create_task(passing)
+        try:
+            await asyncio.shield(upload.passing_on)
+        except Refusal as refusal:
+            if refusal.status >= 500:
+                upload.passing_on = None  # The client tries again, and so does this.
+            raise
+
+    async def _give(self, sent: _Sent, upload: _Upload) -> None:
+        if sent.most < await asyncio.to_thread(upload.size_in_memory):
+            refusal = _too_much(sent.most, "one piece stands in many places")
+            await self._excuse(sent, upload, refusal)
+            raise refusal
+        try:
+            async with self._passing:
+                asked = await self._announce(upload.request, upload.caller)
+                if upload.root not in asked.objects_to_push and not upload.announced:
+                    raise Refusal(409, "Flower did not take this reply")
+                upload.announced = True
+                for name in asked.objects_to_push:
+                    content = await asyncio.to_thread(upload.read, name)
+                    await self._push(upload, asked.session_id, name, content)
+        except Refusal as refusal:
+            if refusal.status < 500:
+                self._over(sent, upload)
+            raise
+        self._over(sent, upload)
+
+    async def _announce(
+        self, request: PushMessagesRequest, caller: Caller
+    ) -> PushMessagesResponse:
+        answer = await self._post(PUSH_MESSAGES, request.SerializeToString(), caller)
+        told: PushMessagesResponse = PushMessagesResponse.FromString(answer)
+        return told
+
+    async def _push(
+        self, upload: _Upload, session: str, name: str, content: bytes
+    ) -> None:
+        request = upload.request
+        body = PushObjectRequest(
+            node=request.node,
+            run_id=request.messages_list[0].metadata.run_id,
+            object_id=name,
+            object_content=content,
+            session_id=session,
+        ).SerializeToString()
+        await self._post(PUSH_OBJECT, body, upload.caller)
+
+    async def _post(self, path: str, body: bytes, caller: Caller) -> bytes:
+        headers = {**caller.signature, "content-type": PROTOBUF_MEDIA_TYPE}
+        try:
+            answer = await self._upstream.post(path, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise unreachable(error) from error
+        if answer.is_success:
+            return answer.content
+        told = FlowerError.from_json(answer.text)
+        status = answer.status_code if answer.status_code < 500 else 503
+        if told is None:
+            raise Refusal(status, "Flower refused this reply")
+        raise Refusal(status, told.message, told.public_details or "", told.code)
+
+    async def _excuse(self, sent: _Sent, upload: _Upload, refusal: Refusal) -> None:
+        """Answer with an error instead, in the client's name, and end the upload."""
+        if upload.file.closed:
+            return
+        self._over(sent, upload)
+        why = f"the gateway refused this reply: {refusal}"
+        asked = upload.request
+        metadata = Metadata()
+        metadata.CopyFrom(asked.messages_list[0].metadata)
+        error = Error(ErrorCode.MESSAGE_UNAVAILABLE, why)
+        message = make_message(metadata_from_proto(metadata), error=error)
+        proto = message_to_proto(message)
+        proto.metadata.message_id = message.object_id
+        excuse = PushMessagesRequest(
+            node=asked.node,
+            messages_list=[proto],
+            message_object_trees=[ObjectTree(object_id=message.object_id)],
+        )
+        try:
+            told = await self._announce(excuse, upload.caller)
+            for name in told.objects_to_push:
+                await self._push(upload, told.session_id, name, message.deflate())
+        except Refusal as unheard:
+            said = f"the run was not told that its reply is refused: {unheard}"
+            self._warn(upload.caller.name, unheard.why, said)
+
+    def _over(self, sent: _Sent, upload: _Upload) -> None:
+        sent.answered = time.monotonic()
+        upload.file.close()
+
+    def _close(self, sent: _Sent) -> None:
+        upload = sent.upload
+        if upload is not None and (
+            upload.passing_on is None or upload.passing_on.done()
+        ):
+            upload.file.close()
+
+    async def _tidy(self, of_node: dict[str, _Sent], name: str, one: _Sent) -> None:
+        upload = one.upload
+        if one.expired:
+            self._close(of_node.pop(name))
+        elif (
+            upload is not None
+            and not upload.file.closed
+            and upload.passing_on is None
+            and time.monotonic() > upload.heard + _STALLED_S
+        ):
+            why = Refusal(408, "a reply of which nothing more comes")
+            self._warn(upload.caller.name, why.why, f"refused {why}")
+            await self._excuse(one, upload, why)
+
+
+def unreachable(error: httpx.HTTPError) -> Refusal:
+    """Return an answer after which SuperNodes try again."""
+    what = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
+    if isinstance(error, httpx.TimeoutException):
+        return Refusal(504, "Flower's SuperLink did not answer in time", what)
+    return Refusal(503, "Flower's SuperLink cannot be reached at the moment", what)
+
+
+def _no_room(error: Exception) -> Refusal:
+    return Refusal(503, "a reply cannot be kept", str(error))
+
+
+def _not_sent(why: str) -> Refusal:
+    return Refusal(400, why)
+
+
+def _false(why: str) -> Refusal:
+    return Refusal(400, "the reply is not what Flower sends", why)
+
+
+def _too_much(limit: int, setting: str) -> Refusal:
+    return Refusal(
+        413, "the reply is larger than the quota", f"{limit / _MB:.0f} MB ({setting})"
+    )
+
+
+def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
+    """Return what a reply announces, if that is one reply of Flower's kind."""
+    if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+        raise _false("expected one message with one tree")
+    message, tree = request.messages_list[0], request.message_object_trees[0]
+    if message.content.ByteSize():
+        raise _false("expected the content among the objects")
+    times = [*request.clientapp_runtime_list]
+    if len(times) > 1 or not all(0 <= one < math.inf for one in times):
+        raise _false("expected the client's seconds")
+    children = _children(tree)
+    if message.metadata.message_id != tree.object_id:
+        raise _false("expected the message's id at the root of the tree")
+    return message.metadata, children
+
+
+def _children(tree: ObjectTree) -> Children:
+    """Return each object's children: the same wherever the object stands."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in iterate_object_tree(tree):
+        children = tuple(child.object_id for child in one.children)
+        if not is_valid_sha256_hash(one.object_id):
+            raise _false("found an id that is no SHA-256")
+        if len(set(children)) != len(children):
+            raise _false("found an object twice below another")
+        if found.setdefault(one.object_id, children) != children:
+            raise _false("found an object with two kinds of children")
+    return found
+
+
+def _check_answer(reply: Metadata, asked: Metadata) -> None:
+    """Refuse metadata that are not those of an answer to ``asked``."""
+    ends = asked.created_at + asked.ttl + MESSAGE_TTL_TOLERANCE
+    is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
+    if not is_in_time or reply.created_at + reply.ttl > ends:
+        raise _false("found a time that is not that of an answer")
+    if (
+        reply.run_id != asked.run_id
+        or reply.dst_node_id != SUPERLINK_NODE_ID
+        or reply.message_type != asked.message_type
+        or reply.group_id != asked.group_id
+    ):
+        raise _not_sent("a reply of another run, kind or round than what it answers")
+
+
+def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> None:
+    """Refuse an object that Flower, or the run, could not put together."""
+    try:
+        head = content[: content.index(b"\0", 0, _LARGEST_RECORD) + 1]
+        kind, named, length = head_of(head)
+        is_right = length == len(content) - len(head)
+        if kind == "ArrayChunk":
+            is_right &= not children
+        elif len(content) > _LARGEST_RECORD:
+            raise Refusal(
+                413,
+                "a record is too large",
+                f"found {len(content)} bytes in a {kind[:20]}, and one has at most "
+                f"{_LARGEST_RECORD}: send what is large as an array",
+            )
+        else:
+            is_right &= _is_right(kind, content, children, announced)
+    except _UNREADABLE as error:
+        raise _false(f"found an object that cannot be read: {error}") from error
+    if not is_right or len(named) != len(children) or set(named) != set(children):
+        raise _false(f"found a {kind[:20]} that is not what was announced")
+
+
+def _is_right(
+    kind: str, content: bytes, children: tuple[str, ...], announced: Metadata
+) -> bool:
+    body = _body(content)
+    if kind == "Message":
+        told, expected = Message.FromString(body), Metadata()
+        expected.CopyFrom(announced)
+        expected.message_id = ""
+        num_children = 0 if told.HasField("error") else 1
+        return told.metadata == expected and len(children) == num_children
+    if kind in ("RecordDict", "ArrayRecord"):
+        return set(json.loads(body).values()) == set(children)
+    if kind == "Array":
+        places = json.loads(body)["arraychunk_ids"]
+        return isinstance(places, list) and all(
+            type(one) is int and 0 <= one < len(children) for one in places
+        )
+    _RECORDS[kind](content)
+    return not children
+
+
+def _body(content: bytes) -> bytes:
+    return content[content.index(b"\0") + 1 :]

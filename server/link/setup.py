@@ -1,0 +1,366 @@
+"""Makes the files of a federation: of its authority, its server and its clients."""
+
+import logging
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from knnper.errors import CredentialError, RunError
+from knnper.server.link.authorized import AuthorizedFolder, require_name
+from knnper.server.settings import read_server
+from knnper.transport.credentials import (
+    AUTHORITY_DAYS,
+    SERVER_DAYS,
+    Address,
+    hosts_of,
+    issue_server_certificate,
+    main_host_of,
+    new_authority,
+    new_node_key,
+    read_certificate,
+    read_identity,
+    write_certificate,
+    write_node_key,
+)
+
+LOCK = "lock"
+"""The file in a server's state folder that is locked while the server runs."""
+
+
+@dataclass(frozen=True)
+class FederationFolder:
+    """A folder with the server's files, the authority's and each client's.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    """
+
+    path: Path
+
+    @property
+    def server(self) -> Path:
+        """Goes to the server's machine."""
+        return self.path / "server"
+
+    @property
+    def server_file(self) -> Path:
+        """The server's settings."""
+        return self.server / "server.yaml"
+
+    @property
+    def authorized(self) -> Path:
+        """Public keys of the clients that may connect."""
+        return self.server / "authorized"
+
+    @property
+    def authority(self) -> Path:
+        """Stays where it is safest: who has its key can pretend to be the server."""
+        return self.path / "ca"
+
+    def client(self, name: str) -> Path:
+        """Return what goes to the machine of the client ``name``.
+
+        Raises
+        ------
+        CredentialError
+            If the name is not allowed.
+        """
+        require_name(name)
+        return self.path / "clients" / name
+
+
+def server_file(place: Path) -> Path:
+    """Return the server's YAML file at ``place``.
+
+    Parameters
+    ----------
+    place
+        The file itself, or the folder that ``knnper federation init`` made.
+
+    Raises
+    ------
+    RunError
+        If there is none.
+    """
+    if not place.is_dir():
+        return place
+    for file in (FederationFolder(place).server_file, place / "server.yaml"):
+        if file.is_file():
+            return file
+    raise RunError(
+        f"{place} holds no server.yaml; give the file, or the folder that `knnper "
+        "federation init` made"
+    )
+
+
+logger = logging.getLogger(__name__)
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def keep_to_owner(folder: Path) -> None:
+    """Make ``folder``, and let nobody else into what is in it, now and later.
+
+    What this process and those that it starts write from now on has the permissions
+    0700 and 0600.
+    """
+    os.umask(_OTHERS)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
+    if num_open:
+        logger.warning(
+            "other users could get at %d files and folders in %s; they no longer can",
+            num_open,
+            folder,
+        )
+
+
+def _closed(path: Path) -> bool:
+    """Take others' permissions away if it is ours; return whether there were any."""
+    try:
+        found = path.lstat()
+        is_ours = found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+        if not is_ours or not found.st_mode & _OTHERS:
+            return False
+        path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+_SERVER = """\
+# Settings of the server; start it with: knnper server server.yaml
+# Relative paths are relative to this file's folder.
+name: federation
+listen: 0.0.0.0:{port}          # the gateway: all that clients can reach
+control: 127.0.0.1:{control_port}      # Flower's own port, for commands on this machine
+{security}
+authorized: authorized        # one public key NAME.pub a client; read while it runs
+state: state                  # what the server keeps: registrations, runs, logs
+"""
+
+_SERVER_TLS = "tls: {ca: ca.crt, certificate: server.crt, key: server.key}"
+
+_SERVER_INSECURE = "insecure: true                # no encryption, no authentication"
+
+_CLIENT = """\
+# Settings of one client. Relative paths are relative to this file's folder.
+name: "{name}"
+server: {server}
+{security}
+state: state                  # what the client keeps: its models and its memory
+data: {{name: image_folder, path: data}}  # its own data; see: knnper data check
+train: true                   # false: only gets the model, does not train it
+share_metrics: true           # false: the server learns no accuracy of this client
+limits:                       # what a run may do here; see docs/security.md
+  min_examples: 32            # different training examples behind an update, at least
+  min_steps: 1                # and steps of training
+  methods: null               # a list such as [knn_per, fedavg]; null: any
+  models: null                # a list such as [tiny_cnn]; null: any
+  experiment: null            # fingerprint of the only one: knnper data check --task
+  training_rounds: 1000       # updates sent within the last `days`, over all runs
+  validation_rounds: 100      # answers with metrics, likewise
+  days: 30                    # null: for ever
+service: {{host: 127.0.0.1, port: 8080}}  # where it answers predictions
+"""
+
+_CLIENT_TLS = """\
+tls: {{ca: ca.crt}}             # the authority that signed the server's certificate
+key: {name}.key               # proves who this client is; never leaves this machine"""
+
+_CLIENT_INSECURE = "insecure: true                # no encryption, no authentication"
+
+
+def server_yaml(port: int, control_port: int, insecure: bool) -> str:
+    """Return the server's settings as YAML with comments."""
+    security = _SERVER_INSECURE if insecure else _SERVER_TLS
+    return _SERVER.format(port=port, control_port=control_port, security=security)
+
+
+def client_yaml(name: str, server: Address, insecure: bool) -> str:
+    """Return the settings of the client ``name`` as YAML with comments."""
+    security = _CLIENT_INSECURE if insecure else _CLIENT_TLS.format(name=name)
+    return _CLIENT.format(name=name, server=server, security=security)
+
+
+_LOCAL_HOSTS = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Founding:
+    """What a new federation is to be.
+
+    Attributes
+    ----------
+    hosts
+        Names and addresses of the server's machine; clients are told the first.
+    port
+        The gateway's.
+    control_port
+        Flower's own, on the server's machine only.
+    insecure
+        Whether to do without certificates and keys.
+    server_days, authority_days
+        How long the certificates are valid.
+    """
+
+    hosts: Sequence[str]
+    port: int = 8443
+    control_port: int = 8000
+    insecure: bool = False
+    server_days: int = SERVER_DAYS
+    authority_days: int = AUTHORITY_DAYS
+
+
+def found(folder: FederationFolder, founding: Founding) -> None:
+    """Write the files of the server and of the authority.
+
+    Raises
+    ------
+    RunError
+        If there is a federation already.
+    """
+    if folder.server_file.exists():
+        raise RunError(
+            f"{folder.path} holds a federation already; choose another folder, or add "
+            f"clients with: knnper federation add-client {folder.path} NAME"
+        )
+    folder.authorized.mkdir(parents=True, exist_ok=True)
+    if not founding.insecure:
+        _write_authority(folder, founding)
+    text = server_yaml(founding.port, founding.control_port, founding.insecure)
+    folder.server_file.write_text(text, encoding="utf-8")
+
+
+def add_client(
+    folder: FederationFolder, name: str, server: Address, num_train: int | None = None
+) -> Path:
+    """Write the files of a new client and let it in; return the client's folder.
+
+    Parameters
+    ----------
+    folder
+        The federation's.
+    name
+        The client's.
+    server
+        Where the client finds the gateway.
+    num_train
+        On how many examples it trains, whatever it says; None takes its word for it.
+
+    Raises
+    ------
+    CredentialError
+        If the name is not allowed or taken.
+    RunError
+        If the number is given where nobody proves to be that client.
+    """
+    require_name(name)
+    insecure = read_server(folder.server_file).insecure
+    place = folder.client(name)
+    if place.exists():
+        raise CredentialError(f"{place} exists already; choose another name")
+    if insecure and num_train is not None:
+        raise RunError(
+            "found --num-train for a federation without keys, where anyone may go by "
+            "the name; leave it away"
+        )
+    key = None if insecure else new_node_key()
+    if key is not None:
+        AuthorizedFolder(folder.authorized).add(name, key.public_key(), num_train)
+    place.mkdir(parents=True)
+    text = client_yaml(name, server, insecure)
+    (place / "client.yaml").write_text(text, encoding="utf-8")
+    if key is not None:
+        _write_credentials(folder, place / f"{name}.key", key)
+    return place
+
+
+def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str]:
+    """Give the server a new certificate and key; the old ones get the suffix ``.old``.
+
+    Parameters
+    ----------
+    folder
+        The federation's.
+    hosts
+        Names and addresses to add to those of the present certificate.
+    days
+        How long the new one is valid.
+
+    Returns
+    -------
+    list of str
+        All names and addresses of the new certificate.
+
+    Raises
+    ------
+    CredentialError
+        If the authority's certificate or key cannot be read.
+    """
+    authority = read_identity(folder.authority / "ca.crt", folder.authority / "ca.key")
+    certificate, key = _server_files(folder)
+    present = hosts_of(read_certificate(certificate))
+    names = list(dict.fromkeys([*present, *hosts]))
+    identity = issue_server_certificate(authority, names, days)
+    for file in (certificate, key):
+        file.replace(file.with_name(f"{file.name}.old"))
+    identity.write(certificate, key)
+    return names
+
+
+def known_server(folder: FederationFolder, host: str | None) -> Address:
+    """Return where clients find the gateway.
+
+    Parameters
+    ----------
+    folder
+        The federation's.
+    host
+        Name or address of the server's machine; None for the first of its
+        certificate.
+
+    Raises
+    ------
+    RunError
+        Without ``host``, if there is no certificate.
+    """
+    settings = read_server(folder.server_file)
+    port = settings.listen_address.port
+    if host is not None:
+        return Address(host, port)
+    if settings.insecure:
+        raise RunError(
+            "this federation has no certificate that names its server; give --host"
+        )
+    return Address(main_host_of(read_certificate(_server_files(folder)[0])), port)
+
+
+def _write_authority(folder: FederationFolder, founding: Founding) -> None:
+    folder.authority.mkdir(mode=0o700, exist_ok=True)
+    name = f"{folder.path.resolve().name} authority"
+    authority = new_authority(name, founding.authority_days)
+    authority.write(folder.authority / "ca.crt", folder.authority / "ca.key")
+    write_certificate(folder.server / "ca.crt", authority.certificate)
+    hosts = (*founding.hosts, *_LOCAL_HOSTS)
+    server = issue_server_certificate(authority, hosts, founding.server_days)
+    server.write(*_server_files(folder))
+
+
+def _write_credentials(
+    folder: FederationFolder, key_file: Path, key: ec.EllipticCurvePrivateKey
+) -> None:
+    write_node_key(key_file, key)
+    authority = read_certificate(folder.server / "ca.crt")
+    write_certificate(key_file.parent / "ca.crt", authority)
+
+
+def _server_files(folder: FederationFolder) -> tuple[Path, Path]:
+    return folder.server / "server.crt", folder.server / "server.key"

@@ -1,0 +1,271 @@
+"""One run from start, or from where it was left, to its results."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from knnper.errors import RunError
+from knnper.loading import results_identity, to_document
+from knnper.records import canonical, fingerprint
+from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
+from knnper.server.federation import Federation
+from knnper.server.hand_over import HandOver
+from knnper.server.observer import Observer, Roster, RoundRecord
+from knnper.server.results import summarise_groups, training_summary
+from knnper.server.rounds import RoundLoop
+from knnper.server.run_folder import RunFolder, build_manifest
+from knnper.strategies.catalogue import Assembly
+from knnper.strategies.core.predictors import ClientResult
+from knnper.strategies.core.records import NoState
+
+
+@contextlib.contextmanager
+def scalar_writer(
+    folder: Path, first_round: int
+) -> Iterator[Callable[[RoundRecord], None]]:
+    """Yield a function that adds the figures of one round to the curves.
+
+    Parameters
+    ----------
+    folder
+        Where the event files are; the curves of a resumed run go on.
+    first_round
+        Curves that an interrupted run left from this round on are not shown.
+    """
+    # Loading it takes seconds, which only the process that leads a run should wait.
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder), purge_step=first_round)
+
+    def write(record: RoundRecord) -> None:
+        for name, value in record.items():
+            if name not in ("server_round", "failures"):
+                writer.add_scalar(name, value, record["server_round"])
+
+    try:
+        yield write
+    finally:
+        writer.close()
+
+
+@dataclass(frozen=True)
+class Conductor:
+    """Leads a federation through training and hand-over, whoever its clients are.
+
+    Takes up a run that was interrupted: rounds after the last checkpoint are repeated,
+    clients that were personalised already are not.
+
+    Attributes
+    ----------
+    assembly
+        What is trained.
+    federation
+        How clients are reached.
+    folder
+        Where everything is written.
+    observer
+        Is told of every step.
+    """
+
+    assembly: Assembly
+    federation: Federation
+    folder: RunFolder
+    observer: Observer
+
+    def lead(self, roster: Roster, command: Sequence[str]) -> Mapping[str, Any]:
+        """Train, hand over, and write the results.
+
+        Parameters
+        ----------
+        roster
+            The clients.
+        command
+            What the user typed, for the manifest.
+
+        Returns
+        -------
+        Mapping
+            The content of ``results.json``.
+
+        Raises
+        ------
+        RunError
+            If the run cannot go on.
+        """
+        self.hand_over(self.train(roster, command), roster)
+        return self.folder.results()
+
+    def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
+        """Make the rounds that are missing; return the last state.
+
+        Parameters
+        ----------
+        roster, command
+            See `lead`.
+
+        Raises
+        ------
+        RunError
+            If too many clients fail in a round.
+        """
+        conditions = build_manifest(
+            results_identity=results_identity(self.assembly.experiment),
+            partition_hash=roster.split,
+            command=command,
+            started=datetime.now(UTC),
+        )
+        self.folder.write_manifest(conditions)
+        return self._train(roster)
+
+    def hand_over(
+        self,
+        trained: Checkpoint,
+        roster: Roster,
+        to: Collection[str] | None = None,
+    ) -> Collection[str]:
+        """Give the model to the clients that lack it; write the results of all.
+
+        While nobody has it there are no results, and the run is not done.
+
+        Parameters
+        ----------
+        trained
+            What training ended with.
+        roster
+            All clients, those that were handed it before among them.
+        to
+            Who is asked now; all by default.
+
+        Returns
+        -------
+        Collection
+            The names of all that have it.
+
+        Raises
+        ------
+        RunError
+            If a client cannot personalise, where none may be away.
+        """
+        began, before = time.monotonic(), self._seconds_before()
+        handed = self._hand_over(trained, roster, roster.names() if to is None else to)
+        if not handed:
+            return handed
+        results = [result for result in handed.values() if result is not None]
+        away = [name for name in roster.names() if name not in handed]
+        document = {
+            "method": self.assembly.experiment.method.name,
+            "personalization": self.assembly.experiment.personalization.name,
+            **summarise_groups(results),
+            "training": {
+                **training_summary(self.folder.rounds(), results),
+                "personalization_seconds": time.monotonic() - began + before,
+                "state_sha256": trained.fingerprint,
+            },
+            "hand_over": {
+                "num_clients": len(handed),
+                "withheld": [name for name, result in handed.items() if not result],
+                "away": away,
+            },
+            "manifest": {
+                **self.folder.manifest(),
+                "experiment": to_document(self.assembly.experiment),
+            },
+        }
+        self.folder.write_clients_csv(results)
+        self.folder.write_results(document)
+        self.folder.forget_aside()
+        return handed
+
+    def _seconds_before(self) -> float:
+        """Return what earlier hand-overs of this run took."""
+        if not self.folder.is_finished():
+            return 0.0
+        return float(self.folder.results()["training"]["personalization_seconds"])
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint of the run; None if there is none."""
+        return self._checkpoints().load_latest(self.assembly.method.state_type)
+
+    def _checkpoints(self) -> CheckpointFolder:
+        identity = results_identity(self.assembly.experiment)
+        most = self.assembly.experiment.run.keep_checkpoints
+        return CheckpointFolder(self.folder.checkpoints, identity, most)
+
+    def _train(self, roster: Roster) -> Checkpoint:
+        start = self.last_checkpoint() or untrained(self.assembly, roster)
+        self.folder.drop_rounds_after(start.server_round)
+        first_round = start.server_round + 1
+        self.observer.training_started(self.assembly.method.num_rounds, first_round)
+        with scalar_writer(self.folder.tensorboard, first_round) as write_curves:
+
+            def on_round(record: RoundRecord) -> None:
+                self.folder.append_round(record)
+                write_curves(record)
+                self.observer.round_finished(record)
+
+            checkpoints, federation = self._checkpoints(), self.federation
+            loop = round_loop(self.assembly, roster, federation, checkpoints, on_round)
+            return loop.train(start)
+
+    def _hand_over(
+        self, trained: Checkpoint, roster: Roster, to: Collection[str]
+    ) -> dict[str, ClientResult | None]:
+        """Return what every client that has the model reported, sorted by name."""
+        done = self.folder.hand_overs.reported(trained.fingerprint)
+        self.observer.personalization_started(len(set(to) - set(done)))
+        others = set(roster.names()) - set(to)
+        # A server that was started again knows nobody yet.
+        self.federation.await_clients(sorted(set(to) - set(done)), 0)
+        hand_over = HandOver(self.assembly.method, self.federation, self.assembly.key)
+        sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
+        for one in hand_over.personalize(trained, sizes, seen, left_out):
+            self.folder.hand_overs.append(trained.fingerprint, one)
+            done[one.client] = one.result
+            self.observer.client_personalized()
+        return {name: done[name] for name in roster.names() if name in done}
+
+
+def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
+    """Return what the first round starts from.
+
+    Raises
+    ------
+    RunError
+        If nobody could take part in it.
+    """
+    clients = roster.trainable()
+    if not clients:
+        raise RunError(
+            "no seen client has training data; expected at least one. Take a larger "
+            "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
+        )
+    state = canonical(assembly.method.init(list(clients), assembly.key.child("init")))
+    keeps_state = assembly.method.client_state_type is not NoState
+    history = History(trained_in={} if keeps_state else None)
+    return Checkpoint(0, state, fingerprint(state), history)
+
+
+def round_loop(
+    assembly: Assembly,
+    roster: Roster,
+    federation: Federation,
+    checkpoints: CheckpointFolder,
+    on_round: Callable[[RoundRecord], None],
+) -> RoundLoop:
+    """Return the loop that trains the experiment's method over ``federation``."""
+    return RoundLoop(
+        method=assembly.method,
+        federation=federation,
+        clients=roster.trainable(),
+        claimed=roster.claimed(),
+        num_validation=roster.num_validation(),
+        training=assembly.experiment.training,
+        run=assembly.experiment.run,
+        key=assembly.key,
+        checkpoints=checkpoints,
+        on_round=on_round,
+    )

@@ -1,0 +1,508 @@
+"""Which client is behind which node, and who is there."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from knnper.errors import RunError
+from knnper.experiment import FederationSettings
+from knnper.foreign_text import printable
+from knnper.server.checkpoint import Checkpoint
+from knnper.server.federation import Federation, FlowerFederation, Reply, Request
+from knnper.server.link.authorized import read_roster
+from knnper.server.observer import Member, Roster
+from knnper.server.run import Conductor
+from knnper.transport.messages import (
+    Introduction,
+    Job,
+    Purpose,
+    read_introduction,
+    to_content,
+)
+from knnper.transport.polling import Interrupted, NoReply, Patience
+
+TIMEOUT_S = 120.0
+"""A site may have to read all of its data for the first time, or be busy."""
+
+
+@dataclass
+class Introductions:
+    """Asks nodes who they are, and never waits for what they say.
+
+    Attributes
+    ----------
+    grid
+        Flower's grid.
+    experiment
+        The experiment as JSON: a site looks whether its data fits.
+    """
+
+    grid: Grid
+    experiment: str
+    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def outstanding(self) -> frozenset[int]:
+        """Return the nodes that were asked and have not answered yet."""
+        return frozenset(node for node, _ in self._asked.values())
+
+    def ask(self, nodes: Collection[int]) -> None:
+        """Ask nodes who they are."""
+        job = Job([], server_round=0, keep_rounds=[], experiment=self.experiment)
+        for node in nodes:
+            question = Message(
+                content=to_content(job, {}),
+                dst_node_id=node,
+                message_type=Purpose.INTRODUCE.value,
+                ttl=TIMEOUT_S,
+            )
+            for message_id in self.grid.push_messages([question]):
+                if message_id:  # a node that has just left is asked when it is back
+                    self._asked[message_id] = (node, time.monotonic())
+
+    def answers(self) -> Iterator[tuple[int, Introduction | NoReply]]:
+        """Yield what nodes have said since the last look, each with its id."""
+        if self._asked:
+            for reply in self.grid.pull_messages(list(self._asked)):
+                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    yield asked[0], _introduction(reply)
+        now = time.monotonic()
+        late = {
+            message_id: node
+            for message_id, (node, asked_at) in self._asked.items()
+            if now - asked_at > TIMEOUT_S
+        }
+        for message_id, node in late.items():
+            del self._asked[message_id]
+            yield node, NoReply(f"no answer within {TIMEOUT_S:g} s")
+
+
+def _introduction(reply: Message) -> Introduction | NoReply:
+    if reply.has_error():
+        return NoReply(printable(reply.error.reason or "no reason was given"))
+    return read_introduction(reply.content)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The names that keys are registered under; empty where nobody is.
+
+    Attributes
+    ----------
+    names
+        By Flower's id of the node, which belongs to its key.
+    num_train
+        Of clients, by name, on how many examples they train, where that is fixed.
+    """
+
+    names: Mapping[int, str]
+    num_train: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Registry":
+        """Return what the file says; nothing without a file.
+
+        Raises
+        ------
+        RunError
+            If it is damaged.
+        """
+        if path is None:
+            return cls(MappingProxyType({}))
+        found = read_roster(path)
+        names = {int(node): one.name for node, one in found.items()}
+        counts = {
+            one.name: one.num_train
+            for one in found.values()
+            if one.num_train is not None
+        }
+        return cls(MappingProxyType(names), MappingProxyType(counts))
+
+    def objection(self, node: int, name: str) -> str:
+        """Return why ``node`` may not go by ``name``; empty if it may."""
+        registered = self.names.get(node)
+        if not self.names or registered == name:
+            return ""
+        if registered is None:
+            return (
+                f"its key is not registered under any name, and it calls itself {name}"
+            )
+        return (
+            f"its key is registered as {registered}, and it calls itself {name}; "
+            f"set name: {registered} in its configuration, or use the key of {name}"
+        )
+
+
+ASK_AGAIN_S = 20.0
+"""After this time a node that could not take part is asked again."""
+
+REMIND_S = 300.0
+"""After this time a node that still cannot take part is told so again."""
+
+log = logging.getLogger("flwr")
+
+
+@dataclass
+class Directory:
+    """Clients by name, and the nodes behind which they are.
+
+    Attributes
+    ----------
+    grid
+        Flower's grid.
+    experiment
+        The experiment as JSON.
+    read_registry
+        Returns which names keys are registered under, now.
+    """
+
+    grid: Grid
+    experiment: str
+    read_registry: Callable[[], Registry]
+    _connected: set[int] = field(default_factory=set)
+    _members: dict[int, Member] = field(default_factory=dict)
+    _refused: dict[int, str] = field(default_factory=dict)
+    _ask_at: dict[int, float] = field(default_factory=dict)
+    _remind_at: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._introductions = Introductions(self.grid, self.experiment)
+
+    def refresh(self) -> None:
+        """Look who is there, and ask those who are new who they are.
+
+        Nobody is waited for: what a node says is heard at a later look.
+        """
+        self._connected = set(self.grid.get_node_ids())
+        for node, said in self._introductions.answers():
+            problem = self._admit(node, said)
+            if problem:
+                self._turn_away(node, problem)
+        now = time.monotonic()
+        known = set(self._members) | self._introductions.outstanding()
+        unknown = sorted(self._connected - known)
+        self._introductions.ask(
+            [node for node in unknown if self._ask_at.get(node, now) <= now]
+        )
+
+    def registered(self) -> set[str]:
+        """Return the names that keys are registered under."""
+        return set(self.read_registry().names.values())
+
+    def is_silent(self, client: str) -> bool:
+        """Return whether a client's node is connected and has not said who it is."""
+        silent = self._connected & self._introductions.outstanding()
+        names = self.read_registry().names
+        return any(names.get(node) == client for node in silent)
+
+    def members(self) -> dict[str, Member]:
+        """Return the clients that are connected, by name, as of the last look."""
+        connected = self._connected & set(self._members)
+        found = [self._members[node] for node in connected]
+        return {member.name: member for member in found}
+
+    def node_of(self, client: str) -> int | None:
+        """Return the node behind which a client is connected; None if it is not."""
+        for node in self._connected & set(self._members):
+            if self._members[node].name == client:
+                return node
+        return None
+
+    def refused(self) -> Iterable[str]:
+        """Return why connected nodes do not take part."""
+        return [
+            reason for node, reason in self._refused.items() if node in self._connected
+        ]
+
+    def _admit(self, node: int, said: Introduction | NoReply) -> str:
+        """Take a node in; return why not, or nothing."""
+        if isinstance(said, NoReply):
+            return f"node {node} did not introduce itself: {said.reason}"
+        who = f"client {said.name or 'without a name'} (node {node})"
+        if said.problem:
+            return f"{who} cannot take part: {said.problem}"
+        objection = self.read_registry().objection(node, said.name)
+        if objection:
+            return f"{who} is refused: {objection}"
+        other = self.node_of(said.name)
+        if other is not None:
+            return (
+                f"{who} is refused: the name is taken by node {other}, which is "
+                "connected; every client needs a name of its own"
+            )
+        if said.remark:
+            log.warning("client %s: %s", said.name, said.remark)
+        fixed = self.read_registry().num_train.get(said.name)
+        if fixed is not None and said.num_train != fixed:
+            log.warning(
+                "%s has %d training examples as it says; the operator fixed %d",
+                *(who, said.num_train, fixed),
+            )
+        self._members[node] = Member(
+            name=said.name,
+            seen=said.train,
+            # One without data does not train, whatever is fixed.
+            num_train=min(said.num_train, 1) * (fixed or said.num_train),
+            num_validation=said.num_validation,
+            num_test=said.num_test,
+            is_claim=fixed is None,
+        )
+        self._refused.pop(node, None)
+        return ""
+
+    def _turn_away(self, node: int, reason: str) -> None:
+        now = time.monotonic()
+        self._ask_at[node] = now + ASK_AGAIN_S
+        if self._refused.get(node) == reason and now < self._remind_at[node]:
+            return
+        self._refused[node] = reason
+        self._remind_at[node] = now + REMIND_S
+        log.warning("%s", reason)
+        # That the node's own log says it too; nobody waits for an answer.
+        content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
+        notice = Message(
+            content=content, dst_node_id=node, message_type=Purpose.REFUSE.value
+        )
+        list(self.grid.push_messages([notice]))
+
+
+OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
+"""How replies of clients on machines of their own are waited for."""
+
+LOOK_EVERY_S = 0.2
+
+REMIND_EVERY_S = 30.0
+
+Enough = Callable[[dict[str, Member]], bool]
+
+
+@dataclass
+class SiteFederation(Federation):
+    """Clients that are reached by name while they are connected.
+
+    Attributes
+    ----------
+    directory
+        Who is behind which node.
+    messenger
+        Sends requests to nodes that are there.
+    settings
+        How long is waited.
+    stop
+        Ends waiting when it is set.
+    """
+
+    directory: Directory
+    messenger: FlowerFederation
+    settings: FederationSettings
+    stop: threading.Event = field(default_factory=threading.Event)
+    may_be_away: bool = True
+    _missing_since: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.round_attempts = self.settings.round_attempts
+
+    def exchange(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        requests: Iterable[Request],
+    ) -> Iterator[Reply]:
+        """See `Federation.exchange`; those who are away come last, as failures."""
+        self.directory.refresh()
+        away: list[str] = []
+
+        def reachable() -> Iterator[Request]:
+            for request in requests:
+                for number, client in enumerate(request.clients):
+                    if self.directory.node_of(client) is None:
+                        away.append(client)
+                        continue
+                    own = request.state_rounds[number : number + 1]
+                    yield replace(request, clients=(client,), state_rounds=own)
+
+        yield from self.messenger.exchange(
+            purpose, server_round, keep_rounds, reachable()
+        )
+        for client in away:
+            yield Reply((client,), None, "it is not connected")
+
+    def await_clients(self, clients: Sequence[str], least: int) -> None:
+        """See `Federation.await_clients`.
+
+        Those who have just been lost are waited for, too, for ``grace_s`` after that;
+        and those who are connected and busy: a run that is taken up goes on with the
+        clients that it had.
+        """
+
+        def enough(members: dict[str, Member]) -> bool:
+            return sum(client in members for client in clients) >= least
+
+        def all_who_may_come(members: dict[str, Member]) -> bool:
+            missing = [client for client in clients if client not in members]
+            # Of each: none may stop the look at the others.
+            hopeless = [not self._is_worth_waiting(client) for client in missing]
+            return enough(members) and all(hopeless)
+
+        self._forget_missing()
+        whom = f"{least} of {', '.join(clients)}"
+        members = self._wait_until(all_who_may_come, whom)
+        if not enough(members):
+            found = sorted(set(clients) & set(members))
+            raise RunError(
+                f"waited {self.settings.wait_for_clients_s:g} s for {least} of "
+                f"{len(clients)} clients, found {len(found)} "
+                f"({', '.join(found) or 'none'}). Look why the others are away, and "
+                "resume the run; run.federation.wait_for_clients_s is how long is "
+                "waited, run.max_failed_fraction how many a round can do without"
+            )
+
+    def gather(self) -> list[Member]:
+        """Return the clients that are there to begin, once they are enough.
+
+        These are ``min_clients``; where that is not set, all that are registered, or
+        whoever of them came while the server waited.
+
+        Raises
+        ------
+        RunError
+            If too few come.
+        """
+        least = self.settings.min_clients
+        expected = self.directory.registered()
+
+        def enough(members: dict[str, Member]) -> bool:
+            if least is not None:
+                return len(members) >= least
+            return bool(members) and expected <= set(members)
+
+        whom = f"{least} clients" if least else ", ".join(sorted(expected)) or "any"
+        members = self._wait_until(enough, whom)
+        if len(members) < (least or 1):
+            raise RunError(self._too_few(least or 1, members))
+        return list(members.values())
+
+    def _is_worth_waiting(self, client: str) -> bool:
+        """Return whether a client that is missing may be about to come."""
+        now = time.monotonic()
+        waited_s = now - self._missing_since.setdefault(client, now)
+        if self.directory.is_silent(client):
+            return waited_s < self.settings.wait_for_clients_s
+        return waited_s < self.settings.grace_s
+
+    def _forget_missing(self) -> None:
+        """Start anew with clients that are back."""
+        self.directory.refresh()
+        for client in self.directory.members():
+            self._missing_since.pop(client, None)
+
+    def _wait_until(self, enough: Enough, whom: str) -> dict[str, Member]:
+        """Return who is there once they are enough, or when waiting was too long."""
+        began = time.monotonic()
+        remind_at = began
+        while True:
+            self.directory.refresh()
+            members = self.directory.members()
+            now = time.monotonic()
+            too_long = now - began > self.settings.wait_for_clients_s
+            if enough(members) or too_long:
+                return members
+            if now >= remind_at:
+                log.info("waiting for %s; here: %s", whom, ", ".join(members) or "none")
+                remind_at = now + REMIND_EVERY_S
+            if self.stop.wait(LOOK_EVERY_S):
+                raise Interrupted("stopped while waiting for clients")
+
+    def _too_few(self, least: int, members: Iterable[str]) -> str:
+        found = sorted(members)
+        refused = "".join(f"\n  - {reason}" for reason in self.directory.refused())
+        return (
+            f"expected at least {least} clients within "
+            f"{self.settings.wait_for_clients_s:g} s, found {len(found)} "
+            f"({', '.join(found) or 'none'}). Start more, or set "
+            f"run.federation.min_clients{refused}"
+        )
+
+
+LATECOMERS_LOOK_EVERY_S = 1.0
+
+TRY_AGAIN_S = 60.0
+"""After this time a client that could not be handed the model is tried again."""
+
+
+@dataclass
+class Latecomers:
+    """Hands a trained model to whoever comes.
+
+    Attributes
+    ----------
+    conductor
+        Of the run.
+    federation
+        Its clients.
+    trained
+        What training ended with.
+    """
+
+    conductor: Conductor
+    federation: SiteFederation
+    trained: Checkpoint
+    _try_at: dict[str, float] = field(default_factory=dict)
+
+    def serve(self, roster: Roster, seconds: float) -> None:
+        """Stay for ``seconds`` and hand the model to those who lack it.
+
+        Parameters
+        ----------
+        roster
+            The clients of the run. Any other is an unseen one, and joins them in the
+            results.
+        seconds
+            How long; 0 is not at all.
+        """
+        until = time.monotonic() + seconds
+        if seconds:
+            log.info("staying for %.0f s, for clients that come late", seconds)
+        while time.monotonic() < until and not self.federation.stop.is_set():
+            roster = self._hand_over_to_those_here(roster)
+            self.federation.stop.wait(LATECOMERS_LOOK_EVERY_S)
+
+    def _hand_over_to_those_here(self, roster: Roster) -> Roster:
+        waiting = self._waiting()
+        if not waiting:
+            return roster
+        log.info("handing the model to %s", ", ".join(sorted(waiting)))
+        joined = self._joined(roster, list(waiting.values()))
+        handed = self.conductor.hand_over(self.trained, joined, to=waiting)
+        retry_at = time.monotonic() + TRY_AGAIN_S
+        self._try_at.update(dict.fromkeys(set(waiting) - set(handed), retry_at))
+        return joined
+
+    def _waiting(self) -> dict[str, Member]:
+        """Return the clients that are here and lack the model."""
+        self.federation.directory.refresh()
+        done = self.conductor.folder.hand_overs.reported(self.trained.fingerprint)
+        now = time.monotonic()
+        return {
+            name: member
+            for name, member in self.federation.directory.members().items()
+            if name not in done and self._try_at.get(name, now) <= now
+        }
+
+    def _joined(self, roster: Roster, members: list[Member]) -> Roster:
+        """Return the roster with those who took no part in training, as unseen."""
+        known = set(roster.names())
+        new = [replace(one, seen=False) for one in members if one.name not in known]
+        if not new:
+            return roster
+        joined = Roster.of([*roster.members, *new], roster.split)
+        self.conductor.folder.write_roster(joined)
+        return joined

@@ -1,0 +1,363 @@
+"""Which code made a run: one that is found may be older than its table."""
+
+import contextlib
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.examples import Dataset, LabelledArrays
+from knnper.errors import FolderTakenError, RunError
+from knnper.experiment import Experiment
+from knnper.files import draft_of, write_atomically
+from knnper.server.run_folder import LOCK, RunFolder
+from knnper.simulation.partition.split import fingerprint
+from knnper.simulation.workbench import deal
+
+CODE = "code.txt"
+"""In a run's folder: the fingerprint of the code that made it."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """Return a SHA-256, in hexadecimal, of the project's Python files."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(_ROOT)}\n{len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def sign(folder: Path) -> None:
+    """Note in a run's folder that this code makes it, unless other code began it."""
+    if not (folder / CODE).is_file():
+        write_atomically(folder / CODE, code_fingerprint())
+
+
+def sign_as(folder: Path, origin: Path) -> None:
+    """Note that a run has a part of the one in ``origin``: older code made both."""
+    if _signature(folder) in ("", code_fingerprint()):
+        write_atomically(folder / CODE, _signature(origin))
+
+
+def is_of_this_code(folder: Path) -> bool:
+    """Return whether no other code had a part in a run."""
+    return _signature(folder) == code_fingerprint()
+
+
+def num_made_otherwise(folders: Iterable[Path]) -> int:
+    """Return how many of the runs in these folders other code made."""
+    return sum(not is_of_this_code(folder) for folder in folders)
+
+
+def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
+    """Yield what to tell of runs that other code made.
+
+    Parameters
+    ----------
+    folders
+        Of the runs.
+    batch
+        The folder that holds them.
+    """
+    if older := num_made_otherwise(folders):
+        yield (
+            f"{older} of the runs in {batch} were made by another version of this "
+            "code, or go on from a training of another or an unknown one; to have all "
+            "from this one, delete the folder and start again, training anew"
+        )
+
+
+def _signature(folder: Path) -> str:
+    path = folder / CODE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+BATCH = ".batch.json"
+"""In a batch's folder: what it is."""
+
+RUNS = "runs"
+"""In a batch's folder: the folders of its runs."""
+
+TABLE = "table.md"
+"""In a batch's folder: the table for people."""
+
+_RUN = re.compile(r"[0-9a-f]{16}")
+"""What names a run's folder, see `knnper.simulation.batches.runner.key_of`."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a batch from others.
+
+    Attributes
+    ----------
+    kind
+        What people call it, as in ``sweep``.
+    name
+        In its file.
+    """
+
+    kind: str
+    name: str
+
+
+_DOCUMENT = TypeAdapter(Identity)
+
+
+@contextlib.contextmanager
+def led(folder: Path) -> Iterator[None]:
+    """Make a folder of runs; keep other processes out of it inside the block.
+
+    Raises
+    ------
+    FolderTakenError
+        If it is a file.
+    RunError
+        If another process is at work in it.
+    """
+    _require_no_file(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(RunFolder(folder).locked())
+        except RunError as error:
+            raise RunError(
+                f"another process is at work in {folder}; wait for it, or end it first "
+                "(Ctrl-C where it was started). The same command goes on with what is "
+                "done"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def batch_folder(folder: Path, identity: Identity) -> Iterator[None]:
+    """Make the folder of one batch; keep other processes out of it inside the block.
+
+    Raises
+    ------
+    FolderTakenError
+        If it is a file, or holds another batch or something else.
+    RunError
+        If another process is at work in it, or what tells which batch it holds is
+        damaged.
+    """
+    _require_no_file(folder)
+    # Before anything is written there.
+    _require_own(folder, identity)
+    with led(folder):
+        _require_own(folder, identity)
+        if not (folder / BATCH).is_file():
+            text = _DOCUMENT.dump_json(identity, indent=2)
+            write_atomically(folder / BATCH, text + b"\n")
+        yield
+
+
+def _require_no_file(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise FolderTakenError(
+            f"{folder} is a file, expected a folder for the runs; choose another with "
+            "--output"
+        )
+
+
+def _require_own(folder: Path, identity: Identity) -> None:
+    """Refuse a folder that holds another batch or none, but take an empty one."""
+    found = _read(folder / BATCH)
+    if found is None:
+        if not _may_be_taken(folder):
+            raise FolderTakenError(
+                f"{folder} is not empty and holds no runs of a {identity.kind}; choose "
+                "another folder with --output"
+            )
+    elif found != identity:
+        raise FolderTakenError(
+            f"{folder} holds the {found.kind} {found.name}, expected the "
+            f"{identity.kind} {identity.name}; choose another folder with --output, or "
+            "delete this one"
+        )
+
+
+def _read(path: Path) -> Identity | None:
+    if not path.is_file():
+        return None
+    try:
+        return _DOCUMENT.validate_json(path.read_bytes())
+    except ValidationError as error:
+        expected = ", ".join(asdict(Identity("sweep", "NAME")))
+        raise RunError(
+            f"{path} is damaged, expected {expected} of the batch in this folder; "
+            "delete the file if the runs are those of this one"
+        ) from error
+
+
+def _may_be_taken(folder: Path) -> bool:
+    """Return whether a folder without a name is empty, or one of earlier versions."""
+    if not folder.exists():
+        return True
+    names = {path.name for path in folder.iterdir()}
+    if names <= {LOCK, draft_of(folder / BATCH).name, RUNS}:
+        return True
+    # All runs of it may have been deleted.
+    if {LOCK, TABLE} <= names:
+        return True
+    runs = folder / RUNS
+    return runs.is_dir() and any(_RUN.fullmatch(run.name) for run in runs.iterdir())
+
+
+INPUTS = "inputs.json"
+"""In a run's folder: the digests of what it was made from."""
+
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made from beside its settings, as SHA-256 in hexadecimal.
+
+    Attributes
+    ----------
+    data
+        Of the data set's content.
+    weights
+        Of the file of weights that training begins with; None without one.
+    split
+        Of who has which examples; None where nobody has dealt them.
+    """
+
+    data: str
+    weights: str | None
+    split: str | None = None
+
+
+_INPUTS_DOCUMENT = TypeAdapter(Inputs)
+
+_CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
+
+
+def inputs_of(experiment: Experiment) -> Inputs:
+    """Return what an experiment would be made from now, without the split.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be loaded.
+    RunError
+        If the file of weights cannot be read.
+    """
+    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    weights = getattr(experiment.model.settings, "weights", None)
+    return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
+
+
+def split_of(experiment: Experiment) -> str:
+    """Return the fingerprint of who would have which examples now.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be loaded or dealt.
+    """
+    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    return fingerprint(deal(experiment, dataset))
+
+
+def keep_inputs(folder: Path, inputs: Inputs) -> None:
+    """Note in a run's folder what it is made from, unless that is known."""
+    if not (folder / INPUTS).is_file():
+        write_atomically(folder / INPUTS, _INPUTS_DOCUMENT.dump_json(inputs, indent=2))
+
+
+def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> None:
+    """Do nothing if a run is there that was made from these, or none, or an old one.
+
+    A split is compared where both have one.
+
+    Parameters
+    ----------
+    folder
+        Of the run.
+    inputs
+        What there is now.
+    mend
+        What to do other than to bring back what there was; by default to delete the
+        runs of the batch.
+
+    Raises
+    ------
+    RunError
+        If it was made from others, or the file is damaged.
+    """
+    mend = mend or f"delete {folder.parent} to make its runs anew"
+    before = read_inputs(folder)
+    if before is None:
+        return
+    for name in (field.name for field in fields(Inputs)):
+        expected, found = getattr(before, name), getattr(inputs, name)
+        if expected != found and not (name == "split" and None in (expected, found)):
+            raise RunError(
+                f"the {_CALLED[name]} is not what it was when the run in {folder} was "
+                f"made: expected {_shown(expected)}, found {_shown(found)}. Bring it "
+                f"back, or {mend}"
+            )
+
+
+def content_digest(dataset: Dataset) -> str:
+    """Return a SHA-256, in hexadecimal, of the examples and the class names."""
+    digest = hashlib.sha256("\n".join(dataset.class_names).encode())
+    for split in (dataset.train, dataset.test):
+        for name in (field.name for field in fields(LabelledArrays)):
+            array = getattr(split, name)
+            if array is None:
+                continue
+            digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+            # A data set may be larger than the memory.
+            for start in range(0, len(array), _ROWS_AT_ONCE):
+                rows = array[start : start + _ROWS_AT_ONCE]
+                digest.update(np.ascontiguousarray(rows).data)
+    return digest.hexdigest()
+
+
+def _file_digest(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read, expected a file of weights: {error}"
+        ) from error
+
+
+def read_inputs(folder: Path) -> Inputs | None:
+    """Return what a run's folder says that it was made from; None where it does not.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
+    path = folder / INPUTS
+    if not path.is_file():
+        return None
+    try:
+        return _INPUTS_DOCUMENT.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RunError(
+            f"{path} is damaged; delete {path.parent} to make the run anew: {error}"
+        ) from error
+
+
+def _shown(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]

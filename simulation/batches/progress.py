@@ -1,0 +1,306 @@
+"""How far the runs of a batch are, and how long the rest takes.
+
+The rest is what the workers wait for: the rounds and hand-overs that are left of each
+family, in the order in which workers take the families. A family is made by one worker
+alone, so the last ones may keep a single worker busy while the others are idle.
+"""
+
+import functools
+import heapq
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from knnper.loading import dotted
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.runner import Event, Family, Step, Told, is_done
+
+Settings = frozenset[tuple[str, str]]
+_TELL_NOTHING = ("name", "run.seed")
+"""Settings that do not change how long a run takes."""
+
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """How long the rest takes.
+
+    Attributes
+    ----------
+    seconds
+        From now on.
+    is_least
+        Whether it takes more: no run like some of the rest has been personalised yet,
+        so how long that takes is not known.
+    """
+
+    seconds: float
+    is_least: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a batch is.
+
+    Attributes
+    ----------
+    done, total
+        Steps or runs.
+    found
+        Those of them that were there before.
+    left
+        How long the rest takes; None is not known.
+    """
+
+    done: int
+    total: int
+    found: int
+    left: TimeLeft | None
+
+
+Advance = Callable[[Progress], None]
+
+
+class _Measured:
+    """How long pieces of work took, by the settings of their runs.
+
+    Parameters
+    ----------
+    fewest
+        Pieces that tell anything: the first rounds of a training take longer.
+    """
+
+    def __init__(self, fewest: int) -> None:
+        self._fewest = fewest
+        self._seconds: dict[Settings, list[float]] = {}
+        self._distance = functools.cache(lambda one, other: len(one ^ other))
+
+    def note(self, settings: Settings, seconds: float) -> None:
+        self._seconds.setdefault(settings, []).append(seconds)
+
+    def like(self, settings: Settings) -> float | None:
+        """Return the median over the pieces of which the fewest settings differ."""
+        by_distance: dict[int, list[float]] = {}
+        for other, seconds in self._seconds.items():
+            by_distance.setdefault(self._distance(settings, other), []).extend(seconds)
+        nearest: list[float] = []
+        for distance in sorted(by_distance):
+            if len(nearest) < self._fewest:
+                nearest += by_distance[distance]
+        return statistics.median(nearest) if len(nearest) >= self._fewest else None
+
+
+@dataclass
+class _State:
+    """How far a family is.
+
+    Attributes
+    ----------
+    runs
+        Their settings.
+    ahead
+        The places of those that are not done.
+    num_rounds, num_made
+        Rounds that its training takes, and those that are there.
+    present
+        The place of the run that is made now; None before, and between two runs.
+    began, marked
+        When it began; when its training began or its last round ended.
+    trained
+        What its rounds took; None before training.
+    """
+
+    runs: list[Settings]
+    ahead: set[int]
+    num_rounds: int
+    num_made: int = 0
+    present: int | None = None
+    began: float = 0.0
+    marked: float = 0.0
+    trained: float | None = None
+
+    @property
+    def of_training(self) -> Settings:
+        """The settings that a training depends on."""
+        return frozenset(one for one in self.runs[0] if "personal" not in one[0])
+
+    def began_run(self, event: Event) -> None:
+        self.present, self.began, self.trained = event.count, event.at, None
+        self.marked = event.at
+
+    def trains(self, event: Event) -> None:
+        self.marked, self.trained = event.at, 0.0
+        num_new = event.count - event.first + 1
+        if len(self.ahead) == len(self.runs):
+            self.num_rounds, self.num_made = event.count, event.first - 1
+        elif num_new > 0:
+            # What is on top of the method has a state of its own, and trains anew.
+            self.num_rounds = self.num_made + num_new
+
+    def made_round(self, event: Event) -> float:
+        """Return how long it took."""
+        seconds, self.marked = event.at - self.marked, event.at
+        self.trained = (self.trained or 0.0) + seconds
+        self.num_made += 1
+        return seconds
+
+    def ended_run(self, event: Event) -> float | None:
+        """Return how long all but its rounds took; None of one that failed."""
+        self.ahead.discard(-1 if self.present is None else self.present)
+        failed = self.trained is None or self.num_made < self.num_rounds
+        self.num_rounds = self.num_made  # one that diverged makes no more
+        return None if failed else event.at - self.began - (self.trained or 0.0)
+
+
+class Tracker:
+    """Follows what workers tell, and reckons how long the rest takes.
+
+    Parameters
+    ----------
+    num_workers
+        Processes side by side.
+    clock
+        Returns seconds, those of the events.
+    """
+
+    def __init__(
+        self, num_workers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._num_workers = num_workers
+        self._clock = clock
+        self._rounds, self._hand_overs = _Measured(_FEWEST_ROUNDS), _Measured(1)
+        self._states: list[_State] = []
+        self._played: list[_State] = []
+        self._later: list[_State] = []
+
+    def expect(
+        self, families: Sequence[Family], later: Sequence[Family] = ()
+    ) -> list[Family]:
+        """Take what is to be made; what is there already tells how long it took.
+
+        Parameters
+        ----------
+        families
+            All that this is about.
+        later
+            What is made when these are done, as far as is known now.
+
+        Returns
+        -------
+        list
+            The families of which a run is missing, in the order in which workers are
+            to take them.
+        """
+        self._states = [self._state(family) for family in families]
+        self._later = [self._state(family) for family in later]
+        self._played = [state for state in self._states if state.ahead]
+        return [
+            family
+            for family, state in zip(families, self._states, strict=True)
+            if state.ahead
+        ]
+
+    def note(self, told: Iterable[Told]) -> None:
+        """Take what workers told; families are numbered as `expect` returned them."""
+        for number, event in told:
+            state = self._played[number]
+            match event.step:
+                case Step.BEGAN:
+                    state.began_run(event)
+                case Step.TRAINS:
+                    state.trains(event)
+                case Step.ROUND:
+                    self._rounds.note(state.of_training, state.made_round(event))
+                case Step.ENDED:
+                    settings = state.runs[state.present or 0]
+                    seconds = state.ended_run(event)
+                    if seconds is not None:
+                        self._hand_overs.note(settings, seconds)
+                    state.present = None
+
+    @property
+    def num_steps(self) -> int:
+        """Rounds of all trainings, and a hand-over for each run."""
+        return sum(one.num_rounds + len(one.runs) for one in self._states)
+
+    @property
+    def num_made(self) -> int:
+        """Those that are there."""
+        return sum(
+            one.num_made + len(one.runs) - len(one.ahead) for one in self._states
+        )
+
+    def left(self) -> TimeLeft | None:
+        """Return how long the rest takes; None while too few rounds were timed."""
+        now, seconds, is_least = self._clock(), 0.0, False
+        for stage in (self._played, self._later):
+            rest = [self._rest(one, now) for one in stage if one.ahead]
+            known = [one for one in rest if one is not None]
+            if len(known) < len(rest):
+                return None
+            seconds += _side_by_side([one.seconds for one in known], self._num_workers)
+            is_least = is_least or any(one.is_least for one in known)
+        return TimeLeft(seconds, is_least)
+
+    def _rest(self, state: _State, now: float) -> TimeLeft | None:
+        """Return how long a family keeps a worker busy from now on."""
+        seconds, num_left = 0.0, state.num_rounds - state.num_made
+        waited = 0.0 if state.present is None else now - state.marked
+        if num_left > 0:
+            each = self._rounds.like(state.of_training)
+            if each is None:
+                return None
+            seconds += max(num_left * each - waited, (num_left - 1) * each)
+        expected = {
+            place: self._hand_overs.like(state.runs[place]) for place in state.ahead
+        }
+        for place, hand_over in expected.items():
+            goes_on = place == state.present and num_left <= 0
+            seconds += max((hand_over or 0.0) - waited * goes_on, 0.0)
+        return TimeLeft(seconds, is_least=None in expected.values())
+
+    def _state(self, family: Family) -> _State:
+        folders = [order.folder for order in family.orders]
+        state = _State(
+            [_settings(order.experiment) for order in family.orders],
+            {place for place, folder in enumerate(folders) if not is_done(folder)},
+            family.num_rounds,
+        )
+        if len(state.ahead) < len(folders) or family.earlier is not None:
+            state.num_made = family.num_rounds
+        else:
+            made = max(len(RunFolder(folder).rounds()) for folder in folders)
+            state.num_made = min(made, family.num_rounds)
+        for folder, settings in zip(folders, state.runs, strict=True):
+            self._recall(folder, settings, state.of_training)
+        return state
+
+    def _recall(self, folder: Path, settings: Settings, of_training: Settings) -> None:
+        """Note how long a run took that was made before."""
+        if not RunFolder(folder).is_finished():
+            return
+        training = RunFolder(folder).results()["training"]
+        if training["num_rounds"]:
+            each = training["seconds"] / training["num_rounds"]
+            for _ in range(_FEWEST_ROUNDS):
+                self._rounds.note(of_training, each)
+        self._hand_overs.note(settings, training["personalization_seconds"])
+
+
+def _side_by_side(seconds: Iterable[float], num_workers: int) -> float:
+    """Return how long workers take that take the next piece when they have none."""
+    busy = [0.0] * num_workers
+    for one in seconds:
+        heapq.heapreplace(busy, busy[0] + one)
+    return max(busy)
+
+
+def _settings(experiment: str) -> Settings:
+    found = dotted(json.loads(experiment))
+    return frozenset(
+        (key, json.dumps(value)) for key, value in found if key not in _TELL_NOTHING
+    )

@@ -1,1 +1,0 @@
-"""Finished runs as tables, charts and one page to send around."""

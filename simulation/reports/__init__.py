@@ -1,0 +1,1 @@
+"""Reports and figures of finished runs."""

@@ -1,0 +1,374 @@
+"""An alarm that goes off when arriving examples stop resembling the reference.
+
+Inductive conformal martingales: Vovk, Nouretdinov, Gammerman, "Testing Exchangeability
+On-Line", ICML 2003, and Volkhonskiy, Burnaev, Nouretdinov, Gammerman, Vovk, "Inductive
+Conformal Martingales for Change-Point Detection", COPA 2017; in the form of Shiryaev
+and Roberts (Vovk, Petej, Nouretdinov, Ahlberg, Carlsson, Gammerman, "Retrain or not
+retrain: conformal test martingales for change-point detection", COPA 2021).
+"""
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.datastore.examples import Contents, Ids, Neighbors
+from knnper.seeding import RandomKey
+
+EXPONENTS = (0.2, 0.4, 0.6, 0.8)
+"""ε of the bets: the smaller, the more is won by extreme p-values."""
+
+NUM_BETS = 2 * len(EXPONENTS)
+
+
+def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log of what each bet makes of a stake of 1.
+
+    The power bets ε p^(ε-1) of Vovk, Nouretdinov, Gammerman, ICML 2003, win
+    if p is small: the example is farther from the memory than usual. The same of 1 - p
+    win if it is nearer than usual, as where a client's data narrow down to few labels.
+    Each integrates to 1, so none gains on average from uniform p-values.
+
+    Parameters
+    ----------
+    p_values
+        In (0, 1), shape (m,).
+
+    Returns
+    -------
+    NDArray
+        float64, shape (m, `NUM_BETS`).
+    """
+    exponents = np.array(EXPONENTS)
+    logs = np.stack([np.log(p_values), np.log1p(-p_values)], axis=1)
+    bets: NDArray[np.float64] = np.log(exponents) + (exponents - 1) * logs[:, :, None]
+    return bets.reshape(len(p_values), NUM_BETS)
+
+
+Scores = NDArray[np.float64]
+
+
+class Memory(Protocol):
+    """What a score needs of a store."""
+
+    def __len__(self) -> int:
+        """Return n."""
+
+    def contents(self) -> Contents:
+        """Return the ids and labels of all that is stored."""
+
+    def vectors(self, ids: Ids) -> Tensor:
+        """Return the representations of ``ids`` (m,), float32 of shape (m, p)."""
+
+    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
+        """Return the nearest of each of ``queries`` (m, p)."""
+
+
+def neighbor_scores(memory: Memory, embeddings: Tensor, num_neighbors: int) -> Scores:
+    """Return the mean distance of each example to its nearest stored ones.
+
+    Parameters
+    ----------
+    memory
+        It must be the same for the reference and for all that arrives: of two memories
+        the fuller one has the smaller distances. Where the store goes on changing,
+        score against a copy of what it held when the reference was made.
+    embeddings
+        float32, shape (m, p).
+    num_neighbors
+        k; fewer where fewer are stored.
+
+    Returns
+    -------
+    Scores
+        float64, shape (m,).
+
+    Raises
+    ------
+    ValueError
+        If the memory is empty.
+    """
+    _require_stored(memory, 1)
+    neighbors = memory.search(embeddings, num_neighbors)
+    return _scores(neighbors.squared_distances.sqrt().mean(dim=1))
+
+
+def label_scores(
+    memory: Memory, embeddings: Tensor, labels: Tensor, num_neighbors: int
+) -> Scores:
+    """Return the mean distance of each example to the nearest of its own label.
+
+    The one to take where labels arrive, too: it grows with labels that the memory has
+    few of, even where the model's representations of labels overlap, and where the same
+    inputs come with other labels, to which `neighbor_scores` is blind. All stored
+    examples of the labels are compared.
+
+    Parameters
+    ----------
+    memory, embeddings, num_neighbors
+        As of `neighbor_scores`.
+    labels
+        int64, shape (m,).
+
+    Returns
+    -------
+    Scores
+        float64, shape (m,); infinite where none of the label is stored.
+    """
+    contents = memory.contents()
+    scores = torch.full((len(labels),), torch.inf, dtype=torch.float64)
+    for label in np.unique(labels.numpy()).tolist():
+        stored = memory.vectors(contents.ids[contents.labels == label])
+        if len(stored) == 0:
+            continue
+        arriving = labels == label
+        distances = torch.cdist(embeddings[arriving].double(), stored.double())
+        nearest = distances.topk(min(num_neighbors, len(stored)), largest=False)
+        scores[arriving] = nearest.values.mean(dim=1)
+    return _scores(scores)
+
+
+def leave_one_out_scores(memory: Memory, num_neighbors: int) -> Scores:
+    """Return the scores of the stored examples, each without itself.
+
+    A reference for clients that can hold nothing out. Held-out examples are the better
+    reference: given the store, they and what arrives are exchangeable, which is what
+    the guarantee of `DriftAlarm` rests on. The
+    stored ones are not quite: each is compared with n - 1 others instead of n, which
+    makes their distances slightly larger; and where the model was trained on them, it
+    has drawn them closer to each other than it draws anything new, which makes their
+    distances smaller and can raise false alarms.
+
+    Returns
+    -------
+    Scores
+        float64, shape (n,).
+
+    Raises
+    ------
+    ValueError
+        If fewer than two examples are stored.
+    """
+    _require_stored(memory, 2)
+    ids = memory.contents().ids
+    neighbors = memory.search(memory.vectors(ids), num_neighbors + 1)
+    itself = neighbors.ids == torch.from_numpy(ids)[:, None]
+    # An approximate search may miss it, and then the last found is one too many.
+    itself[:, -1] |= ~itself.any(dim=1)
+    distances = neighbors.squared_distances.sqrt().masked_fill(itself, 0.0)
+    return _scores(distances.sum(dim=1) / (distances.shape[1] - 1))
+
+
+def _require_stored(memory: Memory, least: int) -> None:
+    if len(memory) < least:
+        raise ValueError(
+            f"expected a memory of at least {least} stored examples to measure "
+            f"distances to, found {len(memory)}; add examples first"
+        )
+
+
+def _scores(values: Tensor) -> Scores:
+    scores: Scores = values.numpy()
+    return scores
+
+
+SMALLEST = 2.0**-53
+"""p-values keep this far from 0 and 1, where a bet could pay infinitely much."""
+
+
+class RankedScores:
+    """All scores so far, in order.
+
+    Parameters
+    ----------
+    scores
+        Ascending, shape (n,).
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = array("d", scores.tobytes())
+
+    def add(self, score: float, tie_break: float) -> float:
+        """Add a score and return its smoothed p-value.
+
+        p = (#{scores > score} + θ #{scores = score}) / (n + 1), both counts with the
+        score itself: Vovk, Nouretdinov, Gammerman, "Testing Exchangeability On-Line",
+        ICML 2003. As each score joins the ones that the next is compared with,
+        the p-values of exchangeable scores are independent and uniform in [0, 1].
+
+        Parameters
+        ----------
+        score
+            Not NaN.
+        tie_break
+            θ, uniform in (0, 1).
+        """
+        num_below = bisect_left(self._scores, score)
+        num_up_to = bisect_right(self._scores, score)
+        insort(self._scores, score)
+        num_scores = len(self._scores)
+        num_greater = num_scores - 1 - num_up_to
+        num_equal = num_up_to - num_below + 1
+        p_value = (num_greater + tie_break * num_equal) / num_scores
+        return min(max(p_value, SMALLEST), 1 - SMALLEST)
+
+    def ascending(self) -> Scores:
+        """Return a copy of all scores, ascending."""
+        return np.array(self._scores, np.float64)
+
+
+TIE_BREAK_BITS = 52
+
+
+@dataclass(frozen=True)
+class AlarmState:
+    """What an alarm remembers.
+
+    Attributes
+    ----------
+    scores
+        Those of the reference and of all examples since, ascending, float64.
+    num_scored
+        Examples since the reference.
+    log_statistics
+        log R of each bet, float64 of shape (`NUM_BETS`,).
+    alarmed_at
+        Number of the example, from 1, with which the alarm went off; None if it has
+        not. It stays: make a new reference to listen anew.
+    """
+
+    scores: Scores
+    num_scored: int
+    log_statistics: NDArray[np.float64]
+    alarmed_at: int | None
+
+    @property
+    def log_statistic(self) -> float:
+        """The logarithm of R, to be compared with that of h."""
+        return _log_mean(self.log_statistics)
+
+
+@dataclass(frozen=True)
+class DriftAlarm:
+    """The rule by which an alarm goes off.
+
+    Each example's score becomes a p-value among all scores so far, and a bet g turns
+    the p-value into a factor. The statistic is R_n = (1 + R_{n-1}) g(p_n), the sum over
+    all starts i ≤ n of the test martingale g(p_i) ... g(p_n) that bets on a change at
+    i, averaged over the bets; the alarm goes off as soon as R_n ≥ h.
+
+    While the scores are exchangeable, R_n - n is a martingale. So, whatever the
+    distribution of the scores,
+
+    - on average at least h examples come before a false alarm (optional stopping), and
+    - a false alarm comes among the first N examples with probability at most N / h
+      (Doob's inequality for the submartingale R_n; it takes the place of Ville's).
+
+    Both are over the draw of the reference, too. An example costs O(log n) comparisons.
+
+    Attributes
+    ----------
+    run_length
+        h, the examples that may pass between false alarms, more than 1; 10,000 to
+        100,000 is usual. The delay grows with log h only.
+    key
+        Root of the tie-breaks: that of example t, from 1, derives from ``child(t)``.
+
+    Raises
+    ------
+    ValueError
+        If ``run_length`` is not a number larger than 1.
+    """
+
+    run_length: float
+    key: RandomKey
+
+    def __post_init__(self) -> None:
+        if not 1 < self.run_length < math.inf:
+            raise ValueError(
+                "expected a run_length of more than 1 example between false alarms, "
+                f"found {self.run_length}; 10000 is usual"
+            )
+
+    def start(self, reference: Scores) -> AlarmState:
+        """Return the state before the first example.
+
+        Parameters
+        ----------
+        reference
+            Scores of examples without drift, shape (r,); best of held-out ones, see
+            `leave_one_out_scores`. The more, the
+            smaller a p-value can become: with 100, a strong shift shows within a few
+            examples.
+
+        Raises
+        ------
+        ValueError
+            If there is none, or one is NaN.
+        """
+        if len(reference) == 0:
+            raise ValueError(
+                "expected reference scores to compare with, found none; score held-out "
+                "or stored examples"
+            )
+        _require_numbers(reference)
+        nothing_won = np.full(NUM_BETS, -np.inf)
+        return AlarmState(np.sort(reference), 0, nothing_won, None)
+
+    def update(self, state: AlarmState, scores: Scores) -> AlarmState:
+        """Return the state after examples with these scores, in order of arrival.
+
+        A batch has the same outcome as its examples one by one.
+
+        Parameters
+        ----------
+        scores
+            Shape (m,), measured as the reference was; may be infinite.
+
+        Raises
+        ------
+        ValueError
+            If one is NaN.
+        """
+        _require_numbers(scores)
+        ranked = RankedScores(state.scores)
+        p_values = self._p_values(ranked, scores, state.num_scored + 1)
+        log_statistics, alarmed_at = state.log_statistics, state.alarmed_at
+        for number, log_factors in enumerate(log_bets(p_values), state.num_scored + 1):
+            log_statistics = np.logaddexp(0.0, log_statistics) + log_factors
+            if alarmed_at is None and self._is_reached(log_statistics):
+                alarmed_at = number
+        num_scored = state.num_scored + len(scores)
+        return AlarmState(ranked.ascending(), num_scored, log_statistics, alarmed_at)
+
+    def _p_values(self, ranked: RankedScores, scores: Scores, first: int) -> Scores:
+        p_values = [
+            ranked.add(score, self._tie_break(number))
+            for number, score in enumerate(scores.tolist(), first)
+        ]
+        return np.array(p_values, np.float64)
+
+    def _tie_break(self, number: int) -> float:
+        drawn = self.key.child(number).entropy(8) >> (64 - TIE_BREAK_BITS)
+        return float((drawn + 0.5) / 2**TIE_BREAK_BITS)
+
+    def _is_reached(self, log_statistics: NDArray[np.float64]) -> bool:
+        return _log_mean(log_statistics) >= math.log(self.run_length)
+
+
+def _log_mean(logs: NDArray[np.float64]) -> float:
+    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+
+
+def _require_numbers(scores: Scores) -> None:
+    if np.isnan(scores).any():
+        raise ValueError(
+            f"expected scores that are numbers, found NaN at position "
+            f"{int(np.isnan(scores).argmax())}; check the embeddings"
+        )

@@ -1,0 +1,476 @@
+"""The files of a report."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib import rc_context
+
+from knnper.errors import RunError
+from knnper.files import write_atomically
+from knnper.simulation.reports.charts import (
+    MOST_SHOWN,
+    THEMED,
+    Picture,
+    as_svg,
+    draw_averages,
+    draw_curves,
+    draw_partition,
+    draw_reliability,
+    draw_scatters,
+    draw_store_sizes,
+    draw_weights,
+    report_style,
+    settle,
+)
+from knnper.simulation.reports.figure import (
+    Color,
+    boxes_told,
+    colors_of,
+    markdown_cell,
+    markdown_text,
+)
+from knnper.simulation.reports.runs import (
+    GROUPS,
+    Departures,
+    FederatedData,
+    Repetition,
+    Row,
+    Run,
+    Setup,
+    by_data,
+    comparability,
+    degraded_columns,
+    departures,
+    environments,
+    facts_of,
+    find_runs,
+    in_common,
+    missing_files,
+    number,
+    points,
+    repetition_of,
+    seconds_of,
+    setups_of,
+    split_of,
+    table_of,
+)
+
+Colors = Mapping[str, Color]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chart with its heading.
+
+    Attributes
+    ----------
+    name
+        Names its file and its place in the page.
+    title
+        The heading.
+    text
+        How to read the chart; or why there is none.
+    picture
+        The chart; None where the runs lack what it shows.
+    """
+
+    name: str
+    title: str
+    text: str
+    picture: Picture | None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a section is made of, whatever the runs; ``text`` may name the split."""
+
+    name: str
+    title: str
+    text: str
+    missing: str
+    draw: Callable[[Sequence[Setup], Colors], Picture | None]
+    is_of_each_setup: bool = True
+
+
+_AVERAGES = (
+    "A dot is the mean over the seeds, its line the 95 % interval of the mean, cut at "
+    "0 and 100 %; diamonds are unpersonalised models."
+)
+
+_KINDS = (
+    _Kind(
+        "curves",
+        "Learning curves",
+        "A thin line is a seed, a thick one the mean over the seeds. Setups that train "
+        "alike share a line.",
+        "The runs have no rounds: nothing was trained, or rounds.jsonl is missing.",
+        draw_curves,
+    ),
+    _Kind(
+        "clients",
+        "Client by client",
+        "Each client's accuracy with the global and with its own model. Above the "
+        "diagonal a client gains by its own model, below it loses. Filled circles are "
+        "seen clients, hollow squares unseen ones; the area is the number of clients "
+        "at that point, all seeds together. Methods whose global model means nothing "
+        "by itself have no panel.",
+        "No client's model differs from a global one that means anything by itself, or "
+        "clients.csv is missing.",
+        draw_scatters,
+    ),
+    _Kind(
+        "store-sizes",
+        "Size of the memory",
+        "Clients in classes of about as many each, by the examples in their memory; a "
+        "point is the share of all their {split} examples that are right. Coloured "
+        "circles are the clients' own models, grey squares the global one where it "
+        "means anything by itself.",
+        "No method here keeps a memory.",
+        draw_store_sizes,
+    ),
+    _Kind(
+        "weights",
+        "Weight of the memory",
+        "The λ that each client chose. At 0 a client uses the global model alone, at 1 "
+        "its memory alone. Filled bars are seen clients, hollow ones on top of them "
+        "unseen clients, all seeds together.",
+        "No method here mixes in a memory.",
+        draw_weights,
+    ),
+    _Kind(
+        "reliability",
+        "Calibration",
+        "The clients' {split} examples in 15 bins by the largest probability. On the "
+        "diagonal a model is right as often as it says; below it is too sure of "
+        "itself. The area of a point is its part of the examples. Grey squares are the "
+        "global model, where it means anything by itself. The error is the expected "
+        "calibration error, all seeds pooled.",
+        "The runs have no bins: personalization.jsonl is missing, or the clients keep "
+        "their figures to themselves.",
+        draw_reliability,
+    ),
+    _Kind(
+        "partition",
+        "Who has what",
+        "Above, each client's training and validation examples; below, how many of "
+        "each label: the denser, the more. Another seed gives another split.",
+        "No run has partition.json, which a simulation writes when it starts: the data "
+        "stays with the sites, or an earlier version made the runs.",
+        lambda setups, _: draw_partition(setups),
+        is_of_each_setup=False,
+    ),
+)
+
+
+def draw_sections(
+    setups: Sequence[Setup], rows: Sequence[Row], prefix: str = ""
+) -> list[Section]:
+    """Return all sections; a chart that the runs have no data for is left out.
+
+    Parameters
+    ----------
+    setups
+        All over the same data set and partition.
+    rows
+        The table of them.
+    prefix
+        Begins the sections' names, where a report has others of the same kind.
+    """
+    ordered = _most_telling(setups)
+    colors = dict(
+        zip(
+            (setup.label for setup in ordered),
+            colors_of(setup.title for setup in ordered),
+            strict=True,
+        )
+    )
+    with report_style():
+        averages = draw_averages(rows, colors, split_of(ordered))
+        text = _AVERAGES if averages else "No client reported any figure."
+        sections = [
+            Section("averages", "Averages", text, averages),
+            *(_section(kind, ordered, colors) for kind in _KINDS),
+        ]
+        for section in sections:
+            if section.picture is not None:
+                settle(section.picture)
+    return [replace(one, name=prefix + one.name) for one in sections]
+
+
+def _most_telling(setups: Sequence[Setup]) -> list[Setup]:
+    """Return the setups as they are; the best first where not all can be drawn."""
+    if len(setups) <= MOST_SHOWN:
+        return list(setups)
+
+    def average(setup: Setup) -> float:
+        return sum(run.average for run in setup.runs) / len(setup.runs)
+
+    return sorted(setups, key=average, reverse=True)
+
+
+def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
+    picture = kind.draw(setups, colors)
+    text = kind.text.format(split=split_of(setups)) if picture else kind.missing
+    if picture and kind.is_of_each_setup and len(setups) > MOST_SHOWN:
+        text += (
+            f" At most {MOST_SHOWN} of the {len(setups)} setups are drawn: those with "
+            "the largest average over the seen clients."
+        )
+    return Section(kind.name, kind.title, text, picture)
+
+
+FORMATS: Mapping[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""Of the charts, for a paper; each with what leaves its date out."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; parents are created as needed.
+
+    Raises
+    ------
+    RunError
+        If that cannot be done.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error}") from error
+
+
+@boxes_told()
+def write_figures(sections: Iterable[Section], folder: Path) -> list[Path]:
+    """Write each chart as NAME.svg and NAME.pdf; return the files.
+
+    Raises
+    ------
+    RunError
+        If that cannot be done.
+    """
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for section in sections:
+            if section.picture is None:
+                continue
+            for ending, undated in FORMATS.items():
+                path = folder / f"{section.name}.{ending}"
+                # Without a date and with named parts, the same chart is the same file.
+                with rc_context({"svg.hashsalt": section.name}):
+                    section.picture.figure.savefig(path, metadata=undated)
+                written.append(path)
+    except OSError as error:
+        raise RunError(f"no figures can be written to {folder}: {error}") from error
+    return written
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What a report says of the runs over one data set and partition.
+
+    Attributes
+    ----------
+    name
+        Its place in the page; empty for the only one.
+    over
+        The data set and the partition.
+    setups
+        The runs, those that differ in the seed alone together.
+    rows
+        The table.
+    remarks
+        Sentences on what makes the setups hard to compare.
+    """
+
+    name: str
+    over: FederatedData
+    setups: tuple[Setup, ...]
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What stands at the top, by its name."""
+        return facts_of(self.over, self.setups)
+
+    @property
+    def split(self) -> str:
+        """Which split the clients were tested on."""
+        return split_of(self.setups)
+
+    @functools.cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The charts; the runs' other files are read, and may be damaged."""
+        prefix = f"{self.name}-" if self.name else ""
+        return tuple(draw_sections(self.setups, self.rows, prefix))
+
+    @property
+    def remarks_on_charts(self) -> tuple[str, ...]:
+        """Sentences on files that charts lack."""
+        return tuple(missing_files(self.setups))
+
+    @property
+    def departures(self) -> Departures:
+        """In which settings the setups differ."""
+        return departures([setup.runs[0] for setup in self.setups])
+
+    @property
+    def common(self) -> Mapping[str, str]:
+        """Which settings all have with the same value."""
+        return in_common([setup.runs[0] for setup in self.setups])
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report.
+
+    Attributes
+    ----------
+    chapters
+        One a data set and partition.
+    remarks
+        Sentences on all of it, as on what is left out.
+    """
+
+    chapters: tuple[Chapter, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The names of the experiments."""
+        names = (str(run.experiment.get("name", run.name)) for run in self._runs)
+        return ", ".join(dict.fromkeys(names))
+
+    @property
+    def setups(self) -> list[Setup]:
+        """Those of all chapters."""
+        return [setup for one in self.chapters for setup in one.setups]
+
+    @property
+    def sections(self) -> list[Section]:
+        """Those of all chapters."""
+        return [section for one in self.chapters for section in one.sections]
+
+    @property
+    def repetitions(self) -> list[Repetition]:
+        """How the runs were made."""
+        several = len(self.chapters) > 1
+        labels = [
+            f"{setup.label}, {one.over.title}" if several else setup.label
+            for one in self.chapters
+            for setup in one.setups
+        ]
+        return [
+            repetition_of(setup, label, number)
+            for number, (setup, label) in enumerate(
+                zip(self.setups, labels, strict=True), start=1
+            )
+        ]
+
+    @property
+    def environments(self) -> list[str]:
+        """With what they were made."""
+        return environments(self._runs)
+
+    @property
+    def _runs(self) -> list[Run]:
+        return [run for setup in self.setups for run in setup.runs]
+
+
+def report_of(paths: Sequence[Path]) -> Report:
+    """Return the report on the runs in ``paths``, see `find_runs`.
+
+    Raises
+    ------
+    RunError
+        If there is no run that is done in one of them, or one is damaged.
+    """
+    found = find_runs(paths)
+    groups = by_data(found.runs)
+    several = len(groups) > 1
+    chapters, remarks = list[Chapter](), list(found.remarks)
+    for place, (over, runs) in enumerate(groups, start=1):
+        setups, name = tuple(setups_of(runs)), f"part-{place}" if several else ""
+        rows, told = tuple(table_of(setups)), tuple(comparability(setups))
+        chapters.append(Chapter(name, over, setups, rows, told))
+    if several:
+        remarks.append(
+            f"The runs are over {len(groups)} data sets or partitions. Figures over "
+            "one do not compare with those over another: each has a table of its own."
+        )
+    return Report(tuple(chapters), tuple(remarks))
+
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Environment:
+    """Return where templates are found: the reports' own and those in other folders."""
+    environment = Environment(
+        autoescape=autoescape,
+        loader=FileSystemLoader([_TEMPLATES, *more]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cell"] = markdown_cell
+    environment.filters["text"] = markdown_text
+    return environment
+
+
+def render_page(environment: Environment, name: str, **content: object) -> str:
+    """Return the page of a template that extends ``page.html``, its style inside."""
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return environment.get_template(name).render(
+        **content, style=Markup(style), themed=THEMED
+    )
+
+
+def as_html(report: Report) -> str:
+    """Return the report as an HTML page with its charts and its style inside."""
+    environment = _environment(autoescape=True)
+    environment.filters["chart"] = _chart
+    content = _content(report)
+    return render_page(environment, "report.html", **content, most_open=MOST_SHOWN)
+
+
+def as_markdown_report(report: Report, figures: Path | None = None) -> str:
+    """Return the report as Markdown; charts are told by their alternative texts.
+
+    Parameters
+    ----------
+    figures
+        The folder of the chart's files, for links; without it there are none.
+    """
+    environment = _environment(autoescape=False)
+    template = environment.get_template("report.md")
+    return template.render(**_content(report), figures=figures)
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    environment = template_environment(autoescape=autoescape)
+    environment.filters.update(points=points, number=number, seconds=seconds_of)
+    return environment
+
+
+def _content(report: Report) -> dict[str, object]:
+    return {"report": report, "by_group": _by_group, "degraded": degraded_columns}
+
+
+def _by_group(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    groups = {name: [row for row in rows if row.group == name] for name in GROUPS}
+    return {name: found for name, found in groups.items() if found}
+
+
+def _chart(section: Section) -> Markup:
+    if section.picture is None:
+        return Markup("")
+    # The element escapes what it is made of.
+    return Markup(as_svg(section.picture, section.name))

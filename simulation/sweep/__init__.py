@@ -1,1 +1,0 @@
-"""One experiment, or several methods, at many settings and several seeds."""

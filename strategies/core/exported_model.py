@@ -1,0 +1,483 @@
+"""What is known of a global model beside its weights, and its fingerprint."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from knnper.data.examples import InputSpec
+from knnper.data.site_data import SiteTask
+from knnper.errors import KnnPerError, Problem, RunError
+from knnper.experiment import Choice, Experiment, Precision, Settings, TrainingSettings
+from knnper.files import sync_folder, write_atomically
+from knnper.loading import parse_settings, to_document
+from knnper.models.catalogue import MODELS
+from knnper.process import num_threads
+from knnper.records import fingerprint
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS, build_task
+from knnper.strategies.core.memory import KnnSettings, default_memory
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.task import Task
+from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
+
+
+class ModelError(KnnPerError):
+    """A global model is missing, damaged, or not the one that was expected."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """All that using a global model takes, but its weights; plain values only.
+
+    Attributes
+    ----------
+    name
+        Of the experiment that trained it.
+    model
+        The experiment's section ``model``, less the file that training started from.
+    precision
+        Of forward passes.
+    evaluation_batch_size
+        Images in one forward pass where nothing is trained.
+    num_threads
+        That torch used in each process of the run: for another number the last bits
+        may be others.
+    seed
+        The experiment's.
+    spec
+        Shape and type of the input, number of classes, normalisation.
+    class_names
+        One for each label.
+    feature_names
+        What the features of a row are called, in order; empty for images.
+    method
+        Title of the method that trained it.
+    num_rounds
+        How long.
+    memory
+        How a client remembers: the experiment's ``personalization`` where that is
+        kNN-Per's, else what kNN-Per does by default, with leave-one-out for clients
+        with little validation data.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    precision: Precision
+    evaluation_batch_size: int
+    num_threads: int
+    seed: int
+    spec: InputSpec
+    class_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    method: str
+    num_rounds: int
+    memory: KnnSettings
+
+    @property
+    def learned(self) -> SiteTask:
+        """What the model knows about the data, as sites agree on it."""
+        return SiteTask(self.spec, self.class_names, self.feature_names)
+
+    def architecture(self) -> Choice[Settings]:
+        """Return the section ``model``.
+
+        Raises
+        ------
+        ModelError
+            If this version knows no such model, or not its settings.
+        """
+        settings = {key: self.model[key] for key in self.model if key != "name"}
+        name, problems = str(self.model.get("name")), list[Problem]()
+        if name not in MODELS:
+            known = ", ".join(sorted(MODELS))
+            raise ModelError(
+                f"the model {name!r} is unknown, expected one of {known}; another "
+                "version of this software made it: install that one"
+            )
+        parsed = parse_settings(MODELS[name].settings_type, settings, "model", problems)
+        if parsed is None:
+            lines = "; ".join(str(problem) for problem in problems)
+            raise ModelError(
+                f"the model's settings are not what this version takes ({lines}); "
+                "install the version of this software that made it"
+            )
+        return Choice(name, parsed)
+
+
+CARD = TypeAdapter(ModelCard)
+
+# Settings that models were given later, with what a model without them has: a card
+# leaves them out then, so that a model keeps its fingerprint, and stores their model.
+_LATER: Mapping[str, Mapping[str, object]] = {
+    "tiny_cnn": {"norm": "none", "num_poolings": 1},
+    "leaf_cnn": {"norm": "none"},
+}
+
+
+def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
+    """Return the card of the model that an experiment trains.
+
+    Parameters
+    ----------
+    experiment
+        Its settings.
+    learned
+        What the model knows about the data.
+    """
+    model = to_document(experiment)["model"]
+    later = _LATER.get(model["name"], {}).items()
+    left_out = {"weights", *(name for name, old in later if model[name] == old)}
+    chosen = experiment.personalization.settings
+    return ModelCard(
+        name=experiment.name,
+        model={name: model[name] for name in model if name not in left_out},
+        precision=experiment.training.precision,
+        evaluation_batch_size=experiment.run.evaluation_batch_size,
+        num_threads=num_threads(experiment.run),
+        seed=experiment.run.seed,
+        spec=learned.spec,
+        class_names=learned.class_names,
+        feature_names=learned.feature_names,
+        method=METHODS[experiment.method.name].title,
+        num_rounds=experiment.training.num_rounds,
+        memory=_memory_of(chosen),
+    )
+
+
+def _memory_of(chosen: Settings) -> KnnSettings:
+    """Return how clients remember in the experiment, or by default."""
+    if isinstance(chosen, FineTunedMemorySettings):
+        chosen = chosen.memory
+    return chosen if isinstance(chosen, KnnSettings) else default_memory()
+
+
+@dataclass(frozen=True)
+class _Identity(Record):
+    """All that an embedding of an image depends on but the image.
+
+    The names of class and fields are a part of every fingerprint.
+    """
+
+    weights: Tensor
+    model: dict[str, object]
+    image_shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    precision: str
+
+
+@dataclass(frozen=True)
+class _FeatureIdentity(Record):
+    """The same for an input of another type, which is normalised otherwise."""
+
+    identity: _Identity
+    dtype: str
+
+
+def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
+    """Return the SHA-256, in hexadecimal, of all that φ and the head depend on.
+
+    The weights, the model's name and settings, how its input is normalised, and the
+    precision.
+    """
+    spec = card.spec
+    identity = _Identity(
+        weights=weights,
+        model={name: _hashable(value) for name, value in card.model.items()},
+        image_shape=spec.image_shape,
+        num_classes=spec.num_classes,
+        mean=spec.mean,
+        std=spec.std,
+        precision=card.precision,
+    )
+    if spec.dtype == "uint8":
+        return fingerprint(identity)
+    return fingerprint(_FeatureIdentity(identity, spec.dtype))
+
+
+def _hashable(value: Any) -> Any:
+    """Return a plain value as records hold it: tuples for lists."""
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, Mapping):
+        return {name: _hashable(item) for name, item in value.items()}
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalModel:
+    """φ and the head of a trained model; made by `global_model` or `load_model`.
+
+    Attributes
+    ----------
+    card
+        What is known of it.
+    task
+        Runs it. Any number of threads may use it at a time once it has run.
+    weights
+        w, shape (num_weights,).
+    fingerprint
+        SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
+        model's name and settings, how images are normalised, and the precision.
+    """
+
+    card: ModelCard
+    task: Task
+    weights: Tensor
+    fingerprint: str
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ_w(x), float32 of shape (n, p), of inputs (n, h, w, ch)."""
+        return self.task.embed(self.weights, images)
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the model's probabilities (n, c) from its embeddings (n, p)."""
+        return self.task.head(self.weights, embeddings)
+
+    @property
+    def embedding_dim(self) -> int:
+        """p, the size of an embedding."""
+        return self.task.model.module.embedding_dim
+
+    @property
+    def spec(self) -> InputSpec:
+        """What the model knows about the data."""
+        return self.card.spec
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One for each label."""
+        return self.card.class_names
+
+
+def global_model(
+    experiment: Experiment, task: Task, learned: SiteTask, weights: Tensor
+) -> GlobalModel:
+    """Return the model that a run of ``experiment`` ended with.
+
+    Parameters
+    ----------
+    experiment
+        Its settings; the method must be one that `require_global_model` accepts.
+    task
+        What was learned, as `knnper.strategies.catalogue.assemble` makes it.
+    learned
+        What the model knows about the data.
+    weights
+        w, shape (num_weights,): of the server's last state, or of the payload that a
+        client is handed.
+    """
+    card = card_of(experiment, learned)
+    return GlobalModel(card, task, weights, fingerprint_of(card, weights))
+
+
+def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
+    """Return the model that ``card`` describes.
+
+    Raises
+    ------
+    ModelError
+        If this version cannot build it, or the weights are another model's.
+    """
+    task = build_task(
+        card.architecture(),
+        TrainingSettings(precision=card.precision),
+        card.spec,
+        RandomKey(card.seed),
+        evaluation_batch_size=card.evaluation_batch_size,
+    )
+    expected = (task.model.num_weights,)
+    if tuple(weights.shape) != expected or weights.dtype != torch.float32:
+        raise ModelError(
+            f"expected weights of shape {expected} and type float32, found "
+            f"{tuple(weights.shape)} and {weights.dtype}; they belong to another model"
+        )
+    return GlobalModel(card, task, weights, fingerprint_of(card, weights))
+
+
+def ends_with_global_model(experiment: Experiment) -> bool:
+    """Return whether a run ends with one trained model for all clients.
+
+    What the server announces and a site keeps; see `MethodSpec.ends_with_global_model`.
+    """
+    return METHODS[experiment.method.name].ends_with_global_model
+
+
+def require_global_model(experiment: Experiment, source: str) -> None:
+    """Refuse a method that does not end with one trained model for all clients.
+
+    Parameters
+    ----------
+    experiment
+        Its settings.
+    source
+        Where they are from, as in ``the run in runs/demo``.
+
+    Raises
+    ------
+    RunError
+        Of Local (it trains one a client), FedEM (several that are mixed), FedPer (a
+        part of one), L2GD (clients' own, of which the server has the mean) and others.
+    """
+    if not ends_with_global_model(experiment):
+        title = METHODS[experiment.method.name].title
+        raise RunError(
+            f"{source} trained with {title}, which does not end with "
+            "one model for all clients; expected a run of a method that does, such as "
+            "FedAvg or kNN-Per"
+        )
+
+
+def require_fingerprint(model: GlobalModel, expected: str, source: str) -> None:
+    """Refuse a model that is not the one that was announced.
+
+    Parameters
+    ----------
+    model
+        What is at hand.
+    expected
+        The fingerprint that it should have.
+    source
+        Where it is from.
+
+    Raises
+    ------
+    ModelError
+        If they differ.
+    """
+    if model.fingerprint != expected:
+        raise ModelError(
+            f"{source}: expected the model {expected[:12]}, found "
+            f"{model.fingerprint[:12]}; it was damaged or replaced on "
+            "its way, or the two sides run different versions. Get it again from where "
+            "it was exported"
+        )
+
+
+FORMAT = 1
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+
+_TENSOR = "weights"
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Return whether ``folder`` is, or should be, a model's."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def save_model(folder: Path, model: GlobalModel) -> None:
+    """Write ``model`` to ``folder``: complete on disk, or not there, at any time.
+
+    Where the very same model is there already, nothing is done.
+
+    Raises
+    ------
+    ModelError
+        If the folder holds something else.
+    """
+    if folder.exists():
+        _require_same(folder, model)
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    try:
+        draft.mkdir()
+        weights = {_TENSOR: model.weights.contiguous()}
+        write_atomically(draft / WEIGHTS, save(weights))
+        write_atomically(draft / DESCRIPTION, _described(model))
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_folder(folder.parent)
+
+
+def load_model(folder: Path) -> GlobalModel:
+    """Return the model in ``folder``, verified by its fingerprint.
+
+    Raises
+    ------
+    ModelError
+        If there is none, it is damaged, or another version made it.
+    """
+    card, expected = _card(folder)
+    path = folder / WEIGHTS
+    try:
+        weights = load_file(path)[_TENSOR]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}); export the model again"
+        ) from error
+    # The layout in memory shows in the last bits of products.
+    copied = weights.clone(memory_format=torch.contiguous_format)
+    model = model_of_card(card, copied)
+    require_fingerprint(model, expected, str(folder))
+    return model
+
+
+def _described(model: GlobalModel) -> str:
+    document = {
+        "format": FORMAT,
+        "fingerprint": model.fingerprint,
+        "card": CARD.dump_python(model.card, mode="json"),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _card(folder: Path) -> tuple[ModelCard, str]:
+    document = _document(folder / DESCRIPTION)
+    found = document.get("format")
+    if found != FORMAT:
+        raise ModelError(
+            f"{folder} is a model of format {found}, expected {FORMAT}; use the "
+            "version of this software that exported it, or export it again"
+        )
+    try:
+        card = CARD.validate_json(json.dumps(document["card"]))
+        return card, str(document["fingerprint"])
+    except (KeyError, ValidationError) as error:
+        raise ModelError(
+            f"{folder / DESCRIPTION} is not what this version of the software writes "
+            f"({error}); export the model again"
+        ) from error
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path.parent} holds no model: {path.name} is missing. Give the folder "
+            "that knnper export wrote"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}); export the model again"
+        ) from error
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is no JSON object; export the model again")
+    return document
+
+
+def _require_same(folder: Path, model: GlobalModel) -> None:
+    if not is_model_folder(folder):
+        raise ModelError(
+            f"{folder} exists and holds no model; give a new folder for the model"
+        )
+    found = load_model(folder).fingerprint
+    if found != model.fingerprint:
+        raise ModelError(
+            f"{folder} holds the model {found[:12]}, expected to write "
+            f"{model.fingerprint[:12]}; give another folder"
+        )

@@ -1,1 +1,0 @@
-"""Gaussian-process classification: a tree of binary processes over the classes."""

@@ -1,0 +1,264 @@
+"""The one evaluation function, and what a client reports of itself."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from knnper.data.examples import Examples
+from knnper.strategies.core.method import Predictor
+from knnper.strategies.core.task import Task
+
+NUM_CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a predictor did on some labelled examples: sums that can be pooled.
+
+    Attributes
+    ----------
+    num_examples, num_correct
+        Counts.
+    log_loss_sum
+        Σ -log p(y|x), natural logarithm, p clipped at 1e-12.
+    bin_counts, bin_confidence, bin_correct
+        Per bin of confidence (15 equal widths over [0, 1]): examples, sum of the
+        largest probability, correct examples. Guo et al., "On Calibration of Modern
+        Neural Networks", 2017, Eq. 3.
+    weight_sum, weight_correct
+        Σ_i P(y_i) over all examples and over those that are right, where labels count
+        P(y); both None where all examples count the same.
+    """
+
+    num_examples: int
+    num_correct: int
+    log_loss_sum: float
+    bin_counts: tuple[int, ...]
+    bin_confidence: tuple[float, ...]
+    bin_correct: tuple[int, ...]
+    weight_sum: float | None = None
+    weight_correct: float | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The fraction that is right; None without examples.
+
+        Where labels count P(y) it is Σ_i P(y_i) 1[right] / Σ_i P(y_i), the personalised
+        accuracy of fedbasis-pflbed.txt, section 5, step 5. It is None where the
+        examples have no label that counts.
+        """
+        if self.weight_sum is not None and self.weight_correct is not None:
+            return self.weight_correct / self.weight_sum if self.weight_sum else None
+        return self.num_correct / self.num_examples if self.num_examples else None
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What is known of a client after the hand-over. Counts and metrics only.
+
+    Attributes
+    ----------
+    client
+        The client's name.
+    seen
+        Whether it could take part in training.
+    num_train, num_validation
+        Examples it learns from.
+    personal, reference
+        On the test split: its personalised model, and the unpersonalised (global) one.
+    validation
+        The unpersonalised model on the validation split.
+    chosen
+        What the method chose for this client, as in ``{"knn_weight": 0.7}``.
+    """
+
+    client: str
+    seen: bool
+    num_train: int
+    num_validation: int
+    personal: Evaluation
+    reference: Evaluation
+    validation: Evaluation
+    chosen: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientResults:
+    """What several clients that were served together report.
+
+    Attributes
+    ----------
+    results
+        One a client, in the order in which they were asked, but for the failures.
+    failures
+        Why, by name, of the clients that could not be served.
+    withheld
+        Clients that are served and keep the figures to themselves.
+    """
+
+    results: tuple[ClientResult, ...]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()
+
+
+def evaluate(
+    predictor: Predictor, examples: Examples, class_weights: Tensor | None = None
+) -> Evaluation:
+    """Return how ``predictor`` does on ``examples``.
+
+    Parameters
+    ----------
+    class_weights
+        P(y), what an example of each label counts, float64 of shape (c,); None where
+        all count the same.
+    """
+    # Without examples nothing is asked: not every predictor knows what to say to that.
+    probabilities = predictor(examples.images) if len(examples) else torch.empty((0, 0))
+    return score(probabilities, examples.labels, class_weights)
+
+
+def score(
+    probabilities: Tensor, labels: Tensor, class_weights: Tensor | None = None
+) -> Evaluation:
+    """Return how probabilities (n, c) fit int64 labels (n,).
+
+    ``class_weights`` are as in `evaluate`.
+    """
+    if len(labels) == 0:
+        empty = (0,) * NUM_CALIBRATION_BINS
+        return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
+    # What is not finite predicts nothing: it counts as wrong, with no confidence.
+    probabilities = probabilities.double()
+    defined = torch.isfinite(probabilities).all(dim=1)
+    probabilities = probabilities.where(defined[:, None], 0.0)
+    confidence, predicted = probabilities.max(dim=1)
+    correct = (predicted == labels) & defined
+    of_label = probabilities.gather(1, labels[:, None]).squeeze(1)
+    bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
+    return Evaluation(
+        num_examples=len(labels),
+        num_correct=int(correct.sum()),
+        log_loss_sum=float(-of_label.clamp_min(1e-12).log().sum()),
+        bin_counts=_integers(torch.ones_like(confidence), bins),
+        bin_confidence=tuple(_per_bin(confidence, bins).tolist()),
+        bin_correct=_integers(correct.double(), bins),
+        weight_sum=_weight_of(labels, class_weights),
+        weight_correct=_weight_of(labels[correct], class_weights),
+    )
+
+
+def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
+    """Return Σ_i P(y_i), the same whatever the order of the labels."""
+    if class_weights is None:
+        return None
+    counts = torch.bincount(labels, minlength=len(class_weights))
+    return math.fsum((counts * class_weights).tolist())
+
+
+def _per_bin(values: Tensor, bins: Tensor) -> Tensor:
+    sums = torch.zeros(NUM_CALIBRATION_BINS, dtype=torch.float64)
+    return sums.index_add_(0, bins, values)
+
+
+def _integers(values: Tensor, bins: Tensor) -> tuple[int, ...]:
+    return tuple(int(value) for value in _per_bin(values, bins))
+
+
+@dataclass(frozen=True)
+class MixturePredictor:
+    """Serves Σ_m π_m h_m.
+
+    Attributes
+    ----------
+    task
+        Gives the architecture.
+    components
+        M tensors of shape (num_weights,).
+    mixture_weights
+        π, shape (M,), summing to 1.
+    chosen
+        What is reported of this client.
+    trained_alone
+        Makes the predictor that was trained without the validation split; None where
+        this one was.
+    """
+
+    task: Task
+    components: Sequence[Tensor]
+    mixture_weights: Tensor
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    trained_alone: "Callable[[], MixturePredictor] | None" = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return Σ_m π_m h_m(x), shape (n, c), of uint8 images."""
+        return self.head(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the components' representations side by side, shape (n, M p)."""
+        parts = [self.task.embed(weights, images) for weights in self.components]
+        return torch.cat(parts, dim=1)
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the mixture's probabilities (n, c) of representations (n, M p)."""
+        parts = embeddings.tensor_split(len(self.components), dim=1)
+        mixed = [
+            share * self.task.head(weights, part)
+            for share, weights, part in zip(
+                self.mixture_weights, self.components, parts, strict=True
+            )
+        ]
+        return torch.stack(mixed).sum(dim=0)
+
+    def without_validation(self) -> "MixturePredictor":
+        """Return the predictor before it was trained on the validation split."""
+        return self if self.trained_alone is None else self.trained_alone()
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen."""
+        return self.chosen
+
+
+@dataclass(frozen=True)
+class ModelPredictor:
+    """Serves h_w.
+
+    Attributes
+    ----------
+    task
+        Gives the architecture.
+    weights
+        w, shape (num_weights,).
+    chosen
+        What was chosen for this client, as in ``{"prox_weight": 0.1}``.
+    trained_alone
+        Makes the predictor that was trained without the validation split; None where
+        this one was.
+    """
+
+    task: Task
+    weights: Tensor
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    trained_alone: "Callable[[], ModelPredictor] | None" = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return h_w(x), shape (n, c), of uint8 images (n, height, width, channels)."""
+        return self.task.probabilities(self.weights, images)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ_w(x), float32 of shape (n, p)."""
+        return self.task.embed(self.weights, images)
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the probabilities (n, c) of representations (n, p)."""
+        return self.task.head(self.weights, embeddings)
+
+    def without_validation(self) -> "ModelPredictor":
+        """Return the predictor before it was trained on the validation split."""
+        return self if self.trained_alone is None else self.trained_alone()
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen."""
+        return self.chosen

@@ -1,0 +1,546 @@
+"""What a client trains once the rounds are over and nothing is left to choose.
+
+It then learns from both of its splits. Whatever comes on top and chooses on the
+validation split, as a memory chooses λ, must not ask a model that has seen it: it gets
+the one that was trained in the same way on the training split alone.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.experiment import TrainingSettings
+from knnper.models.flat import EmbeddingModel
+from knnper.seeding import RandomKey
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+
+GradientHook = Callable[[Tensor, Tensor], None]
+"""``(gradient, parameters) -> None``; see `local_sgd`."""
+
+Objective = Callable[[EmbeddingModel, Tensor, Tensor], Tensor]
+"""``(module, inputs, labels) -> losses``: of each example, shape (n,), or their mean.
+
+Inputs are normalised, labels int64 of shape (n,).
+"""
+
+
+def cross_entropy(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the model's own loss of each example, shape (n,): -log h(x)[y] mostly."""
+    return module.losses(inputs, labels)
+
+
+def head_cross_entropy(
+    module: EmbeddingModel, embeddings: Tensor, labels: Tensor
+) -> Tensor:
+    """Return -log of the head's part for y of each embedding (n, p), shape (n,)."""
+    logits = module.head(embeddings).float()
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch on the model's device.
+
+    Attributes
+    ----------
+    examples
+        The examples, augmented.
+    weights
+        Factor on the loss of each, shape (n,); None is 1.
+    """
+
+    examples: Examples
+    weights: Tensor | None
+
+
+class LocalModel:
+    """What a local step works with; made by `local_sgd`.
+
+    Attributes
+    ----------
+    task
+        Its ``model`` holds the current parameters and the last gradient.
+    learning_rate
+        η.
+    visited
+        Which examples a mini-batch has held so far, bool of shape (n,), on the CPU.
+    """
+
+    def __init__(  # noqa: PLR0913 (as `local_sgd`)
+        self,
+        task: Task,
+        examples: Examples,
+        positions: Iterator[Tensor],
+        other_positions: Iterator[Tensor],
+        generator: np.random.Generator,
+        learning_rate: float,
+        *,
+        gradient_hook: GradientHook | None,
+        example_weights: Tensor | None,
+        trainable: Tensor | None,
+        objective: Objective,
+    ) -> None:
+        device = task.model.device
+        self.task = task
+        self.learning_rate = learning_rate
+        self.visited = torch.zeros(len(examples), dtype=torch.bool)
+        self._examples = Examples(
+            examples.images.to(device), examples.labels.to(device)
+        )
+        self._weights = None if example_weights is None else example_weights.to(device)
+        self._positions = positions
+        self._other_positions = other_positions
+        self._generator = generator
+        self._augment = AUGMENTATIONS[task.training.augmentation]
+        self._gradient_hook = gradient_hook
+        self._objective = objective
+        # A tensor of which nothing is trained has no gradient: only these move it.
+        moves = gradient_hook is not None or task.training.weight_decay > 0
+        self._fixed = _fixed_parameters(task, trainable) if moves else None
+        self._optimizer = sgd(task, task.model.parameters, learning_rate)
+
+    @property
+    def parameters(self) -> Tensor:
+        """The current parameters, shape (num_parameters,): the model's own memory."""
+        return self.task.model.parameters.detach()
+
+    @property
+    def gradient(self) -> Tensor:
+        """What the last `backward` left, shape (num_parameters,), on the device."""
+        return self.task.model.gradient
+
+    def next_batch(self) -> Batch:
+        """Return the next mini-batch; every epoch is a new permutation."""
+        return self._batch(next(self._positions))
+
+    def independent_batch(self) -> Batch:
+        """Return the next mini-batch of a second order, which leaves the first alone.
+
+        A step that needs several mini-batches so sees what SGD sees, and more.
+        """
+        return self._batch(next(self._other_positions))
+
+    def _batch(self, positions: Tensor) -> Batch:
+        self.visited[positions] = True
+        chosen = positions.to(self.task.model.device)
+        batch = self._examples.take(chosen)
+        images = self._augment(batch.images, self._generator)
+        weights = None if self._weights is None else self._weights[chosen]
+        return Batch(Examples(images, batch.labels), weights)
+
+    def backward(self, batch: Batch, at: Tensor | None = None) -> Tensor:
+        """Fill `gradient` with that of the mean loss; return the loss, a scalar.
+
+        The gradient hook is called, with the parameters that the gradient is of.
+
+        Parameters
+        ----------
+        batch
+            Where.
+        at
+            Other parameters to take the gradient at, shape (num_parameters,). The
+            model's own are there again afterwards; buffers see one pass more.
+        """
+        if at is None:
+            return self._backward(batch)
+        own = self.parameters.clone()
+        try:
+            self.parameters.copy_(at)
+            return self._backward(batch)
+        finally:
+            self.parameters.copy_(own)
+
+    @contextlib.contextmanager
+    def aside(self, buffers: Tensor) -> Iterator[None]:
+        """Let passes inside a ``with`` block leave no trace but `gradient`.
+
+        The model's buffers and the random numbers that its layers draw are the same
+        afterwards, so that a pass `at` other parameters does not show in the model.
+
+        Parameters
+        ----------
+        buffers
+            What the passes take for the model's buffers, and update in place: shape
+            (num_weights - num_parameters,), on the model's device.
+        """
+        model = self.task.model
+        own = model.buffers.clone()
+        device = model.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            try:
+                model.buffers.copy_(buffers)
+                yield
+                buffers.copy_(model.buffers)
+            finally:
+                model.buffers.copy_(own)
+
+    def step(self) -> None:
+        """Let the optimizer step along `gradient`."""
+        if self._fixed is None:
+            self._optimizer.step()
+            return
+        where, values = self._fixed
+        self._optimizer.step()
+        self.parameters[where] = values
+
+    def _backward(self, batch: Batch) -> Tensor:
+        model, examples = self.task.model, batch.examples
+        with self.task.autocast():
+            inputs = self.task.normalize(examples.images)
+            losses = self._objective(model.module, inputs, examples.labels)
+        loss = (losses if batch.weights is None else losses * batch.weights).mean()
+        model.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._gradient_hook is not None:
+            self._gradient_hook(model.gradient, self.parameters)
+        return loss.detach()
+
+
+def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.optim.SGD:
+    """Return the optimizer of local training, as the training section says.
+
+    Parameters
+    ----------
+    task
+        Gives momentum and weight decay.
+    parameters
+        What is trained, shape (num_parameters,).
+    learning_rate
+        η.
+    """
+    return torch.optim.SGD(
+        [parameters],
+        lr=learning_rate,
+        momentum=task.training.momentum,
+        weight_decay=task.training.weight_decay,
+        fused=True,
+    )
+
+
+def _fixed_parameters(
+    task: Task, trainable: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return where the parameters are that must stay, and what they are."""
+    if trainable is None:
+        return None
+    where = ~trainable[: task.model.num_parameters].to(task.model.device)
+    return where, task.model.parameters.detach()[where].clone()
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Return the number of mini-batches in one pass; 0 without examples."""
+    return num_examples // min(batch_size, num_examples) if num_examples else 0
+
+
+def mini_batches(
+    num_examples: int, batch_size: int, rng: RandomKey
+) -> Iterator[Tensor]:
+    """Yield the positions of each mini-batch, int64 of shape (batch,), without end.
+
+    Each epoch is a new permutation. The incomplete last batch is left out when a full
+    one came before it: a batch of one or two ruins BatchNorm's statistics.
+
+    Parameters
+    ----------
+    num_examples
+        With none, nothing is yielded.
+    batch_size
+        Of a full batch.
+    rng
+        Fixes the order.
+    """
+    shuffler = rng.child("batches").numpy()
+    per_epoch = steps_per_epoch(num_examples, batch_size)
+    size = min(batch_size, num_examples)
+    while num_examples:
+        order = shuffler.permutation(num_examples)
+        for place in range(per_epoch):
+            yield torch.from_numpy(order[place * size : (place + 1) * size])
+
+
+LocalStep = Callable[[LocalModel], Tensor]
+"""One step of a client's training: ``local_model -> loss``, a scalar."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What local training ends with.
+
+    Attributes
+    ----------
+    weights
+        The trained weights, shape (num_weights,); the given ones if nothing was done.
+    num_steps
+        K, the steps that were made.
+    train_loss
+        Mean loss over the steps, as each one saw it first; NaN without a step.
+    """
+
+    weights: Tensor
+    num_steps: int
+    train_loss: float
+
+
+def sgd_step(model: LocalModel) -> Tensor:
+    """Make one step of SGD on the next mini-batch; return its loss before."""
+    loss = model.backward(model.next_batch())
+    model.step()
+    return loss
+
+
+def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
+    task: Task,
+    weights: Tensor,
+    examples: Examples,
+    learning_rate: float,
+    rng: RandomKey,
+    *,
+    num_epochs: int | None = None,
+    gradient_hook: GradientHook | None = None,
+    example_weights: Tensor | None = None,
+    trainable: Tensor | None = None,
+    objective: Objective = cross_entropy,
+    local_step: LocalStep = sgd_step,
+) -> LocalResult:
+    """Train from ``weights`` on ``examples`` with mini-batch SGD.
+
+    Parameters
+    ----------
+    task
+        Model and training section: batch size, momentum, weight decay, augmentation,
+        precision and length of the training.
+    weights
+        Where to start, shape (num_weights,).
+    examples
+        What to train on, n of them. With none, nothing is done.
+    learning_rate
+        η of this call; see `TrainingSettings.learning_rate_at`.
+    rng
+        Fixes the order of the examples, their augmentation and the model's own
+        randomness (dropout).
+    num_epochs
+        Overrides the length that the training settings give; 0 leaves the weights.
+    gradient_hook
+        ``(gradient, parameters) -> None``, called after each backward pass with the
+        flat gradient, to be changed in place, and the current flat parameters; both
+        of shape (num_parameters,), on ``task.model.device``.
+    example_weights
+        Factor on the loss of each example, shape (n,). Each mini-batch's loss is the
+        sum of the weighted losses divided by the number of its examples.
+    trainable
+        Which weights may change, bool of shape (num_weights,), as `FlatModel.mask`
+        makes it; None is all. The others, buffers too, end as they were. A layer, or
+        a container with all its layers and dropout, of which nothing is trained is in
+        evaluation mode and costs no backward pass. Where it is the head alone, the
+        body costs one forward pass in all, unless images are augmented or the model's
+        losses need more of the inputs than their embeddings.
+    objective
+        What is minimised; by default the model's own losses, the cross-entropy of its
+        logits.
+    local_step
+        What a step does; by default one of SGD on one mini-batch.
+    """
+    length = num_steps(task.training, num_epochs, len(examples))
+    if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
+        length = 0
+    if length and _trains_the_head_alone(task, trainable, objective, local_step):
+        # The body is as good as a part of the data then: one pass of it will do.
+        embeddings = task.embed(weights, examples.images)
+        examples = Examples(embeddings, examples.labels)
+        task, objective = replace(task, normalize=_as_it_is), head_cross_entropy
+    losses: list[Tensor] = []
+    with _training(task, weights, trainable), rng.child("model").torch():
+        model = LocalModel(
+            task,
+            examples,
+            mini_batches(len(examples), task.training.batch_size, rng),
+            mini_batches(len(examples), task.training.batch_size, rng.child("other")),
+            rng.child("augmentation").numpy(),
+            learning_rate,
+            gradient_hook=gradient_hook,
+            example_weights=example_weights,
+            trainable=trainable,
+            objective=objective,
+        )
+        losses.extend(local_step(model) for _ in range(length))
+    trained = task.model.read()
+    if trainable is not None:
+        trained = torch.where(trainable, trained, weights)
+    train_loss = float(torch.stack(losses).mean()) if losses else math.nan
+    task.on_trained(len(losses), _effective_number(model.visited, example_weights))
+    return LocalResult(trained, len(losses), train_loss)
+
+
+def _effective_number(visited: Tensor, weights: Tensor | None) -> float:
+    """Return how many examples were trained on, in equal ones: (Σ w_i)² / Σ w_i².
+
+    Kish, "Survey Sampling", 1965, section 11.7: one that outweighs all others counts
+    alone. ``visited`` and ``weights`` have shape (n,).
+    """
+    if weights is None:
+        return float(visited.sum())
+    used = weights[visited].double()
+    squares = float((used**2).sum())
+    return float(used.sum()) ** 2 / squares if squares else 0.0
+
+
+def _trains_the_head_alone(
+    task: Task, trainable: Tensor | None, objective: Objective, local_step: LocalStep
+) -> bool:
+    """Return whether what is trained sees no more of the data than its embeddings."""
+    if trainable is None or bool((trainable & ~task.head_mask).any()):
+        return False
+    plain = objective is cross_entropy and local_step is sgd_step
+    fixed = task.training.augmentation == "none"
+    return plain and fixed and task.model.module.learns_from_embeddings
+
+
+def _as_it_is(embeddings: Tensor) -> Tensor:
+    """Return embeddings (n, p), which need not be normalised."""
+    return embeddings
+
+
+@contextlib.contextmanager
+def _training(task: Task, weights: Tensor, trainable: Tensor | None) -> Iterator[None]:
+    """Load the model and put it into training mode, but for what is not trained."""
+    model = task.model
+    model.load(weights)
+    if not model.module.training:  # it walks through all layers
+        model.module.train()
+    if trainable is None:
+        yield
+        return
+    with model.freezing(trainable):
+        yield
+
+
+def num_steps(
+    training: TrainingSettings, num_epochs: int | None, num_examples: int
+) -> int:
+    """Return the steps of `local_sgd` on so many examples; ``num_epochs`` as there."""
+    per_epoch = steps_per_epoch(num_examples, training.batch_size)
+    if num_epochs is not None:
+        return num_epochs * per_epoch
+    if training.local_steps is not None:
+        return training.local_steps if num_examples else 0
+    return (training.local_epochs or 1) * per_epoch
+
+
+def newcomer_rate(task: Task) -> float:
+    """Return the learning rate of a client that begins when the rounds are over.
+
+    The first round's: that of the last may be a hundredth of it, which is for weights
+    that are trained already and would hardly move others.
+    """
+    return task.training.learning_rate_at(1)
+
+
+def on_both_splits(
+    data: ClientData, train: Callable[[Examples], ModelPredictor]
+) -> ModelPredictor:
+    """Return what is served of a client that trains now.
+
+    Parameters
+    ----------
+    data
+        The client's.
+    train
+        From examples to the predictor that was trained on them; chooses nothing.
+    """
+    served = train(data.train_and_validation())
+    if len(data.validation) == 0:
+        return served
+    return replace(served, trained_alone=lambda: train(data.train))
+
+
+def trained_on_both_splits(  # noqa: PLR0913 (as `local_sgd`)
+    task: Task,
+    weights: Tensor,
+    data: ClientData,
+    rng: RandomKey,
+    *,
+    num_epochs: int,
+    learning_rate: float,
+    gradient_hook: GradientHook | None = None,
+    trainable: Tensor | None = None,
+) -> ModelPredictor:
+    """Return what is served of a client that trains one model by SGD now.
+
+    Parameters
+    ----------
+    task
+        Model and training section.
+    weights
+        Where to start, shape (num_weights,).
+    data
+        The client's.
+    rng, num_epochs, learning_rate, gradient_hook, trainable
+        Of this training, see `local_sgd`.
+    """
+
+    def train(examples: Examples) -> ModelPredictor:
+        trained = local_sgd(
+            task,
+            weights,
+            examples,
+            learning_rate,
+            rng,
+            num_epochs=num_epochs,
+            gradient_hook=gradient_hook,
+            trainable=trainable,
+        )
+        return ModelPredictor(task, trained.weights)
+
+    return on_both_splits(data, train)
+
+
+def pull(
+    center: Tensor,
+    weight: float,
+    learning_rate: float,
+    weight_decay: float,
+    where: Tensor | None = None,
+) -> GradientHook:
+    """Return the hook that pulls a client's parameters towards ``center``.
+
+    It replaces the gradient g at the parameters p by (g + λ ((1 - η d) p - c)) /
+    (1 + η λ), with which a step of SGD of rate η and weight decay d is the proximal
+    one. Momentum comes on top of it, as on top of any gradient.
+
+    Parameters
+    ----------
+    center
+        c, shape (num_parameters,), or (num_weights,), whose buffers are left out.
+    weight
+        λ, 0 or more. With 0 the gradient stays exactly as it is.
+    learning_rate, weight_decay
+        η and d of the steps that are made.
+    where
+        Which parameters are pulled, bool of the shape of ``center``; None is all. The
+        others' gradient stays as it is.
+    """
+    shrunk = 1 / (1 + learning_rate * weight)
+    strength = weight * shrunk
+    kept = 1 - learning_rate * weight_decay
+
+    @functools.cache
+    def on_device(device: torch.device, length: int) -> tuple[Tensor, Tensor | None]:
+        mask = None if where is None else where[:length].to(device)
+        return center[:length].to(device), mask
+
+    def hook(gradient: Tensor, parameters: Tensor) -> None:
+        there, mask = on_device(gradient.device, len(gradient))
+        away = kept * parameters - there
+        pulled = (shrunk * gradient).add_(away, alpha=strength)
+        gradient.copy_(pulled if mask is None else torch.where(mask, pulled, gradient))
+
+    return hook
