@@ -19,11 +19,13 @@ KERNELS_avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 KERNELS_sse4 := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
   MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem FAISS_SIMD_LEVEL=NONE
 KERNELS_one_thread := OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE
+FOLDER ?= .golden
 # The tests whose numbers come from kernels; TESTS= is all fast ones.
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
   tests/simulation/test_residence_parity.py tests/simulation/test_trained_model.py
 
 .PHONY: help install demo figures test test-kernels test-slow check format docker-try bench clean
+.PHONY: golden golden-freeze
 .PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -91,6 +93,12 @@ bench: $(STAMP) ## Measure speed and memory, lines of JSON, in 20 minutes
 
 $(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
 	@$(call BENCHMARK,$*) $(ARGS)
+
+golden-freeze: $(STAMP) ## Keep the numbers of tiny runs of every method: FOLDER=.golden
+	$(BIN)/python -m benchmarks.golden freeze $(FOLDER) $(ARGS)
+
+golden: $(STAMP) ## Compare with the kept numbers: FOLDER=.golden ARGS=--all
+	$(BIN)/python -m benchmarks.golden compare $(FOLDER) $(ARGS)
 
 clean: ## Remove the environment and caches (runs are kept)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info
