@@ -91,6 +91,12 @@ def make_client_app(host: Host) -> ClientApp:
         job, player = _opened(host, message, context)
         folder = host.carrier_folder(context, job)
         payload = _record(message, "payload", player.method.payload_type, folder)
+        if (len(job.clients), len(job.state_rounds)) != (1, 1):
+            raise CodecError(
+                "expected one client to train and one round of its state, found "
+                f"{len(job.clients)} and {len(job.state_rounds)}; the server's version "
+                "may not fit this client's"
+            )
         (client,), (state_round,) = job.clients, job.state_rounds
         update = player.train(
             client, payload, job.server_round, state_round, job.keep_rounds

@@ -85,7 +85,7 @@ def require_resume(from_round: int | None, resume: Path | None) -> None:
 
 
 if TYPE_CHECKING:
-    from knnper.simulation.reports.figure import Shown
+    from knnper.simulation.reports.tables import Shown
 
 # Standard output may be read by a program or go to a file: no line is cut there.
 _FILE_WIDTH = 200

@@ -57,17 +57,12 @@ from knnper.simulation.batches.runner import (
 )
 from knnper.simulation.reports.figure import (
     SERIES,
-    VS_GLOBAL,
-    Chart,
     FigureFolder,
-    Shown,
-    Table,
     accuracy_axis,
-    chart_text,
     colors_of,
-    degraded_vs,
     styled,
 )
+from knnper.simulation.reports.outside_text import chart_text
 from knnper.simulation.reports.runs import (
     EVERYBODY,
     ClientRow,
@@ -78,6 +73,7 @@ from knnper.simulation.reports.runs import (
     load_run,
 )
 from knnper.simulation.reports.runs import GROUPS as OF_RESULTS
+from knnper.simulation.reports.tables import VS_GLOBAL, Chart, Shown, Table, degraded_vs
 
 COMMAND = ("knnper", "compare")
 

@@ -29,10 +29,9 @@ from knnper.simulation.reports.figure import (
     SOFT,
     Color,
     boxes_told,
-    chart_text,
     font_families,
-    one_line,
 )
+from knnper.simulation.reports.outside_text import chart_text, one_line
 from knnper.simulation.reports.runs import (
     GROUPS,
     ClientRow,

@@ -31,17 +31,14 @@ from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import (
     INK,
     SERIES,
-    Chart,
     CollapseOptions,
     FigureFolder,
     OnPart,
     PartRecord,
-    Shown,
-    Table,
     identity_of_inputs,
-    percent,
     styled,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table, percent
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate

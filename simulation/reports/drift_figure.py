@@ -39,16 +39,12 @@ from knnper.simulation.reports.drift_alarm import (
 )
 from knnper.simulation.reports.figure import (
     SOFT,
-    Chart,
     DriftOptions,
     FigureFolder,
     OnPart,
     PartRecord,
-    Shown,
-    Table,
     accuracy_axis,
     identity_of,
-    percent,
     styled,
 )
 from knnper.simulation.reports.memory_figures import (
@@ -57,6 +53,7 @@ from knnper.simulation.reports.memory_figures import (
     knn_settings,
     num_correct_,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.memory import KnnSettings
 

@@ -19,12 +19,12 @@ from knnper.simulation.reports.figure import (
     OnPart,
     ProtoNNOptions,
     QualityOptions,
-    Shown,
     ThreeApproachesOptions,
 )
 from knnper.simulation.reports.memory_figures import show_memory
 from knnper.simulation.reports.protonn_figure import show_protonn
 from knnper.simulation.reports.quality_figure import show_quality
+from knnper.simulation.reports.tables import Shown
 from knnper.simulation.reports.three_approaches_figure import show_three_approaches
 from knnper.simulation.trained_model import TrainedModel
 

@@ -46,14 +46,11 @@ from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import (
     SOFT,
-    Chart,
     Curve,
     FigureFolder,
     MemoryOptions,
     OnPart,
     PartRecord,
-    Shown,
-    Table,
     accuracy_axis,
     correlation,
     curve_over,
@@ -62,6 +59,7 @@ from knnper.simulation.reports.figure import (
     plot_curves,
     styled,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.memory import Apply, KnnSettings, remember
 from knnper.strategies.core.predictors import evaluate

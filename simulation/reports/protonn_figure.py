@@ -22,16 +22,12 @@ from knnper.simulation.reports.figure import (
     INK,
     SERIES,
     SOFT,
-    Chart,
     FigureFolder,
     OnPart,
     PartRecord,
     ProtoNNOptions,
-    Shown,
-    Table,
     accuracy_axis,
     identity_of,
-    percent,
     styled,
 )
 from knnper.simulation.reports.memory_figures import (
@@ -40,6 +36,7 @@ from knnper.simulation.reports.memory_figures import (
     knn_settings,
     num_correct_,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.memory import KnnSettings
 

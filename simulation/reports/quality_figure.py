@@ -29,20 +29,16 @@ from knnper.server.checkpoint import CheckpointFolder
 from knnper.simulation.partition.assignment import PartitionSettings
 from knnper.simulation.reports.figure import (
     SOFT,
-    Chart,
     Curve,
     FigureFolder,
     OnPart,
     PartRecord,
     QualityOptions,
-    Shown,
-    Table,
     accuracy_axis,
     correlation,
     curve_over,
     curve_rows,
     identity_of_inputs,
-    percent,
     plot_curves,
     styled,
 )
@@ -54,6 +50,7 @@ from knnper.simulation.reports.memory_figures import (
     count_correct_with_each,
     knn_settings,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table, percent
 from knnper.simulation.trained_model import TrainedModel, model_with
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.memory import KnnSettings

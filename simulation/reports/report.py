@@ -26,13 +26,8 @@ from knnper.simulation.reports.charts import (
     report_style,
     settle,
 )
-from knnper.simulation.reports.figure import (
-    Color,
-    boxes_told,
-    colors_of,
-    markdown_cell,
-    markdown_text,
-)
+from knnper.simulation.reports.figure import Color, boxes_told, colors_of
+from knnper.simulation.reports.outside_text import markdown_cell, markdown_text
 from knnper.simulation.reports.runs import (
     GROUPS,
     Departures,

@@ -70,7 +70,7 @@ from knnper.simulation.batches.tables import (
     write_sweep,
 )
 from knnper.simulation.reports.charts import Picture, as_svg
-from knnper.simulation.reports.figure import Chart, OnPart, Shown, Table
+from knnper.simulation.reports.figure import OnPart
 from knnper.simulation.reports.figure_catalogue import (
     OF_EXPERIMENTS,
     OF_NOTHING,
@@ -92,6 +92,7 @@ from knnper.simulation.reports.runs import (
     load_run,
     table_of_run,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table
 from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import (

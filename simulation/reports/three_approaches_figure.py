@@ -23,17 +23,15 @@ from knnper.server.run import round_loop, untrained
 from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import (
     SOFT,
-    Chart,
     FigureFolder,
     OnPart,
     PartRecord,
     SampleCount,
-    Shown,
-    Table,
     ThreeApproachesOptions,
     colors_of,
     styled,
 )
+from knnper.simulation.reports.tables import Chart, Shown, Table
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.method import Predictor

@@ -13,13 +13,13 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from torch import Tensor
 from typer.testing import CliRunner
 
-from client.residence.residence import Residence
-from client.residence.served_model import open_served
-from datastore.folder import open_store
-from knnper.cli.app import app
+from knnper.client.install import Residence
+from knnper.client.served import open_served
+from knnper.datastore.store import open_store
+from knnper.simulation.trained_model import find_model
+from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import job_of, packed_of, unpack
-from simulation.trained_model import find_model
-from strategies.core.records import ModelUpdate
+from knnper_cli.app import app
 from tests.client.residence.small_site import NAME, queries
 from tests.client.service.small_service import asking, small_served
 from tests.datastore.small_store import examples

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from flwr.common.serde import recorddict_to_proto
 
-from client.residence.residence import Residence
-from datastore.examples import NewExamples
-from datastore.folder import create_store
-from datastore.settings import StoreSettings
+from knnper.client.install import Residence
+from knnper.datastore.examples import NewExamples
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import create_store
+from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import Job, pack, to_content
-from strategies.core.records import ModelUpdate
 from tests.client.residence.small_site import NAME, site, small_model
 from tests.datastore.small_store import SPEC, examples
 from tests.golden.reading import PARTS, command, described_service

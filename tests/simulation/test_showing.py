@@ -1,6 +1,6 @@
 """Tables as text."""
 
-from knnper.simulation.reports.figure import Table
+from knnper.simulation.reports.tables import Table
 
 
 def test_a_table_is_markdown_that_can_be_read_as_it_is() -> None:

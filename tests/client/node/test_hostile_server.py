@@ -61,7 +61,7 @@ def main(grid, context):
         time.sleep(0.1)
     heard = []
     for number in range(1, 6):
-        job = Job(["{CLIENT}"], number, 0, text, seen=True)
+        job = Job(["{CLIENT}"], number, [0], text, state_rounds=[0])
         content = to_content(job, {{"payload": pack(ModelPayload(weights), None)}})
         sent = list(grid.push_messages([Message(content, nodes[0], "train")]))
         while not (replies := list(grid.pull_messages(sent))):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.simulation.reports.figure import INK, SERIES, colors_of, markdown_text
+from knnper.simulation.reports.figure import INK, SERIES, colors_of
+from knnper.simulation.reports.outside_text import markdown_text
 from knnper.simulation.reports.report import (
     Report,
     as_html,

@@ -7,7 +7,7 @@ import pytest
 from knnper.errors import FolderTakenError, RunError
 from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.tables import estimated, run_sweep, write_sweep
-from knnper.simulation.reports.figure import Shown
+from knnper.simulation.reports.tables import Shown
 from tests.simulation.sweep.small_sweep import NEIGHBORS, in_this_process, read
 
 RATE = "training.learning_rate"
