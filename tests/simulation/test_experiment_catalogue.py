@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-import simulation
+from knnper import simulation
 from knnper.errors import ConfigError
 from knnper.loading import load_experiment, parse_yaml, read_experiment, to_document
 from knnper.simulation.workbench import experiment_catalogue

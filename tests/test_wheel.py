@@ -1,0 +1,81 @@
+"""The installed package: one import name, beside whatever files a user has."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOREIGN = ("client", "server", "simulation", "strategies", "datastore")
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import knnper, knnper_cli
+for package in (knnper, knnper_cli):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+assert knnper.__file__.startswith(sys.argv[1]), knnper.__file__
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder like site-packages that holds what a wheel leaves there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    here = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=here)
+    pip = [sys.executable, "-m", "pip", "--no-input", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, *build, str(folder / "source")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    place = folder / "site-packages"
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True
+    )
+    return place
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path) -> Path:
+    """Return a folder whose own modules have the names of our rooms."""
+    for name in FOREIGN:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the user owns this')")
+    return tmp_path
+
+
+def python(installed: Path, folder: Path, *arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_leaves_two_packages(installed: Path) -> None:
+    found = {entry.name for entry in installed.iterdir()}
+    own = {name for name in found if not name.endswith(".dist-info")}
+    assert own - {"bin", "__pycache__"} == {"knnper", "knnper_cli"}
+    for room in FOREIGN:
+        assert (installed / "knnper" / room / "__init__.py").is_file()
+
+
+def test_every_module_is_imported_beside_a_users_own(
+    installed: Path, users_folder: Path
+) -> None:
+    python(installed, users_folder, "-c", IMPORT_ALL, str(installed))
+
+
+@pytest.mark.slow
+def test_the_demo_runs_beside_a_users_own(installed: Path, users_folder: Path) -> None:
+    demo = "knnper/simulation/experiments/demo.yaml"
+    shutil.copy(installed / demo, users_folder)
+    rounds = ("--set", "training.num_rounds=1")
+    command = "import sys; from knnper_cli.app import main; sys.exit(main())"
+    python(installed, users_folder, "-c", command, "simulate", "demo.yaml", *rounds)
+    assert list(users_folder.glob("runs/*/results.json"))
