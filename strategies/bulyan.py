@@ -7,15 +7,14 @@ gradients. Of n clients, f of them bad, with n ≥ 4 f + 3:
 1. Krum's choice among those that are left joins the selection S, θ = n - 2 f times.
 2. Each weight is the mean of the β = θ - 2 f values in S closest to their median.
 
-The server half is Flower's `Bulyan`, the second phase as it is. Its first phase takes
-the θ best scores of one run of Krum; the paper runs Krum anew each time one has been
-taken away, and so does `iterated_krum`, which Flower's strategy is given. Towards the
-end fewer than 2 f + 3 are left; Krum then still looks at one neighbour.
+Flower's `Bulyan` takes the θ best scores of one run of Krum; the paper runs Krum anew
+each time one has been taken away, and so does `iterated_krum`. Towards the end fewer
+than 2 f + 3 are left; Krum then still looks at one neighbour.
 
-Flower keeps the old model, and logs it, where n < 4 f + 3; here it is an error. Every
-client counts the same, as in the paper. Distances and means cover all weights, buffers
-such as BatchNorm's running statistics too: a mean lies between what clients sent.
-All updates of a round are held at once.
+Flower keeps the old model where n < 4 f + 3; here it is an error. Every client counts
+the same, as in the paper. Distances and means cover all weights, buffers such as
+BatchNorm's running statistics too: a mean lies between what clients sent. All updates
+of a round are held at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +28,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import hold, require
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.server_optimizer import bulyan as flower_bulyan
+from knnper.strategies.core.robust import mean_around_median, squared_distances
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 from knnper.strategies.krum import lowest
@@ -63,11 +62,10 @@ def bulyan(task: Task, settings: BulyanSettings) -> Method:
     ) -> ModelState:
         held = hold(updates)
         _require_enough(len(held), num_malicious)
-
-        def select(distances: NDArray[np.float64]) -> list[int]:
-            return iterated_krum(distances, num_malicious)
-
-        return ModelState(flower_bulyan(held, num_malicious, select))
+        selected = iterated_krum(squared_distances(held), num_malicious)
+        chosen = [held[position] for position in selected]
+        num_closest = len(chosen) - 2 * num_malicious
+        return ModelState(mean_around_median(chosen, num_closest))
 
     return replace(base, init=init, aggregate=aggregate)
 
@@ -98,7 +96,7 @@ def _require_enough(num_clients: int, num_malicious: int) -> None:
 SPEC = MethodSpec(
     title="Bulyan",
     summary="Krum chooses models, and their values near the median are averaged.",
-    source="El Mhamdi et al. 2018, section 4; Flower's Bulyan",
+    source="El Mhamdi et al. 2018, section 4",
     build=bulyan,
     upload="1",
     download="1",

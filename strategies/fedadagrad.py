@@ -6,14 +6,10 @@ Optimization", ICLR 2021, Algorithm 2. With Δ = Σ_k (n_k / Σ n) x_k - x,
     v ← v + Δ²
     x ← x + η Δ / (√v + τ)
 
-The server half is Flower's `FedAdagrad`, which has no momentum (β_1 = 0), as in the
-paper's experiments. It is given the mean of the clients' models, as one reply: server
-memory does not grow with the number of clients.
-
-Flower starts with v = 0 where the algorithm has v ≥ τ²; here it is τ². Departures:
-parameters only are stepped; buffers such as BatchNorm's running statistics take the
-clients' mean. The mean weights clients by their examples, as in the paper's
-experiments.
+There is no momentum (β_1 = 0), as in the paper's experiments. Flower's `FedAdagrad`
+starts with v = 0 where the algorithm has v ≥ τ²; here it is τ². Departures: parameters
+only are stepped; buffers such as BatchNorm's running statistics take the clients' mean.
+The mean weights clients by their examples, as in the paper's experiments.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +22,7 @@ from knnper.experiment import PositiveFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.server_optimizer import Moments, adagrad, mean_in_parts
+from knnper.strategies.core.server_optimizer import adaptive_step, mean_in_parts
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -75,12 +71,12 @@ def fedadagrad(task: Task, settings: FedAdagradSettings) -> Method:
         state: FedAdagradState, updates: Iterable[tuple[str, ModelUpdate]]
     ) -> FedAdagradState:
         mean, buffers = mean_in_parts(updates, num_parameters)
-        step = adagrad(eta=settings.server_learning_rate, tau=settings.adaptivity)
-        no_momentum = torch.zeros(num_parameters)
-        parameters = state.weights[:num_parameters]
-        after = step(Moments(parameters, no_momentum, state.second_moment), mean)
-        weights = torch.cat([after.parameters, buffers])
-        return FedAdagradState(weights, after.second_moment)
+        x = state.weights[:num_parameters].double()
+        delta = mean - x
+        v = state.second_moment.double() + delta**2
+        eta, tau = settings.server_learning_rate, settings.adaptivity
+        x = adaptive_step(x, delta, v, eta, tau)
+        return FedAdagradState(torch.cat([x.float(), buffers]), v.float())
 
     base = fedavg(task, NoSettings())
     return replace(base, init=init, aggregate=aggregate, state_type=FedAdagradState)
@@ -89,7 +85,7 @@ def fedadagrad(task: Task, settings: FedAdagradSettings) -> Method:
 SPEC = MethodSpec(
     title="FedAdagrad",
     summary="The clients' mean change is the gradient of Adagrad at the server.",
-    source="Reddi et al. 2021, Algorithm 2; Flower's FedAdagrad",
+    source="Reddi et al. 2021, Algorithm 2",
     build=fedadagrad,
     upload="1",
     download="1",

@@ -6,9 +6,6 @@ Visual Classification", 2019, section 4.3. With Δ = w - Σ_k (n_k / Σ n) w_k,
     v ← β v + Δ
     w ← w - η v
 
-The server half is Flower's `FedAvgM`. It is given the mean of the clients' models, as
-one reply: server memory does not grow with the number of clients.
-
 Departures: parameters only are stepped; buffers such as BatchNorm's running statistics
 take the clients' mean. η is Flower's addition: the paper has 1.
 """
@@ -23,7 +20,7 @@ from knnper.experiment import PositiveFloat, ProperFraction, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.server_optimizer import mean_in_parts, momentum_step
+from knnper.strategies.core.server_optimizer import mean_in_parts
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -71,14 +68,12 @@ def fedavgm(task: Task, settings: FedAvgMSettings) -> Method:
         state: FedAvgMState, updates: Iterable[tuple[str, ModelUpdate]]
     ) -> FedAvgMState:
         mean, buffers = mean_in_parts(updates, num_parameters)
-        parameters, momentum = momentum_step(
-            state.weights[:num_parameters],
-            mean,
-            state.momentum,
-            learning_rate=settings.server_learning_rate,
-            decay=settings.server_momentum,
-        )
-        return FedAvgMState(torch.cat([parameters, buffers]), momentum)
+        eta, old = settings.server_learning_rate, state.momentum.double()
+        kept = settings.server_momentum * old
+        delta = state.weights[:num_parameters].double() - mean
+        # w - η v, so that it is the mean to the bit where η = 1 and β = 0.
+        w = mean + (1 - eta) * delta - eta * kept
+        return FedAvgMState(torch.cat([w.float(), buffers]), (kept + delta).float())
 
     base = fedavg(task, NoSettings())
     return replace(base, init=init, aggregate=aggregate, state_type=FedAvgMState)
@@ -87,7 +82,7 @@ def fedavgm(task: Task, settings: FedAvgMSettings) -> Method:
 SPEC = MethodSpec(
     title="FedAvgM",
     summary="FedAvg with momentum at the server.",
-    source="Hsu et al. 2019, section 4.3; Flower's FedAvgM",
+    source="Hsu et al. 2019, section 4.3",
     build=fedavgm,
     upload="1",
     download="1",

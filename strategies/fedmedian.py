@@ -6,7 +6,7 @@ models where the paper has gradients:
 
     w_j ← median_k w_{k,j}    for each coordinate j
 
-The server half is Flower's `FedMedian`. All updates of a round are held at once.
+All updates of a round are held at once.
 
 Every client counts the same, whatever its number of examples, as in the paper. Buffers
 such as BatchNorm's running statistics are treated like parameters: a median lies
@@ -19,7 +19,7 @@ from dataclasses import replace
 from knnper.strategies.core.averaging import hold
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.server_optimizer import median
+from knnper.strategies.core.robust import median
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -38,7 +38,7 @@ def fedmedian(task: Task, settings: NoSettings) -> Method:
 SPEC = MethodSpec(
     title="FedMedian",
     summary="Each weight is the median of the clients'; for up to half bad clients.",
-    source="Yin et al. 2018, Algorithm 1, Option I; Flower's FedMedian",
+    source="Yin et al. 2018, Algorithm 1, Option I",
     build=fedmedian,
     upload="1",
     download="1",

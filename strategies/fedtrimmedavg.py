@@ -5,7 +5,7 @@ Optimal Statistical Rates", ICML 2018, Definition 2 and Algorithm 1 (Option II),
 models where the paper has gradients: of n values of a coordinate, the ⌊β n⌋ smallest
 and the ⌊β n⌋ largest are left out, and the others averaged.
 
-The server half is Flower's `FedTrimmedAvg`. All updates of a round are held at once.
+All updates of a round are held at once.
 
 Every client counts the same, whatever its number of examples, as in the paper: with
 β = 0 it is the plain mean, not FedAvg's. Buffers such as BatchNorm's running
@@ -23,7 +23,7 @@ from knnper.experiment import Settings
 from knnper.strategies.core.averaging import hold
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.server_optimizer import trimmed_mean
+from knnper.strategies.core.robust import trimmed_mean
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -52,10 +52,7 @@ def fedtrimmedavg(task: Task, settings: FedTrimmedAvgSettings) -> Method:
     ) -> ModelState:
         held = hold(updates)
         num_trimmed = trimmed_at_each_end(settings.trimmed_fraction, len(held))
-        # In the middle between two numbers of clients, so that no product of floats
-        # falls below the number that is meant.
-        fraction = (num_trimmed + 0.25) / len(held)
-        return ModelState(trimmed_mean(held, fraction))
+        return ModelState(trimmed_mean(held, num_trimmed))
 
     return replace(fedavg(task, NoSettings()), aggregate=aggregate)
 
@@ -72,7 +69,7 @@ def trimmed_at_each_end(fraction: float, num_values: int) -> int:
 SPEC = MethodSpec(
     title="FedTrimmedAvg",
     summary="Each weight is the mean of the clients', without the extreme ones.",
-    source="Yin et al. 2018, Algorithm 1, Option II; Flower's FedTrimmedAvg",
+    source="Yin et al. 2018, Algorithm 1, Option II",
     build=fedtrimmedavg,
     upload="1",
     download="1",

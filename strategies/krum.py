@@ -7,12 +7,13 @@ gradients (their differences are the same). Of n clients, f of them bad, n ≥ 2
     s(k) = Σ_{i → k} |w_k - w_i|²    over the n - f - 2 models closest to w_k
     w ← w_k with the smallest s(k)
 
-Distances are those of Flower's `Krum`. All updates of a round are held at once.
+All updates of a round are held at once.
 
-Flower does not ask for n ≥ 2 f + 3; here a round of fewer is an error. Distances cover
-all weights, buffers such as BatchNorm's running statistics too: what the server takes
-over must not differ from what it compared. Of equal scores the first client's wins; in
-Flower it may be another's, depending on the processor that sorts them.
+Flower's `Krum` does not ask for n ≥ 2 f + 3; here a round of fewer is an error.
+Distances cover all weights, buffers such as BatchNorm's running statistics too: what
+the server takes over must not differ from what it compared. Of equal scores the first
+client's wins; in Flower it may be another's, depending on the processor that sorts
+them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import hold, require
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.server_optimizer import multikrum as flower_multikrum
+from knnper.strategies.core.robust import squared_distances
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -59,11 +60,8 @@ def krum(task: Task, settings: KrumSettings) -> Method:
     ) -> ModelState:
         held = hold(updates)
         require_neighbours(len(held), settings.num_malicious)
-
-        def select(distances: NDArray[np.float64]) -> list[int]:
-            return lowest(distances, settings.num_malicious)[:1]
-
-        return ModelState(flower_multikrum(held, select))
+        best, *_ = lowest(squared_distances(held), settings.num_malicious)
+        return ModelState(held[best].weights)
 
     return replace(base, init=init, aggregate=aggregate)
 
@@ -94,7 +92,7 @@ def require_neighbours(num_clients: int, num_malicious: int) -> None:
 SPEC = MethodSpec(
     title="Krum",
     summary="The one client's model that is closest to its neighbours.",
-    source="Blanchard et al. 2017, section 4; Flower's distances",
+    source="Blanchard et al. 2017, section 4",
     build=krum,
     upload="1",
     download="1",

@@ -4,27 +4,24 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: By
 Tolerant Gradient Descent", NeurIPS 2017, section 5: the scores are Krum's, and the m
 clients with the smallest are averaged. m = 1 is Krum, m = n the mean of all.
 
-Distances and mean are those of Flower's `MultiKrum`. All updates of a round are held at
-once. Of equal scores the first client's is the smaller.
+All updates of a round are held at once. Of equal scores the first client's is the
+smaller.
 
-Flower neither asks for n ≥ 2 f + 3 nor for n ≥ m; here a round of fewer is an error.
-Departures: the mean weights the selected by their examples, which is what Flower does,
-so that with m = n it is FedAvg; the paper weights them equally. Distances cover all
-weights, buffers such as BatchNorm's running statistics too.
+Flower's `MultiKrum` neither asks for n ≥ 2 f + 3 nor for n ≥ m; here a round of fewer
+is an error. Departures: the mean weights the selected by their examples, which is what
+Flower does, so that with m = n it is FedAvg; the paper weights them equally. Distances
+cover all weights, buffers such as BatchNorm's running statistics too.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import hold, require
+from knnper.strategies.core.averaging import RunningMean, hold, require
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.server_optimizer import multikrum as flower_multikrum
+from knnper.strategies.core.robust import squared_distances
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 from knnper.strategies.krum import lowest, require_neighbours
@@ -64,11 +61,10 @@ def multikrum(task: Task, settings: MultiKrumSettings) -> Method:
         _require_enough(len(held), settings)
         num_malicious = settings.num_malicious
         num_selected = settings.num_selected or len(held) - num_malicious
-
-        def select(distances: NDArray[np.float64]) -> list[int]:
-            return lowest(distances, num_malicious)[:num_selected]
-
-        return ModelState(flower_multikrum(held, select))
+        mean = RunningMean()
+        for position in lowest(squared_distances(held), num_malicious)[:num_selected]:
+            mean.add(held[position].weights, held[position].num_examples)
+        return ModelState(mean.result())
 
     return replace(base, init=init, aggregate=aggregate)
 
@@ -83,7 +79,7 @@ def _require_enough(num_clients: int, settings: MultiKrumSettings) -> None:
 SPEC = MethodSpec(
     title="Multi-Krum",
     summary="The mean of the models that are closest to their neighbours.",
-    source="Blanchard et al. 2017, section 5; Flower's distances and mean",
+    source="Blanchard et al. 2017, section 5",
     build=multikrum,
     upload="1",
     download="1",

@@ -9,9 +9,8 @@ training data, and w̄_k what local training makes of it,
     h_k  = q F_k(w)^(q-1) |Δw_k|² + L F_k(w)^q
     w    ← w - Σ_k Δ_k / Σ_k h_k
 
-Δ_k and h_k are Flower's (`compute_delta_and_h`, what its `QFedAvg` consists of). Their
-sums are folded here: server memory does not grow with the number of clients, and the
-result is that of Flower's strategy on all replies.
+The sums are folded: server memory does not grow with the number of clients. As in
+Flower's `QFedAvg`, 1e-10 is added to F_k(w), so that its powers are finite.
 
 Departures: clients of a round count the same, as in the algorithm, which draws them by
 their examples instead; here every client is as likely to be drawn. Buffers such as
@@ -33,7 +32,6 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.method import Method, MethodSpec, NoSettings, of_shapes
 from knnper.strategies.core.records import ModelPayload, NoState, Record
-from knnper.strategies.core.server_optimizer import fair_terms
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import fedavg
 
@@ -142,6 +140,25 @@ def mean_loss(task: Task, weights: Tensor, examples: Examples) -> Tensor:
     return task.loss_sum(weights, examples) / max(len(examples), 1)
 
 
+def fair_terms(
+    parameters: Tensor, trained: Tensor, *, q: float, lipschitz: float, loss: float
+) -> tuple[Tensor, float]:
+    """Return Δ_k, float64 of shape (d,), and h_k of one client.
+
+    Parameters
+    ----------
+    parameters, trained
+        w and w̄_k, each of shape (d,).
+    q, lipschitz, loss
+        q, L and F_k(w). Powers that overflow are infinite.
+    """
+    gradient = lipschitz * (parameters.double() - trained.double())
+    positive = torch.tensor(loss, dtype=torch.float64) + 1e-10
+    power = positive**q
+    h = q * positive ** (q - 1) * gradient.square().sum() + lipschitz * power
+    return power * gradient, float(h)
+
+
 class _FairSums:
     """The sums over the clients in which a round ends, and nothing else of them."""
 
@@ -194,7 +211,7 @@ class _FairSums:
 SPEC = MethodSpec(
     title="q-FedAvg",
     summary="Clients on which the model does badly count for more.",
-    source="Li et al. 2020, Algorithm 2; Flower's QFedAvg",
+    source="Li et al. 2020, Algorithm 2",
     build=qfedavg,
     upload="1",
     download="1",
