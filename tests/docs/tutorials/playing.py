@@ -34,7 +34,8 @@ def fresh_clone(folder: Path) -> Path:
 
     Its environment leads to the one that runs the tests, but for the code.
     """
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    left_out = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     programs = folder / ".venv/bin"
     programs.mkdir(parents=True)
     for name in PROGRAMS:
