@@ -7,11 +7,11 @@ import typer
 
 import knnper
 from knnper_cli.batches import compare, figure, report, reproduce, sweep
-from knnper_cli.common import ErrorReportingGroup
 from knnper_cli.federation import federation, server, submit, watch
 from knnper_cli.simulate import datasets, export, methods, partition, simulate
 from knnper_cli.site import client, data, doctor, onboard, serve, token
 from knnper_cli.store import store
+from knnper_cli.terminal import ErrorReportingGroup
 
 app = typer.Typer(
     name="knnper",

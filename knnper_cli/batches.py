@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from knnper_cli.common import (
+from knnper_cli.terminal import (
     RUN_FAILED,
     AsJson,
     ExperimentFile,

@@ -13,7 +13,7 @@ import typer
 
 from knnper.errors import RunError
 from knnper.foreign_text import write_harmlessly
-from knnper_cli.common import (
+from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
     ErrorReportingGroup,
@@ -433,7 +433,7 @@ Follow = Callable[[Callable[[], bool]], bool]
 
 def _follower(place: Path) -> Follow:
     """Return what shows the run from now on, until it has results or has ended."""
-    from knnper_cli.common import progress_observer
+    from knnper_cli.terminal import progress_observer
     from knnper_cli.watching import Watch
 
     def follow(has_ended: Callable[[], bool]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knnper.errors import CheckpointError, RunError
-from knnper_cli.common import (
+from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
     ExperimentFile,
@@ -361,7 +361,7 @@ def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]
 
 def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
     from knnper.simulation.run import simulate as run_simulation
-    from knnper_cli.common import progress_observer
+    from knnper_cli.terminal import progress_observer
 
     with progress_observer() as observer:
         return run_simulation(bench, folder, observer, typed_command())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from knnper_cli.common import (
+from knnper_cli.terminal import (
     RUN_FAILED,
     AsJson,
     Overrides,

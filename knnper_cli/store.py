@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knnper.errors import DataError
-from knnper_cli.common import (
+from knnper_cli.terminal import (
     RUN_FAILED,
     WRONG_USAGE,
     AsJson,

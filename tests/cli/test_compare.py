@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from knnper.loading import dump_yaml
 from knnper.simulation.batches.progress import Progress, TimeLeft
 from knnper_cli.app import app
-from knnper_cli.common import line_counter, roughly, time_left
+from knnper_cli.terminal import line_counter, roughly, time_left
 from tests.simulation.sweep.small_sweep import in_this_process
 
 COMPARISON: dict[str, Any] = {

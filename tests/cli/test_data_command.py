@@ -11,8 +11,8 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper_cli.common import ErrorReportingGroup
 from knnper_cli.site import data
+from knnper_cli.terminal import ErrorReportingGroup
 
 SITES = {
     "name": "sites",

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from knnper.server.link.setup import FederationFolder, Founding, add_client, found
 from knnper.transport.credentials import Address
-from knnper_cli.common import ErrorReportingGroup
 from knnper_cli.site import doctor
+from knnper_cli.terminal import ErrorReportingGroup
 from tests.client.doctor.scripted_server import Script, answering
 
 ACTIVATE = "/v1/fleet/activate-node"

@@ -5,13 +5,13 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from knnper_cli.common import (
+from knnper_cli.simulate import bars
+from knnper_cli.terminal import (
     BarObserver,
     LineObserver,
     progress_observer,
     round_figures,
 )
-from knnper_cli.simulate import bars
 
 
 def record(server_round: int, **more: float) -> Mapping[str, float | int]:

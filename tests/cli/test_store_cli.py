@@ -19,8 +19,8 @@ from knnper.datastore.examples import Selection
 from knnper.datastore.index_kinds import ScalarSettings
 from knnper.datastore.store import DATABASE, open_store
 from knnper_cli.app import app
-from knnper_cli.common import Counter, as_time, resumable
 from knnper_cli.store import as_section
+from knnper_cli.terminal import Counter, as_time, resumable
 from tests.cli.store_commands import NUM_EXAMPLES, described, done, store
 from tests.datastore.damaged_store import left_by_a_kill
 
