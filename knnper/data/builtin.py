@@ -1,4 +1,4 @@
-"""The coarse label of each of CIFAR-100's fine labels."""
+"""Data sets with official files, as CIFAR has; scikit-learn's digits."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""Equal random shares."""
+"""Equal random shares, and shares that the data set itself names."""
 
 from dataclasses import dataclass
 
