@@ -59,31 +59,7 @@ from knnper.files import write_atomically
 
 @dataclass
 class StoreRow:
-    """The columns of the table ``store``, all of which its checksum covers.
-
-    Attributes
-    ----------
-    store_id
-        Unlike any other store's.
-    created
-        Seconds since 1970 (UTC).
-    spec, settings
-        JSON of `StoreSpec` and `StoreSettings`.
-    active, previous
-        The numbers of what is searched, and of what can be rolled back to.
-    num_removed
-        Examples that ever left.
-    stream
-        JSON of what the policy remembers.
-    erasing
-        1 where deleted examples may still have left bytes.
-    index_token
-        Of the last save of the index.
-    num_examples, digest
-        N, and `checksums.digest` of them.
-    num_changes
-        Transactions that ever changed the store.
-    """
+    """The columns of the table ``store``, all of which its checksum covers."""
 
     store_id: str
     created: float
@@ -101,13 +77,7 @@ class StoreRow:
 
     @classmethod
     def read(cls, connection: sqlite3.Connection, path: Path) -> Self:
-        """Return the row of the database in ``path``.
-
-        Raises
-        ------
-        StoreDamagedError
-            If it is not what was written.
-        """
+        """Return the row of the database in ``path``."""
         rows = connection.execute(f"SELECT {_COLUMNS}, checksum FROM store").fetchall()
         if len(rows) != 1 or cls(*rows[0][:-1]).checksum != rows[0][-1]:
             raise connection_damaged(
@@ -179,15 +149,7 @@ ATTEMPTS, PAUSE_S = 5, 0.005
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What the file says.
-
-    Attributes
-    ----------
-    store_id, num_changes, num_examples
-        See `StoreRow`.
-    num_offered
-        The largest id that was given.
-    """
+    """What the file says."""
 
     store_id: str
     num_changes: int
@@ -201,17 +163,7 @@ class Acknowledged:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what the store in ``folder`` has acknowledged.
-
-        It must be read before the database: a process that writes may go on meanwhile.
-
-        Raises
-        ------
-        StoreDamagedError
-            If the file is missing or damaged.
-        StoreError
-            If it cannot be read.
-        """
+        """Return what the store in ``folder`` has acknowledged."""
         path = folder / ACKNOWLEDGED
         for _ in range(ATTEMPTS if path.is_file() else 0):
             try:
@@ -245,13 +197,7 @@ def create_acknowledged(folder: Path, row: StoreRow) -> None:
 
 
 class AcknowledgedFile:
-    """The file, open for the one process that writes.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    """
+    """The file, open for the one process that writes."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / ACKNOWLEDGED, os.O_WRONLY | os.O_CLOEXEC)
@@ -279,17 +225,7 @@ _EXAMPLES = (
 
 
 class SqliteRows:
-    """Rows in a database that exists, see `knnper.datastore.rows.Rows`.
-
-    Parameters
-    ----------
-    path
-        The database.
-    layout
-        Of the raw inputs; None where none are kept.
-    writable
-        Whether this process is the writer; if so it holds the writer's lock.
-    """
+    """Rows in a database that exists, see `knnper.datastore.rows.Rows`."""
 
     def __init__(
         self, path: Path, layout: InputLayout | None, *, writable: bool
@@ -337,14 +273,7 @@ class SqliteRows:
                 yield
 
     def contents(self, after: int = 0) -> Contents:
-        """See `Rows`.
-
-        Raises
-        ------
-        StoreDamagedError
-            If all are asked for and a label, an id or a time of arrival is not what was
-            written, or an example is missing.
-        """
+        """See `Rows`."""
         with self.reading():
             rows = self._fetch(
                 "SELECT id, label, arrival FROM examples WHERE id > ? ORDER BY id",
@@ -412,12 +341,7 @@ class SqliteRows:
             self._written().empty()
 
     def erase_removed(self) -> None:
-        """See `Rows`.
-
-        Zeros take the place of what is deleted, but a page of the database may hold an
-        older copy of a row that was moved to another page: only a new database, and an
-        empty log, hold no trace.
-        """
+        """See `Rows`."""
         with self._writing:
             self.compact()
             with self.writing() as (_, row):
@@ -517,10 +441,7 @@ class SqliteRows:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
-        """Run a block as one transaction that writes, and may change the store's row.
-
-        When it is on disk it is acknowledged.
-        """
+        """Run a block as one transaction; the store's row is written with it."""
         with self._writing:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from knnper.datastore.examples import Ids
 from knnper.datastore.index import NOTHING, VectorIndex, Vectors
-from knnper.datastore.index_catalogue import IndexSettings
+from knnper.datastore.index_kinds import IndexSettings
 
 QUERIES_AT_ONCE = 16
 """The candidates of so many queries fit in a processor's cache."""
@@ -107,11 +107,7 @@ def _each_once(ids: Ids, any_id: Ids, read_vectors: VectorsOf) -> Vectors:
 
 
 def _certainly_below(exact: Distances, rough: Vectors, dim: int) -> NDArray[np.bool_]:
-    """Return whether ``exact`` is smaller than what ``rough`` was rounded from.
-
-    A float32 sum of p squares is off by at most about p 2^-23 of itself, and by p
-    times the smallest normal number where squares underflow.
-    """
+    """Return whether ``exact`` is smaller than what ``rough`` was rounded from."""
     bound = rough.astype(np.float64) * (1 - (dim + 8) * _EPS) - dim * _TINY
     certain: NDArray[np.bool_] = exact < bound
     return certain

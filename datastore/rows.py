@@ -22,17 +22,7 @@ from knnper.datastore.policy import StreamState
 
 @dataclass(frozen=True)
 class Version:
-    """One model's embeddings of the examples.
-
-    Attributes
-    ----------
-    number
-        Names them; larger is younger.
-    fingerprint
-        Of the model.
-    embedding_dim
-        p.
-    """
+    """One model's embeddings of the examples."""
 
     number: int
     fingerprint: str
@@ -41,19 +31,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Head:
-    """What a store is at one moment, in a few words.
-
-    Attributes
-    ----------
-    active
-        The version that is searched.
-    previous
-        The number of the version before, which can be rolled back to; None without.
-    num_removed
-        Examples that ever left. It grows whenever an id disappears.
-    stream
-        What the policy remembers.
-    """
+    """What a store is at one moment, in a few words."""
 
     active: Version
     previous: int | None
@@ -112,13 +90,7 @@ class Rows(Protocol):
         """Return the examples whose ids are larger than ``after``."""
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
-        """Return the embeddings (m, p) of ``ids`` (m,).
-
-        Raises
-        ------
-        ExamplesMissingError
-            If one of them has none.
-        """
+        """Return the embeddings (m, p) of ``ids`` (m,)."""
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:
         """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""
@@ -130,34 +102,16 @@ class Rows(Protocol):
         """Return the ids that the selection describes, ascending."""
 
     def apply(self, change: Change) -> None:
-        """Make the change.
-
-        Raises
-        ------
-        StoreFullError
-            If it does not fit on the disk; nothing has changed.
-        """
+        """Make the change."""
 
     def compact(self) -> None:
-        """Give unused space back.
-
-        Raises
-        ------
-        StoreError
-            If that cannot be done now.
-        """
+        """Give unused space back."""
 
     def is_erasing(self) -> bool:
         """Return whether something was removed that must leave no trace, and may."""
 
     def erase_removed(self) -> None:
-        """Take every trace of what was removed out of the place where rows are kept.
-
-        Raises
-        ------
-        StoreError
-            If that cannot be done now; it is done when the store is opened next.
-        """
+        """Take every trace of what was removed out of the place where rows are kept."""
 
     def num_bytes(self) -> int:
         """Return the bytes on disk, free ones included, less the log of writes."""
@@ -182,15 +136,7 @@ class Rows(Protocol):
 
 
 class MemoryRows:
-    """Rows for simulations: no file, no fsync, the same behaviour.
-
-    Parameters
-    ----------
-    first
-        The version that is active at first.
-    num_classes
-        c.
-    """
+    """Rows for simulations: no file, no fsync, the same behaviour."""
 
     def __init__(self, first: Version, num_classes: int) -> None:
         self._head = Head(first, None, 0, StreamState.start(num_classes))

@@ -72,11 +72,7 @@ def is_intact(table: str, row: tuple[int, object, object, object]) -> bool:
 
 
 def digest(contents: Contents) -> int:
-    """Return a sum over examples (n) that tells ids, labels and times of arrival.
-
-    It is a 64-bit number, as SQLite has them. What is added and removed is added to it
-    and subtracted from it, so it also tells that an example is missing.
-    """
+    """Return a sum over examples (n) that tells ids, labels and times of arrival."""
     mixed = np.zeros(len(contents), np.uint64)
     for column in (contents.ids, contents.labels, contents.arrivals):
         mixed ^= column.view(np.uint64)
@@ -200,14 +196,7 @@ def log_of(path: Path) -> Path:
 
 
 class Connection(sqlite3.Connection):
-    """To a store's database.
-
-    Attributes
-    ----------
-    seen
-        What the files were when it was opened, if they cannot be written here: what
-        others change is not seen then. Else None.
-    """
+    """To a store's database."""
 
     seen: tuple[object, ...] | None = None
 
@@ -217,18 +206,9 @@ class Connection(sqlite3.Connection):
 
 
 def connect(path: Path, *, writable: bool) -> Connection:
-    """Return a connection in which transactions are begun and ended by `transaction`.
-
-    A commit is on disk when it returns (``synchronous = FULL``), and what is deleted is
-    overwritten with zeros (``secure_delete``).
-
-    Raises
-    ------
-    StoreDamagedError
-        If the file is no SQLite database.
-    StoreError
-        If it cannot be opened.
-    """
+    """Return a connection whose transactions are those of `transaction`."""
+    # A commit is on disk when it returns (synchronous = FULL), and what is deleted is
+    # overwritten with zeros (secure_delete).
     with understood(path):
         if not writable:
             return _reader(path)
@@ -304,13 +284,7 @@ def read_damaged_text(connection: sqlite3.Connection) -> None:
 def transaction(
     connection: sqlite3.Connection, path: Path, *, writing: bool
 ) -> Iterator[None]:
-    """Run the block as one transaction: all of it is done, or nothing.
-
-    Raises
-    ------
-    StoreError
-        If the database cannot be written or read; see `understood`.
-    """
+    """Run the block as one transaction: all of it is done, or nothing."""
     with understood(path):
         connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
         try:
@@ -375,15 +349,7 @@ def _name_of(error: sqlite3.Error) -> str:
 
 
 def connection_damaged(path: Path, found: str) -> StoreDamagedError:
-    """Return the error of a store whose database in ``path`` is not what was written.
-
-    Parameters
-    ----------
-    path
-        Of the database.
-    found
-        What is wrong.
-    """
+    """Return the error of a store whose database is not what was written."""
     error = StoreDamagedError(
         f"{path} is not what was written: {found}. Nothing was changed; "
         f"{to_restore(path.parent)}"
@@ -404,15 +370,7 @@ _MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of
 
 
 class Log:
-    """Copied into the database now and then, and emptied where that must be.
-
-    Parameters
-    ----------
-    connection
-        The writer's.
-    path
-        Of the database.
-    """
+    """Copied into the database now and then, and emptied where that must be."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -425,10 +383,7 @@ class Log:
         self._num_bytes += num_bytes + 4 * PAGE_BYTES + 64 * num_rows
 
     def shorten(self) -> None:
-        """Copy the log into the database if much was written; wait for nobody.
-
-        What readers still need of it stays, and is copied another time.
-        """
+        """Copy the log into the database if much was written; wait for nobody."""
         if self._num_bytes > LOG_BYTES:
             self._num_bytes = 0
             # The transactions are safe in the log; a full disk may keep them there.
@@ -436,13 +391,7 @@ class Log:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def empty(self) -> None:
-        """Copy the log into the database and cut it to nothing.
-
-        Raises
-        ------
-        StoreBusyError
-            If a reader does not let go of an older state for so long.
-        """
+        """Copy the log into the database and cut it to nothing."""
         deadline = time.monotonic() + WAIT_S
         while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
@@ -453,10 +402,7 @@ class Log:
         self._num_bytes = 0
 
     def try_to_empty(self) -> None:
-        """Empty the log, or at least leave what is read of it, without waiting.
-
-        What several crashes leave behind each other would look like damage.
-        """
+        """Empty the log, or at least leave what is read of it, without waiting."""
         with contextlib.suppress(sqlite3.Error, OSError):
             self._connection.execute("PRAGMA busy_timeout = 0")
             kept, num_frames, _ = self._connection.execute(
@@ -472,21 +418,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Frame:
-    """One page in the log.
-
-    Attributes
-    ----------
-    number
-        From 1.
-    page
-        Which page of the database it is, from 1.
-    num_pages
-        Of the database, where a transaction ends here; else 0.
-    content
-        The page.
-    is_sound
-        Whether its checksum is right, and those of all before it.
-    """
+    """One page in the log."""
 
     number: int
     page: int
@@ -496,10 +428,7 @@ class Frame:
 
 
 def frames(path: Path) -> Iterator[Frame]:
-    """Yield the frames of the log in ``path``, sound or not; none without a file.
-
-    What is left of an older log is passed over.
-    """
+    """Yield the frames of the log in ``path``, sound or not; none without a file."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -519,11 +448,9 @@ def frames(path: Path) -> Iterator[Frame]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the log in ``path``; None if a crash may leave it so.
-
-    A crash tears the last transaction, which was not acknowledged. If frames of another
-    one follow it was, for each is on disk before the next begins.
-    """
+    """Return what is wrong with a log; None if a crash may leave it so."""
+    # A crash tears the last transaction, which was not acknowledged. If frames of
+    # another one follow it was, for each is on disk before the next begins.
     first = num_frames = num_ends = num_acknowledged = 0
     for frame in frames(path):
         num_frames += 1
@@ -573,11 +500,7 @@ def _num_different_bits(one: Pair, other: Pair) -> int:
 
 
 def _checksum(content: bytes, before: Pair, order: str) -> Pair:
-    """Return the checksum of ``content`` that goes on from that of what is before.
-
-    SQLite does ``a += x + b; b += y + a`` for each two words x and y, modulo 2^32. That
-    is linear: a sum of the words, weighted by numbers of Fibonacci's.
-    """
+    """Return the checksum of ``content`` that goes on from that of what is before."""
     words = np.frombuffer(content, f"{order}u4").astype(np.uint32)
     words = np.concatenate([np.array(before[1:], np.uint32), words])
     words[1:2] += np.uint32(before[0])
@@ -604,11 +527,7 @@ _LARGEST = PAGE_BYTES - 35  # A longer row overflows to pages of its own.
 
 
 def row_bytes(num_bytes: int) -> float:
-    """Return what a row of ``num_bytes`` takes, its share of unused space included.
-
-    As SQLite lays out its tables: whole rows on a page; of a row that is longer, a
-    part on the page and the rest on pages that hold nothing else.
-    """
+    """Return what a row of ``num_bytes`` takes, its share of unused space included."""
     size = num_bytes + _CELL_BYTES
     if size <= _LARGEST:
         return PAGE_BYTES / (_USABLE // size)
@@ -627,13 +546,7 @@ ROWS_AT_ONCE = 256
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to read with, closed afterwards.
-
-    Raises
-    ------
-    StoreError
-        If the database cannot be read.
-    """
+    """Yield a connection to read with, closed afterwards."""
     connection = connect(path, writable=False)
     read_damaged_text(connection)
     with contextlib.closing(connection), understood(path):
@@ -746,15 +659,7 @@ def create_tables(connection: sqlite3.Connection) -> None:
 
 
 def require_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database whose tables are not those of a store.
-
-    Raises
-    ------
-    StoreError
-        If another version of this software made them.
-    StoreDamagedError
-        If they are not what was written.
-    """
+    """Refuse a database whose tables are not those of a store."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
@@ -825,22 +730,7 @@ ATTEMPTS, PAUSE_S = 3, 0.02
 
 
 class WriterLock:
-    """Held by the one process that writes; it goes with the process, however that ends.
-
-    A process that is forked meanwhile shares it.
-
-    Parameters
-    ----------
-    path
-        A file that is used for nothing else; it holds the writer's process id.
-
-    Raises
-    ------
-    StoreBusyError
-        If another process, or this one by another store object, holds it.
-    StoreError
-        If the file cannot be written.
-    """
+    """Held by the one process that writes; gone with it, however that ends."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -978,10 +978,7 @@ def identity_of(row: StoreRow) -> Identity:
 
 
 def _log_damage(folder: Path, *, writable: bool) -> str | None:
-    """Return what is wrong with the log, as far as this can be told.
-
-    Another process that writes has looked at the log when it began, and changes it.
-    """
+    """Return what is wrong with the log, as far as this can be told."""
     log = log_of(folder / DATABASE)
     try:
         if is_unlogged(folder / DATABASE):

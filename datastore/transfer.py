@@ -61,13 +61,7 @@ class ArraySource:
 def array_source(
     path: Path, image_shape: ImageShape, class_names: Sequence[str], num_classes: int
 ) -> ArraySource:
-    """Return the examples in an .npz file; see `open_source`.
-
-    Raises
-    ------
-    DataError
-        With the file, if an array is missing or does not fit.
-    """
+    """Return the examples in an .npz file; see `open_source`."""
     arrays = load_arrays(path, NAMES)
     inputs = _inputs(arrays, path, image_shape)
     num_rows = len(inputs)
@@ -89,13 +83,7 @@ def array_source(
 
 
 def inputs_of(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
-    """Return the inputs in an .npz file, or in an .npy file of one or several.
-
-    Raises
-    ------
-    DataError
-        With the file, if they do not fit.
-    """
+    """Return the inputs in an .npz file, or in an .npy file of one or several."""
     if path.suffix == ".npz":
         return _inputs(load_arrays(path, NAMES), path, image_shape)
     found = load_array(path)
@@ -284,11 +272,7 @@ def _put_parts(
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Images in one folder for each class.
-
-    An image's external id is its path in the folder; its size is made that of the
-    store's, as the data set ``image_folder`` does with ``image_size``.
-    """
+    """Images in one folder for each class."""
 
     root: Path
     external_ids: tuple[str, ...]
@@ -459,24 +443,7 @@ AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Filled:
-    """What became of a source, when all of it was offered.
-
-    Attributes
-    ----------
-    num_offered
-        Examples that were not stored before: those that are stored, and those that
-        are not.
-    num_stored
-        Of them, those that are stored now.
-    num_not_kept
-        Of them, those that the policy refused, or evicted again.
-    num_evicted
-        Examples from before that made room.
-    num_skipped
-        Those whose external ids were stored before.
-    num_ignored
-        Files that are no images by their names.
-    """
+    """What became of a source, when all of it was offered."""
 
     num_offered: int
     num_stored: int
@@ -494,33 +461,7 @@ def fill(
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Filled:
-    """Embed and store what is new in ``source``.
-
-    Examples whose external ids are stored are passed over, so that a call that was
-    cut short goes on when it is made again. What `on_progress` was told of is on disk.
-
-    Parameters
-    ----------
-    store
-        Open to write.
-    source
-        The examples.
-    embed
-        From uint8 images (m, height, width, channels) to float32 (m, p).
-    fingerprint
-        Of the model behind ``embed``.
-    on_start
-        Is told how many are to be embedded.
-    on_progress
-        Is told how many more were.
-
-    Raises
-    ------
-    StoreFullError
-        If the policy takes all or nothing, and there is no room for all.
-    DataError, StoreError
-        As `Store.add`, and of images that cannot be read.
-    """
+    """Embed and store what is new in ``source``."""
     new = _new_positions(store, source)
     _require_room(store, len(new))
     before, kept = len(store), set[int]()
@@ -584,33 +525,7 @@ def _examples(
 
 @dataclass(frozen=True)
 class Summary:
-    """What `summarize` finds.
-
-    Attributes
-    ----------
-    identity
-        What the store was made for.
-    num_by_label
-        Stored examples of each label.
-    capacity
-        The most examples, of capacity and budget together; None is not bounded.
-    example_bytes
-        What the budget counts for one example.
-    versions
-        The sets of embeddings, oldest first.
-    active, previous
-        The numbers of what is searched, and of what can be rolled back to.
-    arrivals
-        The oldest and the newest, seconds since 1970 (UTC); None of an empty store.
-    files
-        The bytes of each file, by its path in the folder.
-    index_bytes
-        Of the saved index; 0 if none is saved.
-    is_erasing
-        Whether deleted examples may still have left bytes.
-    writer
-        Process id of who writes; None if nobody does.
-    """
+    """What `summarize` finds."""
 
     identity: Identity
     num_by_label: tuple[int, ...]
@@ -637,13 +552,7 @@ class Summary:
 
 
 def summarize(folder: Path) -> Summary:
-    """Return what the store in ``folder`` is; another process may write meanwhile.
-
-    Raises
-    ------
-    StoreError
-        If there is no store, or it cannot be read.
-    """
+    """Return what the store in ``folder`` is; another process may write meanwhile."""
     with open_rows(folder) as (identity, rows), rows.reading():
         head, contents = rows.head(), rows.contents()
         versions, is_erasing = tuple(rows.versions()), rows.is_erasing()
@@ -687,13 +596,7 @@ def _ends(contents: Contents) -> tuple[float, float] | None:
 
 
 def num_to_embed(folder: Path, fingerprint: str) -> int:
-    """Return how many examples have no embedding by the model ``fingerprint`` yet.
-
-    Raises
-    ------
-    StoreError
-        As `summarize`.
-    """
+    """Return how many examples have no embedding by the model ``fingerprint`` yet."""
     with open_rows(folder) as (_, rows), rows.reading():
         num_examples = len(rows.contents())
         known = {one.fingerprint: one.number for one in rows.versions()}

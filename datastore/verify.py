@@ -25,7 +25,6 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_catalogue import read_index
 from knnper.datastore.policy import StreamState, forget
 from knnper.datastore.rows import Change
 from knnper.datastore.salvage import Salvage, what_is_intact
@@ -118,21 +117,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all 
 
 
 class Fragments:
-    """The fragments of some secrets.
-
-    Parameters
-    ----------
-    secrets
-        Read once, one after the other; what is kept of them is a sixteenth.
-
-    Attributes
-    ----------
-    num_secrets
-        How many were read.
-    unprovable
-        Numbers, from 0, of the secrets that have no distinctive fragment, such as an
-        image of one colour: their bytes are found anywhere.
-    """
+    """The fragments of some secrets."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
         self._owners: dict[bytes, list[int]] = {}
@@ -191,10 +176,7 @@ class Fragments:
 
 
 def distinctive(secret: bytes) -> list[bytes]:
-    """Return one distinctive fragment of each part of ``secret`` that has one.
-
-    A secret that is shorter than a fragment is one itself.
-    """
+    """Return one distinctive fragment of each part of ``secret`` that has one."""
     if len(secret) < FRAGMENT_BYTES:
         padded = np.frombuffer(secret, np.uint8)[None]
         long_enough = len(secret) >= HEAD_BYTES
@@ -230,17 +212,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Trace:
-    """A piece of a secret in a file.
-
-    Attributes
-    ----------
-    file
-        Where it is.
-    offset
-        Bytes before it.
-    secret
-        Number, from 0, of what it is a piece of.
-    """
+    """A piece of a secret in a file."""
 
     file: Path
     offset: int
@@ -249,15 +221,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Search:
-    """What was looked through, and what was found.
-
-    Attributes
-    ----------
-    found
-        Each fragment that was found, and where: files and offsets.
-    num_files, num_bytes
-        Of the folder.
-    """
+    """What was looked through, and what was found."""
 
     found: dict[bytes, set[tuple[Path, int]]]
     num_files: int
@@ -266,22 +230,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is left of some secrets in a store's folder.
-
-    Attributes
-    ----------
-    num_secrets
-        How many were looked for.
-    traces
-        Of them. What a stored example contains as well is none.
-    copies
-        Secrets that a stored example consists of, and its id.
-    unprovable
-        Secrets without a fragment of their own: each is an image of one colour or the
-        like, or every fragment of it is in some stored example as well.
-    num_files, num_bytes
-        Of the folder.
-    """
+    """What is left of some secrets in a store's folder."""
 
     num_secrets: int
     traces: tuple[Trace, ...]
@@ -304,13 +253,7 @@ class Proof:
 
 
 class Secrets:
-    """Rows of bytes that must not be found, as far as they must be remembered.
-
-    Parameters
-    ----------
-    rows
-        The bytes of inputs or embeddings; read once, one after the other.
-    """
+    """Rows of bytes that must not be found, as far as they must be remembered."""
 
     def __init__(self, rows: Iterable[bytes]) -> None:
         self.number_of: dict[bytes, int] = {}
@@ -327,16 +270,7 @@ class Secrets:
 
 
 def traces(folder: Path, secrets: Sequence[bytes]) -> list[Trace]:
-    """Return where in the files of ``folder`` a fragment of a secret is.
-
-    Parameters
-    ----------
-    folder
-        Whose files, and those of all folders in it, are read from end to end.
-    secrets
-        Such as the bytes of raw inputs. See `Fragments` for those that cannot be
-        looked for.
-    """
+    """Return where in the files of ``folder`` a fragment of a secret is."""
     fragments = Fragments(secrets)
     return list(_traces(search(folder, fragments), fragments, set()))
 
@@ -355,10 +289,7 @@ def search(folder: Path, fragments: Fragments) -> Search:
 
 
 def stored_bytes(folder: Path, ids: Ids) -> Iterator[bytes]:
-    """Yield the bytes of the inputs, and of all embeddings, of ``ids`` (m,).
-
-    They are read as they are, also where they are damaged.
-    """
+    """Yield the bytes of the inputs, and of all embeddings, of ``ids`` (m,)."""
     for _, content in stored_rows(folder, ids):
         yield content
 
@@ -373,24 +304,7 @@ def stored_rows(folder: Path, ids: Ids) -> Iterator[tuple[str, bytes]]:
 
 
 def prove_absence(folder: Path, secrets: Secrets) -> Proof:
-    """Look for what is left of ``secrets`` in the folder of a store.
-
-    Deleted examples share fragments with others: duplicates, white borders. What is
-    found and is in a stored example too is no trace, but if a stored example *is* the
-    secret, it is named.
-
-    Parameters
-    ----------
-    folder
-        Of a store.
-    secrets
-        What must not be there.
-
-    Raises
-    ------
-    StoreError
-        If there is no store, or it cannot be read.
-    """
+    """Look for what is left of ``secrets`` in the folder of a store."""
     fragments = secrets.fragments
     result = search(folder, fragments)
     shared, copies = set[bytes](), dict[int, int]()
@@ -483,15 +397,7 @@ OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
-
-    Attributes
-    ----------
-    what
-        What was found.
-    mend
-        What to do about it.
-    """
+    """One thing that is wrong."""
 
     what: str
     mend: str
@@ -499,20 +405,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found.
-
-    Attributes
-    ----------
-    findings
-        What is wrong; nothing in a sound store.
-    num_examples
-        N, the stored examples.
-    num_rows
-        Inputs, and embeddings of all versions, that were compared with checksums.
-    saving
-        What `salvage` would save of a damaged database; None of a sound one, or where
-        that cannot be told.
-    """
+    """What `verify` found."""
 
     findings: tuple[Finding, ...]
     num_examples: int = 0
@@ -521,16 +414,7 @@ class Verdict:
 
 
 def verify(folder: Path) -> Verdict:
-    """Check the database, all checksums, labels, embeddings, the saved index, files.
-
-    Nothing is changed; other processes may use the store meanwhile. The index is
-    compared with the database only where that is sound.
-
-    Raises
-    ------
-    StoreError
-        If there is no store.
-    """
+    """Check the database, all checksums, labels, embeddings, the saved index, files."""
     verdict = _verdict(folder)
     return replace(verdict, findings=(*verdict.findings, *check_files(folder)))
 
@@ -566,19 +450,7 @@ def _saving(folder: Path) -> Salvage | None:
 
 @dataclass(frozen=True)
 class DatabaseCheck:
-    """The checks of one database, all of which see the same moment.
-
-    Attributes
-    ----------
-    folder
-        Of the store.
-    spec
-        What it was made for.
-    connection
-        To read with, inside a transaction.
-    rows
-        The same, for what is read with its checksum.
-    """
+    """The checks of one database, all of which see the same moment."""
 
     folder: Path
     spec: StoreSpec
@@ -706,20 +578,7 @@ def check_files(folder: Path) -> Iterator[Finding]:
 def check_index(
     folder: Path, identity: Identity, rows: SqliteRows
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the saved index.
-
-    None that is saved, or that of another model or of other settings, is no fault: it
-    is built when the store is opened.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    identity
-        What it was made for.
-    rows
-        Its examples, all of which are sound.
-    """
+    """Yield what is wrong with the saved index."""
     mend = f"knnper store compact {folder} builds it anew"
     for what in _index_faults(folder / INDEX, identity, rows):
         yield Finding(f"the saved index {what}", mend)
@@ -746,7 +605,7 @@ def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterato
         if cache.distrust(active, settings) is not None:
             return
         try:
-            index = read_index(settings, file, active.embedding_dim)
+            index = settings.read(file, active.embedding_dim)
         except StoreDamagedError as error:
             yield f"cannot be read: {error}"
             return

@@ -30,7 +30,7 @@ from knnper.datastore.examples import (
     StoreError,
 )
 from knnper.datastore.index import VectorIndex, Vectors
-from knnper.datastore.index_catalogue import IndexSettings, build_index, read_index
+from knnper.datastore.index_kinds import IndexSettings
 from knnper.datastore.ranking import nearest
 from knnper.datastore.rows import Change, Head, Rows, Version
 from knnper.files import sync_folder, write_atomically
@@ -84,20 +84,7 @@ class NoCache:
 
 @dataclass(frozen=True)
 class IndexCache:
-    """An index file and its manifest, in a folder.
-
-    The manifest says which save this is, of which version and kind, and the file's
-    checksum. The database notes the token of its last save, so an index from a backup
-    of another moment, or of another store, is not taken for its own. What was added or
-    removed since the save is seen by the ids.
-
-    Attributes
-    ----------
-    folder
-        Holds nothing else; created when something is saved.
-    tokens
-        The database's note.
-    """
+    """An index file and its manifest, in a folder."""
 
     folder: Path
     tokens: Tokens
@@ -110,7 +97,7 @@ class IndexCache:
                 _LOG.info("the index in %s is built anew: %s", self.folder, reason)
             return None
         try:
-            return read_index(settings, self._index_file(), version.embedding_dim)
+            return settings.read(self._index_file(), version.embedding_dim)
         except (StoreDamagedError, OSError) as error:
             _LOG.warning("the index in %s is built anew: %s", self.folder, error)
             return None
@@ -166,13 +153,7 @@ class IndexCache:
         return None
 
     def manifest(self) -> dict[str, Any]:
-        """Return what was noted when the index was saved.
-
-        Raises
-        ------
-        OSError, ValueError
-            If it cannot be read.
-        """
+        """Return what was noted when the index was saved."""
         try:
             found = json.loads((self.folder / MANIFEST).read_bytes())
         except RecursionError as error:
@@ -215,16 +196,7 @@ def _sync(path: Path) -> None:
 
 
 class ReadWriteLock:
-    """Lets any number of readers in together, and a writer alone.
-
-    A writer that waits keeps new readers out, so that a busy service's searches do not
-    hold it off for ever.
-
-    Attributes
-    ----------
-    reading, writing
-        Contexts for ``with`` blocks, which must not be nested.
-    """
+    """Lets any number of readers in together, and a writer alone."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -288,21 +260,7 @@ ReadVectors = Callable[[Ids], Vectors]
 
 
 class View:
-    """An index and the contents that belong to it; searches and changes may overlap.
-
-    Parameters
-    ----------
-    index
-        Holds the same ids as ``contents``.
-    contents
-        What the store holds.
-    settings
-        Of the index.
-    version
-        Whose embeddings these are.
-    read_vectors
-        Used where the index does not keep the vectors as they were.
-    """
+    """An index and the contents that belong to it; searches and changes may overlap."""
 
     def __init__(
         self,
@@ -366,7 +324,7 @@ class View:
         keeps = self._index.keeps_vectors
         vectors = self._index.vectors(ids) if keeps else self._read_vectors(ids)
         self.replace(
-            build_index(self._settings, self._index.dim, ids, vectors), self._contents
+            self._settings.build(self._index.dim, ids, vectors), self._contents
         )
 
     def replace(self, index: VectorIndex, contents: Contents) -> None:
@@ -388,10 +346,7 @@ def _none(num_queries: int, num_found: int) -> Neighbors:
 def bring_up_to_date(
     index: VectorIndex, contents: Contents, read_vectors: ReadVectors
 ) -> int:
-    """Make ``index`` hold the ids of ``contents``; return how many it had to change.
-
-    An id stands for the same vector for ever, so only the ids are compared.
-    """
+    """Make ``index`` hold the ids of ``contents``; return how many it had to change."""
     gone = np.setdiff1d(index.ids, contents.ids)
     missing = np.setdiff1d(contents.ids, index.ids)
     if len(gone):
@@ -407,17 +362,7 @@ changed since is built again after a kill. A flat one is built as fast as it is 
 
 
 class LiveView:
-    """What is searched, and how it follows what becomes of the rows.
-
-    Parameters
-    ----------
-    rows
-        The truth.
-    cache
-        Where an index is looked for at first, and saved.
-    settings
-        Of the index.
-    """
+    """What is searched, and how it follows what becomes of the rows."""
 
     def __init__(self, rows: Rows, cache: Cache, settings: IndexSettings) -> None:
         self._rows, self._cache, self._settings = rows, cache, settings
@@ -442,11 +387,7 @@ class LiveView:
         self.view = self._view(index, contents, active)
 
     def refresh(self) -> None:
-        """See what another process has changed.
-
-        Whoever asks while another thread does this waits for it: otherwise it might
-        find what was deleted before it asked.
-        """
+        """See what another process has changed."""
         with self._refreshing:
             has_changed = self._rows.has_changed()
             self._is_behind |= has_changed
@@ -528,18 +469,10 @@ class LiveView:
             lacking = self._rows.without_vector(version.number, 0, len(ids))
             ids = np.setdiff1d(ids, lacking)
             vectors = self._rows.vectors(ids, version.number)
-        return build_index(self._settings, version.embedding_dim, ids, vectors)
+        return self._settings.build(version.embedding_dim, ids, vectors)
 
     def switch(self, version: Version, index: VectorIndex) -> None:
-        """Search another version, which is complete, from now on, for good.
-
-        Parameters
-        ----------
-        version
-            Has an embedding of every example.
-        index
-            Of that version, at this or an earlier moment.
-        """
+        """Search another version, which is complete, from now on, for good."""
         contents = self._rows.contents()
         if not index.forgets and len(np.setdiff1d(index.ids, contents.ids)):
             # It would keep a trace of what was deleted since it was built.
@@ -569,13 +502,7 @@ class LiveView:
             self.save()
 
     def forget(self) -> None:
-        """Leave no trace of what was removed, in the index nor on disk.
-
-        Raises
-        ------
-        NotErasedError
-            If that cannot be done now.
-        """
+        """Leave no trace of what was removed, in the index nor on disk."""
         self._num_unsaved = max(1, len(self.view.contents))
         if not self.view.index.forgets:
             self.view.rebuild()
@@ -590,7 +517,7 @@ class LiveView:
 
     def _build(self, version: Version, ids: Ids) -> VectorIndex:
         vectors = self._rows.vectors(ids, version.number)
-        return build_index(self._settings, version.embedding_dim, ids, vectors)
+        return self._settings.build(version.embedding_dim, ids, vectors)
 
     def _view(self, index: VectorIndex, contents: Contents, version: Version) -> View:
         return View(index, contents, self._settings, version, self._reads(version))

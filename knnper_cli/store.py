@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from knnper.datastore.advice import Advice, Trial
-    from knnper.datastore.index_catalogue import IndexSettings
+    from knnper.datastore.index_kinds import IndexSettings
 
 
 class KernelChoice(StrEnum):

@@ -20,8 +20,7 @@ from knnper.datastore.examples import (
     StoreSpec,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import GraphSettings, HalfSettings
+from knnper.datastore.index_kinds import INDEX_KINDS, GraphSettings, HalfSettings
 from knnper.datastore.rows import Change, Version
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import (
@@ -62,7 +61,7 @@ def search_until(
 def test_searches_go_on_while_the_store_changes(
     tmp_path: Path, kind: str, is_on_disk: bool
 ) -> None:
-    index = INDEX_KINDS[kind].settings_type()
+    index = INDEX_KINDS[kind]()
     settings = StoreSettings("fifo", 60, index=index)
     if is_on_disk:
         store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)

@@ -15,7 +15,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreSpec,
 )
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings
+from knnper.datastore.index_kinds import INDEX_KINDS, IndexSettings
 from knnper.datastore.policy import PolicyName
 from knnper.datastore.rows import Change
 from knnper.datastore.settings import StoreSettings
@@ -52,7 +52,7 @@ def some(count: int, seed: int) -> NewExamples:
 def settings(
     index: str, policy: PolicyName = "concatenate", capacity: int | None = None
 ) -> StoreSettings:
-    chosen: IndexSettings = INDEX_KINDS[index].settings_type()
+    chosen: IndexSettings = INDEX_KINDS[index]()
     return StoreSettings(policy=policy, capacity=capacity, index=chosen)
 
 
