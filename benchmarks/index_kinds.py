@@ -28,7 +28,7 @@ from knnper.datastore.index_kinds import (
     ProductSettings,
 )
 from knnper.datastore.prediction import neighbor_vote, paper_kernel
-from knnper.datastore.ranking import nearest
+from knnper.datastore.search import nearest
 from knnper.seeding import RandomKey
 
 NUM_NEIGHBORS = 10

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knnper.datastore.database import Rows, Version
 from knnper.datastore.examples import Contents, Ids, Neighbors
 from knnper.datastore.index import LossySettings, Vectors
 from knnper.datastore.index_kinds import (
@@ -18,7 +19,7 @@ from knnper.datastore.index_kinds import (
     LearningIndex,
 )
 from knnper.datastore.prediction import KERNELS, KernelName, neighbor_vote
-from knnper.datastore.rows import Rows, Version
+from knnper.datastore.search import VectorsOf, View
 from knnper.datastore.tuning import (
     CRITERIA,
     Queries,
@@ -27,7 +28,6 @@ from knnper.datastore.tuning import (
     held_out,
     num_correct,
 )
-from knnper.datastore.view import ReadVectors, View
 from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
@@ -114,7 +114,7 @@ class Trials:
     num_classes: int
     settings: AdviceSettings
     version: Version
-    read_vectors: ReadVectors
+    read_vectors: VectorsOf
     head: Head | None
 
     def measure(self, title: str, settings: IndexSettings, nearest: Ids) -> Trial:

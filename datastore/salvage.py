@@ -13,19 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knnper.datastore.database import Acknowledged, StoreRow, as_contents
+from knnper.datastore.database import Acknowledged, Change, Version, as_contents
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError
-from knnper.datastore.rows import Change, Version
+from knnper.datastore.schema import (
+    ROWS_AT_ONCE,
+    StoreRow,
+    is_intact,
+    row_checksum,
+    vectors_table,
+)
 from knnper.datastore.sqlite import (
     PAGE_BYTES,
-    ROWS_AT_ONCE,
     frames,
-    is_intact,
     lock_holder,
     log_of,
     read_damaged_text,
-    row_checksum,
-    vectors_table,
 )
 from knnper.datastore.store import (
     DATABASE,

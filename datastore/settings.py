@@ -7,7 +7,7 @@ import numpy as np
 from knnper.datastore.examples import StoreSpec
 from knnper.datastore.index_kinds import FlatSettings, IndexSettings
 from knnper.datastore.policy import POLICIES, PolicyName
-from knnper.datastore.sqlite import row_bytes
+from knnper.datastore.schema import row_bytes
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
 from knnper.data.images_base import ImageShape, decoded, list_class_folders
-from knnper.datastore.database import SqliteRows
+from knnper.datastore.database import Head, Rows, Version
 from knnper.datastore.examples import (
     Contents,
     Ids,
@@ -26,9 +26,9 @@ from knnper.datastore.examples import (
     StoreSpec,
     require_labels,
 )
-from knnper.datastore.rows import Head, Version
+from knnper.datastore.schema import ROWS_AT_ONCE
 from knnper.datastore.settings import StoreSettings
-from knnper.datastore.sqlite import ROWS_AT_ONCE, lock_holder
+from knnper.datastore.sqlite import lock_holder
 from knnper.datastore.store import (
     INDEX,
     LOCK,
@@ -215,7 +215,7 @@ def _write(folder: Path, draft: Path) -> int:
     return num_examples
 
 
-def _fill(archive: zipfile.ZipFile, rows: SqliteRows, spec: StoreSpec) -> int:
+def _fill(archive: zipfile.ZipFile, rows: Rows, spec: StoreSpec) -> int:
     contents, active = rows.contents(), rows.head().active
     ids = contents.ids
     if spec.input is not None:
@@ -247,7 +247,7 @@ def in_parts(ids: Ids) -> Iterator[Ids]:
         yield ids[start : start + ROWS_AT_ONCE]
 
 
-def _names(rows: SqliteRows, ids: Ids) -> Array_:
+def _names(rows: Rows, ids: Ids) -> Array_:
     return np.array([name or "" for name in rows.external_ids(ids)], dtype=np.str_)
 
 

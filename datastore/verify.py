@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.datastore import sqlite as blobs
-from knnper.datastore.database import ACKNOWLEDGED, SqliteRows
+from knnper.datastore import schema
+from knnper.datastore.database import ACKNOWLEDGED, Change, Rows
 from knnper.datastore.examples import (
     Ids,
     Selection,
@@ -25,13 +25,13 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
+from knnper.datastore.index_cache import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.policy import StreamState, forget
-from knnper.datastore.rows import Change
 from knnper.datastore.salvage import Salvage, what_is_intact
-from knnper.datastore.sqlite import (
+from knnper.datastore.schema import (
     EXAMPLE,
     all_rows,
-    blob_columns,
+    blob_tables,
     damaged_rows,
     opened,
     rows_of,
@@ -44,7 +44,6 @@ from knnper.datastore.store import (
     open_rows,
     open_store,
 )
-from knnper.datastore.view import MANIFEST, IndexCache, file_sha256
 
 _LOG = logging.getLogger(__name__)
 
@@ -297,9 +296,9 @@ def stored_bytes(folder: Path, ids: Ids) -> Iterator[bytes]:
 def stored_rows(folder: Path, ids: Ids) -> Iterator[tuple[str, bytes]]:
     """Yield what `stored_bytes` does, each with what it is of which example."""
     with opened(folder / DATABASE) as connection:
-        for table, column in blob_columns(connection):
-            what = "input" if column == "input" else "embedding"
-            for example, content in rows_of(connection, table, column, ids):
+        for table in blob_tables(connection):
+            what = "input" if table == "inputs" else "embedding"
+            for example, content in rows_of(connection, table, ids):
                 yield f"the {what} of example {example}", content
 
 
@@ -336,8 +335,8 @@ def _in_stored(
     wanted = Fragments(found)
     shared, copies = set[bytes](), dict[int, int]()
     with opened(folder / DATABASE) as connection:
-        for table, column in blob_columns(connection):
-            for rows in all_rows(connection, table, column):
+        for table in blob_tables(connection):
+            for rows in all_rows(connection, table):
                 shared |= _within(wanted, [row for _, row in rows])
                 for example, row in rows:
                     secret = secrets.copy_of(row)
@@ -455,7 +454,7 @@ class DatabaseCheck:
     folder: Path
     spec: StoreSpec
     connection: sqlite3.Connection
-    rows: SqliteRows
+    rows: Rows
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong; of a broken database, nothing but that it is."""
@@ -464,8 +463,8 @@ class DatabaseCheck:
             found = f"the database is damaged: {'; '.join(broken)}"
             yield Finding(found, to_restore(self.folder))
             return
-        for table, column in blob_columns(self.connection):
-            yield from self._content(table, column)
+        for table in blob_tables(self.connection):
+            yield from self._content(table)
         for table in self._complete_tables():
             yield from self._gaps(table)
         yield from self._small_rows()
@@ -478,7 +477,7 @@ class DatabaseCheck:
         """Return the number of inputs and of embeddings of all versions."""
         return sum(
             int(self._query(f"SELECT count(*) FROM {table}")[0][0])
-            for table, _ in blob_columns(self.connection)
+            for table in blob_tables(self.connection)
         )
 
     def erasure(self) -> Iterator[Finding]:
@@ -503,7 +502,7 @@ class DatabaseCheck:
         except StoreDamagedError as error:
             yield Finding(error.found, to_restore(self.folder))
 
-    def _content(self, table: str, column: str) -> Iterator[Finding]:
+    def _content(self, table: str) -> Iterator[Finding]:
         orphans = self._ids(
             f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
         )
@@ -511,26 +510,26 @@ class DatabaseCheck:
             found = f"{table} has rows of no example: {named(orphans)}"
             yield Finding(found, to_restore(self.folder))
         wrong = {
-            *blobs.damaged(self.connection, table, column),
-            *self._misfits(table, column),
+            *schema.damaged(self.connection, table),
+            *self._misfits(table),
         }
         wrong -= set(orphans)
         if wrong:
             yield self._damage(f"{table} is not what was written", sorted(wrong))
 
-    def _misfits(self, table: str, column: str) -> Iterator[int]:
+    def _misfits(self, table: str) -> Iterator[int]:
         """Yield the ids of rows of a wrong length, or with numbers not finite."""
         expected = self.spec.input_bytes
-        if column == "vector":
+        is_vector = table != "inputs"
+        if is_vector:
             dim = self._query(
                 "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
             )
             expected = 4 * dim[0][0] if dim else -1
-        parts = all_rows(self.connection, table, column)
+        parts = all_rows(self.connection, table)
         for example, content in itertools.chain.from_iterable(parts):
             if len(content) != expected or (
-                column == "vector"
-                and not np.isfinite(np.frombuffer(content, np.float32)).all()
+                is_vector and not np.isfinite(np.frombuffer(content, np.float32)).all()
             ):
                 yield example
 
@@ -575,16 +574,14 @@ def check_files(folder: Path) -> Iterator[Finding]:
         yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
 
 
-def check_index(
-    folder: Path, identity: Identity, rows: SqliteRows
-) -> Iterator[Finding]:
+def check_index(folder: Path, identity: Identity, rows: Rows) -> Iterator[Finding]:
     """Yield what is wrong with the saved index."""
     mend = f"knnper store compact {folder} builds it anew"
     for what in _index_faults(folder / INDEX, identity, rows):
         yield Finding(f"the saved index {what}", mend)
 
 
-def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterator[str]:
+def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
     cache = IndexCache(folder, rows)
     try:
         manifest = cache.manifest()
@@ -612,7 +609,7 @@ def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterato
         yield from _content_faults(index, rows)
 
 
-def _content_faults(index: VectorIndex, rows: SqliteRows) -> Iterator[str]:
+def _content_faults(index: VectorIndex, rows: Rows) -> Iterator[str]:
     """Yield how an index contradicts the rows; it may lack some, or have old ones."""
     unknown = index.ids[index.ids > rows.head().stream.num_offered]
     if len(unknown):

@@ -420,7 +420,7 @@ def _first(lines: Iterable[str]) -> Iterator[str]:
 
 
 if TYPE_CHECKING:
-    from knnper.datastore.database import SqliteRows
+    from knnper.datastore.database import Rows
     from knnper.datastore.examples import Ids as StoredIds
     from knnper.datastore.examples import Selection, StoreSpec
     from knnper.datastore.verify import Proof
@@ -558,7 +558,7 @@ def _deleting_show(
             typer.echo(line)
 
 
-def _missing(rows: "SqliteRows", selection: "Selection") -> dict[str, list[str]]:
+def _missing(rows: "Rows", selection: "Selection") -> dict[str, list[str]]:
     """Return the ids and external ids, by option, that no example has."""
     from knnper.datastore.examples import Selection
 

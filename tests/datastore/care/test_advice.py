@@ -15,9 +15,9 @@ from knnper.datastore.advice import (
     recall,
     recommend,
 )
+from knnper.datastore.database import Rows
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings
-from knnper.datastore.rows import Rows
 from knnper.datastore.store import empty_memory_store
 
 NUM_CLASSES, DIM = 3, 8

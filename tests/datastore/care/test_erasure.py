@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from knnper.datastore.database import Change
 from knnper.datastore.examples import (
     Ids,
     InputLayout,
@@ -17,7 +18,6 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index_kinds import INDEX_KINDS, IndexSettings
 from knnper.datastore.policy import PolicyName
-from knnper.datastore.rows import Change
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import DATABASE, Store, create_store, open_store
 from knnper.datastore.verify import (
