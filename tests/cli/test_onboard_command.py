@@ -10,7 +10,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
 from knnper_cli.simulate import export as export_command
