@@ -15,7 +15,6 @@ from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, census
 from knnper.server.link.setup import LOCK
-from knnper.server.link.sockets import bind
 from knnper.server.link.superlink import Note
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.credentials import (
@@ -43,6 +42,7 @@ from knnper.transport.diagnosis import (
     told_versions,
     warning,
 )
+from knnper.transport.sockets import listen
 
 _LOG = "the server's log says why; a key that was removed cannot come back"
 
@@ -274,7 +274,7 @@ def is_running(state: Path) -> bool:
 
 def _free(address: Address, setting: str) -> Finding:
     try:
-        bind(address).close()
+        listen(address.host, address.port).close()
     except RunError:
         return _taken(address, setting)
     return fine(f"{address} is free")
