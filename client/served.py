@@ -10,9 +10,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from knnper.client.install import Prediction, Residence, create_empty, predict, settle
+from knnper.client.install import Residence, create_empty, predictor_of, settle
 from knnper.client.state import (
-    Names,
     ResidenceError,
     Serving,
     pending_serving,
@@ -26,6 +25,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreMismatchError,
 )
+from knnper.datastore.prediction import Names, Prediction
 from knnper.datastore.store import Store, StoreReader, open_store
 from knnper.strategies.core.exported_model import GlobalModel
 
@@ -97,9 +97,9 @@ class ServedModel:
             If an embedding is not finite.
         """
         return self._consistently(
-            lambda state: predict(
-                state.model, self.store, state.serving, self._names, images
-            )
+            lambda state: predictor_of(
+                state.model, self.store, state.serving, self._names
+            ).explain(images)
         )
 
     def add(
