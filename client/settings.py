@@ -52,7 +52,7 @@ class LimitSettings(Settings):
     methods, models
         What a run may train by, and train; null is all that are known.
     experiment
-        Fingerprint of the only experiment that is taken part in, as ``knnper data check
+        Fingerprint of the only experiment that is taken part in, as ``knnper site check
         --task`` prints it; null is any.
     training_rounds, validation_rounds
         Most answers within the last ``days`` days, over all runs together: updates, and

@@ -157,8 +157,8 @@ def require_central(experiment: Experiment) -> None:
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
-            "simulated; run it on them with `knnper submit`, or name a data set in the "
-            "section data and how it is dealt in the section partition"
+            "simulated; run it on them with `knnper fed submit`, or name a data set in "
+            "the section data and how it is dealt in the section partition"
         )
 
 

@@ -627,8 +627,8 @@ def read_task(path: Path) -> SiteTask:
     ----------
     path
         An experiment over data that stays with the sites (``data: {name: sites}``), as
-        ``knnper submit`` writes it; one over a data set, which is loaded; or the folder
-        of an exported model.
+        ``knnper fed submit`` writes it; one over a data set, which is loaded; or the
+        folder of an exported model.
 
     Raises
     ------

@@ -58,6 +58,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, run: Path, images: Path) -> Path:
     """Return a store that holds the images."""
-    done("create", tmp_path / "store", "--run", run)
-    done("add", tmp_path / "store", images, "--run", run)
+    done("create", tmp_path / "store", "--model", run)
+    done("add", tmp_path / "store", images, "--model", run)
     return tmp_path / "store"
