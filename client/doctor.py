@@ -93,15 +93,7 @@ _NOTABLE_AHEAD_S, _NOTABLE_BEHIND_S = 2.0, 60.0
 
 
 class Connection:
-    """A server as a client reaches it; each method is a check.
-
-    Parameters
-    ----------
-    server
-        ``HOST:PORT``.
-    with_tls
-        Whether the client's settings ask for TLS.
-    """
+    """A server as a client reaches it; each method is a check."""
 
     def __init__(self, server: str, *, with_tls: bool) -> None:
         self._text = server
@@ -109,13 +101,7 @@ class Connection:
 
     @cached_property
     def address(self) -> Address:
-        """Where the server is.
-
-        Raises
-        ------
-        ValueError
-            If the settings hold no address.
-        """
+        """Where the server is."""
         return parse_address(self._text)
 
     def name_resolves(self) -> Finding:
@@ -201,11 +187,7 @@ class Connection:
         return self._other_software(f"{_HEALTH} gives HTTP status {health.status}")
 
     def clocks_agree(self) -> Finding:
-        """Look whether the server's clock and this machine's go together.
-
-        A signature of Flower's is of a time; the server takes those of the last 305
-        seconds and of the next 5.
-        """
+        """Look whether the server's clock and this machine's go together."""
         ahead = self.health.seconds_ahead()
         if ahead is None:
             return skipped("the server does not tell its time")
@@ -229,13 +211,7 @@ class Connection:
 
     @cached_property
     def health(self) -> Answer:
-        """What the server says of itself, whether it is to be trusted or not.
-
-        Raises
-        ------
-        NotHttpError, OSError
-            If it does not answer.
-        """
+        """What the server says of itself, whether it is to be trusted or not."""
         return self._ask(_HEALTH)
 
     def _ask(self, path: str) -> Answer:
@@ -303,13 +279,7 @@ _AGAIN = (
 
 @dataclass(frozen=True)
 class Kept:
-    """What a client keeps.
-
-    Attributes
-    ----------
-    places
-        Its state folder.
-    """
+    """What a client keeps."""
 
     places: Places
 
@@ -381,13 +351,7 @@ _STATUS_OF_SERVICE = frozenset({200, 503})
 
 @dataclass(frozen=True)
 class Site:
-    """What a client has of its own.
-
-    Attributes
-    ----------
-    settings
-        The client.
-    """
+    """What a client has of its own."""
 
     settings: ClientSettings
 
@@ -490,17 +454,7 @@ def _taken(where: Address) -> Finding:
 
 @dataclass(frozen=True)
 class State:
-    """A state folder.
-
-    Attributes
-    ----------
-    places
-        The folder.
-    name
-        Of the client that it should be of.
-    key
-        Its private key; None without one.
-    """
+    """A state folder."""
 
     places: Places
     name: str
@@ -593,19 +547,7 @@ _LONGEST_QUOTE = 200
 
 @dataclass(frozen=True)
 class Credentials:
-    """A client's name and key, and the server that should know them.
-
-    Attributes
-    ----------
-    name
-        The client's.
-    key
-        Its private key.
-    server, ca
-        ``HOST:PORT``, and the authority that the server must be signed by.
-    state
-        The client's state folder.
-    """
+    """A client's name and key, and the server that should know them."""
 
     name: str
     key: Path
@@ -732,15 +674,7 @@ _NOT_OF_AUTHORITY = frozenset({9, 10, 62, 63, 64})
 
 @dataclass(frozen=True)
 class Trust:
-    """The server's certificate and the authority that the client trusts.
-
-    Attributes
-    ----------
-    connection
-        To the server.
-    ca
-        The authority's certificate.
-    """
+    """The server's certificate and the authority that the client trusts."""
 
     connection: Connection
     ca: Path
@@ -822,11 +756,7 @@ def _shown(connection: ssl.SSLSocket) -> x509.Certificate:
 
 
 def client_checks(settings: ClientSettings) -> list[Check]:
-    """Return the checks of a client, in the order in which they make sense.
-
-    None of them changes anything on this machine or on the server, and none disturbs
-    the client's node.
-    """
+    """Return the checks of a client in order; they change and disturb nothing."""
     return [*_of_the_way(settings), *_of_this_machine(settings)]
 
 

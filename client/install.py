@@ -91,15 +91,7 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True)
 class Estimate:
-    """What was measured on examples that the client knows.
-
-    Attributes
-    ----------
-    accuracy
-        Of the global model, of the neighbours and of both.
-    gain
-        Of both over the global model.
-    """
+    """What was measured on examples that the client knows."""
 
     accuracy: Accuracy
     gain: Gain
@@ -217,15 +209,7 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
 
 @dataclass(frozen=True)
 class Tested:
-    """How a client's predictions do.
-
-    Attributes
-    ----------
-    mixed, global_model
-        What is served, and the global model alone.
-    knn
-        The neighbours alone; None where the store is empty.
-    """
+    """How a client's predictions do."""
 
     mixed: Evaluation
     global_model: Evaluation
@@ -255,37 +239,16 @@ def tested(predictor: KnnPredictor, test: Examples) -> Tested:
 
 @dataclass(frozen=True)
 class Filled:
-    """A memory that holds a client's examples, and what was chosen on them.
-
-    Attributes
-    ----------
-    store
-        The memory.
-    tuned
-        λ, k, σ and the class prior.
-    num_train
-        Training examples that were offered to it, before those of the validation
-        split; ids are given in that order.
-    """
+    """A memory that holds a client's examples, and what was chosen on them."""
 
     store: StoreReader
     tuned: Tuned
-    num_train: int
+    num_train: int  # offered before the validation split; ids are given in that order
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does.
-
-    Attributes
-    ----------
-    serving
-        What is served.
-    tested
-        How that does on the test split.
-    chosen
-        What it comes from, as the predictor of the same memory describes itself.
-    """
+    """What is served, and how it does."""
 
     serving: Serving
     tested: Tested
@@ -301,17 +264,8 @@ def decide(
 ) -> Decided:
     """Return what is served: the choice, or the global model where that loses.
 
-    Parameters
-    ----------
-    model
-        Has embedded the memory.
-    filled
-        The memory.
-    data
-        The site's; its test split is read here, last, and nowhere else.
-    took_part
-        Whether the model may have been trained on the training split: then only the
-        validation split says what to expect.
+    Where the site ``took_part`` in training, only the validation split says what to
+    expect. The test split is read here, last, and nowhere else.
     """
     measured = _measured(model, filled, took_part)
     if measured.is_loss:
@@ -408,19 +362,6 @@ def build(
     """Make a client's memory and what is served with it; return the latter.
 
     A kill leaves no memory, or one that the next installation goes on with.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, without a store.
-    name
-        The client's: the simulation's client of that name has the same memory.
-    model
-        Embeds the examples.
-    data
-        The site's.
-    took_part
-        See `decide`.
     """
     draft = places.drafts / "store"
     key = RandomKey(model.card.seed).child("personalize", name)
@@ -506,18 +447,6 @@ def prepare(
     λ, k and σ are chosen on all that the store will hold: what it holds, and what is
     new in the data by name. What was once deleted from it stays away, and what is in
     the test split by now leaves it: else each would be found beside itself.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, with a store.
-    model, data, took_part
-        See `decide`.
-
-    Raises
-    ------
-    ResidenceError
-        If the store was made for other inputs or classes.
     """
     _require_same_task(places, model)
     with open_store(places.store) as store:
@@ -544,17 +473,6 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
 
     Searches go on meanwhile. Whatever a kill cuts short is made up for by the next
     call: until the store is embedded anew the former model is served, then this one.
-
-    Parameters
-    ----------
-    places
-        The client's state folder.
-    store
-        Its store.
-    pending
-        What is prepared.
-    model
-        Its model.
     """
     offered = Offered(places)
     if pending.moved:
@@ -683,22 +601,7 @@ def _remove_models(places: Places) -> None:
 
 
 class Residence:
-    """One client's models, memory and what it serves.
-
-    Parameters
-    ----------
-    folder
-        The client's state folder; created if it is missing.
-    name
-        The client's.
-    key_sha256
-        Of its public key, in hexadecimal; None where none is used.
-
-    Raises
-    ------
-    ResidenceError
-        If the folder is another client's.
-    """
+    """One client's models, memory and what it serves."""
 
     def __init__(self, folder: Path, name: str, key_sha256: str | None = None) -> None:
         self.name = name
@@ -708,10 +611,7 @@ class Residence:
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool
     ) -> Serving:
-        """Remember ``data`` by ``model``, and serve that; return what is served.
-
-        See `install_and_test`.
-        """
+        """Remember ``data`` by ``model``, and serve that; return what is served."""
         return self.install_and_test(model, data, took_part=took_part).serving
 
     def install_and_test(
@@ -723,22 +623,6 @@ class Residence:
         added. Where another process writes to the memory, as the service does, that
         process finishes the work (`ServedModel.refresh`). A kill at any point leaves
         what was served, or what is to be.
-
-        Parameters
-        ----------
-        model
-            The global model.
-        data
-            The site's examples, read for that model.
-        took_part
-            Whether the model may have been trained on the site's training split.
-
-        Raises
-        ------
-        ResidenceError
-            If data, model and memory are not for the same inputs and classes.
-        StoreFullError
-            If the memory takes all or nothing, and there is no room for all.
         """
         _residence_require_same_task(model, data)
         with self.places.installing():
@@ -750,23 +634,11 @@ class Residence:
         return decided
 
     def served(self) -> Serving | None:
-        """Return what is served; None if nothing was installed yet.
-
-        Raises
-        ------
-        ResidenceError
-            If the file that says so is damaged.
-        """
+        """Return what is served; None if nothing was installed yet."""
         return read_serving(self.places.serving)
 
     def load(self, fingerprint: str) -> GlobalModel:
-        """Return a model that was installed.
-
-        Raises
-        ------
-        ModelError
-            If it is missing or damaged.
-        """
+        """Return a model that was installed."""
         folder = self.places.model(fingerprint)
         try:
             model = load_model(folder)

@@ -67,19 +67,7 @@ def make_service(
     tokens: Tokens | None,
     limits: Limits | None = None,
 ) -> ASGIApp:
-    """Return the service of one client, which opens what is served when it starts.
-
-    Parameters
-    ----------
-    client_name
-        Told to whoever asks.
-    open_served
-        Opens model and store; tried again and again while it raises a `KnnPerError`.
-    tokens
-        Of which requests must bear one; None needs none, and answers this machine only.
-    limits
-        What requests may cost.
-    """
+    """Return the service of one client, which opens what is served when it starts."""
     limits = limits or Limits()
     current = Current(open_served, limits.poll_s)
     waiting, seconds = limits.max_waiting, limits.seconds
@@ -161,12 +149,9 @@ def _methods(all_routes: Sequence[BaseRoute], request: Request) -> Iterator[str]
 
 
 def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
-    """Return the OpenAPI document, which says what the model of now takes.
-
-    Endpoints read their bodies themselves: FastAPI would parse them before anybody has
-    looked at who sends them and how large they are, and while no other request is
-    answered.
-    """
+    """Return the OpenAPI document, which says what the model of now takes."""
+    # Endpoints read their bodies themselves: FastAPI would parse them before anybody
+    # has looked at the scopes and the size, and while no other request is answered.
     found = get_openapi(
         title=app.title,
         version=app.version,
@@ -237,15 +222,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Binding:
-    """Where the service listens.
-
-    Attributes
-    ----------
-    host, port
-        Port 0 is any free one.
-    certificate, key
-        PEM files for TLS; without them it is plain HTTP.
-    """
+    """Where the service listens."""
 
     host: str
     port: int
@@ -272,24 +249,7 @@ def serve(
     on_listening: Callable[[str], None],
     limits: SocketLimits | None = None,
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT; what has begun is finished first.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    binding
-        Where to listen.
-    on_listening
-        Is told the address, as in ``http://127.0.0.1:8080``.
-    limits
-        What connections may take up.
-
-    Raises
-    ------
-    RunError
-        If the address cannot be listened at, or the TLS files are of no use.
-    """
+    """Answer requests until SIGTERM or SIGINT; what has begun is finished first."""
     server = make_server(app, binding, limits)
     with listen(
         binding.host,
@@ -310,13 +270,7 @@ def serve(
 def make_server(
     app: ASGIApp, binding: Binding, limits: SocketLimits | None = None
 ) -> Server:
-    """Return what serves the application on sockets that listen.
-
-    Raises
-    ------
-    RunError
-        If the TLS files are of no use.
-    """
+    """Return what serves the application on sockets that listen."""
     config = uvicorn.Config(
         app,
         log_config=None,
