@@ -4,7 +4,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,64 +89,37 @@ NUM_FOLDS = 10
 NORMAL_95 = 1.96
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What was measured on examples that the client knows."""
-
-    accuracy: Accuracy
-    gain: Gain
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether mixing is worse than the global model beyond doubt."""
-        gain = self.gain
-        if gain.expected is None or gain.margin is None:
-            return False
-        return gain.expected + gain.margin < 0
-
-
-UNKNOWN = Estimate(Accuracy(), Gain())
-
-
 def estimate(
     model: GlobalModel,
     store: StoreReader,
     positions: Tensor,
     settings: KnnSettings,
     measured_on: MeasuredOn,
-) -> Estimate:
+) -> tuple[Accuracy, Gain]:
     """Return what to expect of a client's memory, by nested cross-validation.
 
     Every example that is measured is looked up among all others that are stored, with
-    what the other nine tenths of them choose: it has no part in what
-    predicts it.
-
-    Parameters
-    ----------
-    model
-        Has embedded the store.
-    store
-        The client's memory.
-    positions
-        Of the examples to measure among the stored ones, int64 of shape (m,). The
-        global model should not have been trained on them.
-    settings
-        How the client chooses.
-    measured_on
-        What they are.
+    what the other nine tenths of them choose: it has no part in what predicts it. The
+    global model should not have been trained on those at ``positions``, int64 (m,).
     """
     if len(positions) < FEWEST:
-        return Estimate(Accuracy(), Gain(num_examples=len(positions)))
+        return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
+    # Evenly spread; the folds take every tenth: a site's files come sorted by class.
+    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
     evidence = left_out_evidence(
-        store, _spread(positions), model.head, most, settings.class_prior
+        store, positions[chosen.round().long()], model.head, most, settings.class_prior
     )
+    fold_of = torch.arange(len(evidence)) % NUM_FOLDS
     outcomes = torch.cat(
-        [_outcomes(evidence, fold, store, settings) for fold in _folds(len(evidence))]
+        [
+            _outcomes(evidence, fold_of == fold, store, settings)
+            for fold in range(NUM_FOLDS)
+        ]
     )
     alone, knn, mixed = outcomes.double().mean(dim=0).tolist()
     accuracy = Accuracy(alone, knn, mixed, len(outcomes), measured_on)
-    return Estimate(accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2]))
+    return accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2])
 
 
 def paired_gain(before: Tensor, after: Tensor) -> Gain:
@@ -164,20 +137,6 @@ def paired_gain(before: Tensor, after: Tensor) -> Gain:
     total, changed, surplus = count + 2, won + lost + 1, won - lost
     variance = (changed - surplus**2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
-
-
-def _spread(positions: Tensor) -> Tensor:
-    """Return at most `MOST` of the positions, evenly spread."""
-    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
-    return positions[chosen.round().long()]
-
-
-def _folds(num_examples: int) -> Iterator[Tensor]:
-    """Yield which examples are in each fold, bool of shape (m,)."""
-    # Every tenth: a site's files come sorted by class.
-    fold_of = torch.arange(num_examples) % NUM_FOLDS
-    for fold in range(NUM_FOLDS):
-        yield fold_of == fold
 
 
 def _outcomes(
@@ -208,103 +167,84 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """How a client's predictions do."""
+class Decided:
+    """What is served, and how it does on the test split.
 
+    ``chosen`` is what the predictor of the memory says of itself; ``knn`` is None where
+    the store is empty.
+    """
+
+    serving: Serving
     mixed: Evaluation
     global_model: Evaluation
     knn: Evaluation | None
-
-    def accuracy(self) -> Accuracy:
-        """Return the shares that are right; the split must not be empty."""
-        return Accuracy(
-            global_model=self.global_model.accuracy,
-            knn=None if self.knn is None else self.knn.accuracy,
-            mixed=self.mixed.accuracy,
-            num_examples=self.mixed.num_examples,
-            measured_on="test",
-        )
-
-
-def tested(predictor: KnnPredictor, test: Examples) -> Tested:
-    """Return how a client does on its test split, of which each input is read once."""
-    made = predictor.explain(test.images)
-    votes = made.vote.probabilities
-    return Tested(
-        mixed=score(made.probabilities, test.labels),
-        global_model=score(made.global_probabilities, test.labels),
-        knn=None if votes is None else score(votes, test.labels),
-    )
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A memory that holds a client's examples, and what was chosen on them."""
-
-    store: StoreReader
-    tuned: Tuned
-    num_train: int  # offered before the validation split; ids are given in that order
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What is served, and how it does."""
-
-    serving: Serving
-    tested: Tested
     chosen: Mapping[str, float]
 
 
 def decide(
     model: GlobalModel,
-    filled: Filled,
+    store: StoreReader,
+    tuned: Tuned,
+    num_train: int,
     data: SiteData,
     *,
     took_part: bool,
 ) -> Decided:
     """Return what is served: the choice, or the global model where that loses.
 
-    Where the site ``took_part`` in training, only the validation split says what to
-    expect. The test split is read here, last, and nowhere else.
+    The first ``num_train`` ids of the store are of training examples. Where the site
+    ``took_part`` in training, only the others say what to expect. The test split is
+    read here, last, and nowhere else.
     """
-    measured = _measured(model, filled, took_part)
-    if measured.is_loss:
-        filled = replace(filled, tuned=_overruled(filled.tuned))
-    serving = _serving(model, filled.tuned, data)
-    tuned_on = replace(serving.tuned_on, overruled=measured.is_loss)
-    serving = replace(
-        serving,
-        tuned_on=tuned_on,
-        accuracy=measured.accuracy,
-        expected_gain=measured.gain,
-    )
-    if not filled.tuned.choice.uses_memory:
-        serving = _without_memory(serving)
-    predictor = filled.tuned.predictor(
-        model.embed, model.head, filled.store, model.card.memory
-    )
-    found = tested(predictor, data.test.examples)
-    if len(data.test) > 0:
-        serving = replace(serving, accuracy=found.accuracy())
-    return Decided(serving, found, predictor.describe())
-
-
-def _overruled(tuned: Tuned) -> Tuned:
-    """Return what serves the global model alone."""
-    alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
-    return replace(tuned, choice=alone)
-
-
-def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
-    ids = torch.from_numpy(filled.store.contents().ids)
-    measured_on: MeasuredOn = "validation" if took_part else "leave_one_out"
-    positions = torch.arange(len(ids))
-    if took_part:
-        positions = positions[ids > filled.num_train]
-    if len(ids) < 2:
-        return UNKNOWN
     settings = model.card.memory
-    return estimate(model, filled.store, positions, settings, measured_on)
+    accuracy, gain = Accuracy(), Gain()
+    ids = torch.from_numpy(store.contents().ids)
+    if len(ids) > 1:
+        positions = torch.arange(len(ids))
+        measured_on: MeasuredOn = "leave_one_out"
+        if took_part:
+            positions, measured_on = positions[ids > num_train], "validation"
+        accuracy, gain = estimate(model, store, positions, settings, measured_on)
+    is_loss = gain.is_loss
+    if is_loss:
+        alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
+        tuned = replace(tuned, choice=alone)
+    choice = tuned.choice
+    if not choice.uses_memory:
+        accuracy = replace(accuracy, mixed=accuracy.global_model)
+        gain = replace(gain, expected=0.0, margin=0.0)
+    predictor = tuned.predictor(model.embed, model.head, store, settings)
+    test = data.test.examples
+    made = predictor.explain(test.images)
+    votes = made.vote.probabilities
+    mixed = score(made.probabilities, test.labels)
+    reference = score(made.global_probabilities, test.labels)
+    knn = None if votes is None else score(votes, test.labels)
+    if len(test) > 0:
+        accuracy = Accuracy(
+            reference.accuracy,
+            None if knn is None else knn.accuracy,
+            mixed.accuracy,
+            len(test),
+            "test",
+        )
+    serving = Serving(
+        model=model.fingerprint,
+        knn_weight=choice.knn_weight,
+        num_neighbors=choice.num_neighbors,
+        kernel=settings.kernel,
+        kernel_scale=choice.kernel_scale,
+        tuned_on=TunedOn(tuned.kind, len(tuned.evidence), is_loss),
+        accuracy=accuracy,
+        expected_gain=gain,
+        num_train=len(data.train),
+        num_validation=len(data.validation),
+        num_test=len(data.test),
+        run=model.card.name,
+        installed=time.time(),
+        class_prior=choice.class_prior,
+    )
+    return Decided(serving, mixed, reference, knn, predictor.describe())
 
 
 def predictor_of(
@@ -324,35 +264,6 @@ def predictor_of(
     )
 
 
-def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
-    return Serving(
-        model=model.fingerprint,
-        knn_weight=tuned.choice.knn_weight,
-        num_neighbors=tuned.choice.num_neighbors,
-        kernel=model.card.memory.kernel,
-        kernel_scale=tuned.choice.kernel_scale,
-        tuned_on=TunedOn(tuned.kind, len(tuned.evidence)),
-        accuracy=Accuracy(),
-        expected_gain=Gain(),
-        num_train=len(data.train),
-        num_validation=len(data.validation),
-        num_test=len(data.test),
-        run=model.card.name,
-        installed=time.time(),
-        class_prior=tuned.choice.class_prior,
-    )
-
-
-def _without_memory(serving: Serving) -> Serving:
-    """Return what is known of a client that serves the global model alone."""
-    accuracy = serving.accuracy
-    return replace(
-        serving,
-        accuracy=replace(accuracy, mixed=accuracy.global_model),
-        expected_gain=replace(serving.expected_gain, expected=0.0, margin=0.0),
-    )
-
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -369,8 +280,11 @@ def build(
     with create_store(
         draft, store_spec(model), model.embedding_dim, model.fingerprint, settings
     ) as store:
-        filled = _filled(store, model, data)
-        decided = decide(model, filled, data, took_part=took_part)
+        train, validation = (
+            embedded(model, one) for one in (data.train, data.validation)
+        )
+        tuned = remember(store, train, validation, model.head, model.card.memory)
+        decided = decide(model, store, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         draft.rename(places.store)
@@ -414,14 +328,6 @@ def embedded(model: GlobalModel, named: NamedExamples) -> NewExamples:
     return NewExamples(model.embed(images), named.examples.labels, images, named.names)
 
 
-def _filled(store: Store, model: GlobalModel, data: SiteData) -> Filled:
-    train, validation = (
-        embedded(model, split) for split in (data.train, data.validation)
-    )
-    tuned = remember(store, train, validation, model.head, model.card.memory)
-    return Filled(store, tuned, len(data.train))
-
-
 AT_ONCE = 256
 """Examples that are embedded, and made durable, together."""
 
@@ -460,8 +366,7 @@ def prepare(
         for one in (whole.train, whole.validation)
     )
     tuned = remember(memory, train, validation, model.head, model.card.memory)
-    filled = Filled(memory, tuned, len(train))
-    decided = decide(model, filled, data, took_part=took_part)
+    decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         write_pending(places, Pending(decided.serving, whole.new, whole.moved))
@@ -610,21 +515,15 @@ class Residence:
 
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool
-    ) -> Serving:
-        """Remember ``data`` by ``model``, and serve that; return what is served."""
-        return self.install_and_test(model, data, took_part=took_part).serving
-
-    def install_and_test(
-        self, model: GlobalModel, data: SiteData, *, took_part: bool
     ) -> Decided:
-        """As `install`; return also how what is served does on the test split.
+        """Remember ``data`` by ``model``, and serve that; return what is served.
 
         The memory keeps what it has, embedded anew; what is new in the data by name is
         added. Where another process writes to the memory, as the service does, that
         process finishes the work (`ServedModel.refresh`). A kill at any point leaves
         what was served, or what is to be.
         """
-        _residence_require_same_task(model, data)
+        _require_read_for(model, data)
         with self.places.installing():
             shutil.rmtree(self.places.drafts, ignore_errors=True)
             if not self.has_store():
@@ -666,7 +565,7 @@ class Residence:
             _LOG.info("left to the process that serves: %s", error)
 
 
-def _residence_require_same_task(model: GlobalModel, data: SiteData) -> None:
+def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
     if (found.spec, found.class_names) != (expected.spec, expected.class_names):
         raise ResidenceError(

@@ -51,8 +51,8 @@ def onboard(
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
         took_part = may_have_taken_part(settings)
-    serving = residence.install(model, data, took_part=took_part)
-    return Onboarded(residence, serving, took_part)
+    decided = residence.install(model, data, took_part=took_part)
+    return Onboarded(residence, decided.serving, took_part)
 
 
 def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:

@@ -124,7 +124,7 @@ def keeper_of(
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
-        decided = residence_of(settings).install_and_test(
+        decided = residence_of(settings).install(
             model, data, took_part=personalized.seen
         )
         log.info(
@@ -142,8 +142,7 @@ def keeper_of(
                 title,
             )
             return None
-        tested = decided.tested
-        return Served(tested.mixed, tested.global_model, decided.chosen)
+        return Served(decided.mixed, decided.global_model, decided.chosen)
 
     return keep
 

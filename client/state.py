@@ -230,6 +230,13 @@ class Gain:
     margin: float | None = None
     num_examples: int = 0
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether mixing is worse than the global model beyond doubt."""
+        if self.expected is None or self.margin is None:
+            return False
+        return self.expected + self.margin < 0
+
 
 @dataclass(frozen=True)
 class TunedOn:

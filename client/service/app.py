@@ -9,9 +9,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -48,6 +46,7 @@ from knnper.client.service.inputs import (
     answer_unknown,
 )
 from knnper.client.service.session import Current, Metered, Metrics, Workers
+from knnper.client.settings import ServiceSettings
 from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import Server, SocketLimits, listen
 
@@ -220,21 +219,6 @@ _BETWEEN_NOTICES_S = 60
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Binding:
-    """Where the service listens."""
-
-    host: str
-    port: int
-    certificate: Path | None = None
-    key: Path | None = None
-
-    @property
-    def scheme(self) -> str:
-        """``https`` or ``http``."""
-        return "http" if self.certificate is None else "https"
-
-
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine for sure."""
     try:
@@ -245,7 +229,7 @@ def is_loopback(host: str) -> bool:
 
 def serve(
     app: ASGIApp,
-    binding: Binding,
+    binding: ServiceSettings,
     on_listening: Callable[[str], None],
     limits: SocketLimits | None = None,
 ) -> None:
@@ -257,8 +241,9 @@ def serve(
         "choose another `service.port` or `service.host`, or stop what listens there",
     ) as listener:
         host, port = listener.getsockname()[:2]
+        scheme = "http" if binding.tls is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        on_listening(f"{binding.scheme}://{shown}:{port}")
+        on_listening(f"{scheme}://{shown}:{port}")
         # Once stopped, uvicorn raises the signal again, for whoever had it before.
         before = signal.signal(signal.SIGTERM, _ignore)
         try:
@@ -268,9 +253,11 @@ def serve(
 
 
 def make_server(
-    app: ASGIApp, binding: Binding, limits: SocketLimits | None = None
+    app: ASGIApp, binding: ServiceSettings, limits: SocketLimits | None = None
 ) -> Server:
     """Return what serves the application on sockets that listen."""
+    tls = binding.tls
+    certificate, key = (tls.certificate, tls.key) if tls else (None, None)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -280,15 +267,15 @@ def make_server(
         ws="none",
         lifespan="on",
         timeout_graceful_shutdown=_STOPPING_S,
-        ssl_certfile=binding.certificate,
-        ssl_keyfile=binding.key,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
     try:
         return Server(config, limits or SocketLimits(), _Notices().ended)
     except (OSError, ssl.SSLError) as error:
         raise RunError(
-            f"TLS cannot be used with {binding.certificate} and {binding.key}: {error}"
-            "; expected a certificate and its key, as PEM files that can be read"
+            f"TLS cannot be used with {certificate} and {key}: {error}; "
+            "expected a certificate and its key, as PEM files that can be read"
         ) from error
 
 
