@@ -28,7 +28,7 @@ from knnper.client.service.endpoints import (
     predictions,
     shown_to,
 )
-from knnper.data.builtin import CLASS_NAMES, digit_images
+from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment

@@ -546,7 +546,8 @@ class Residence:
             _LOG.error("%s", error)
             raise ModelError(
                 f"the model {fingerprint[:12]} in {folder} is missing or was damaged; "
-                "get it again: knnper onboard, with --model FOLDER for an exported one"
+                "get it again: knnper site onboard, with --model FOLDER for an "
+                "exported one"
             ) from error
         return model
 

@@ -182,7 +182,7 @@ class ServedModel:
             raise ResidenceError(
                 f"the store in {places.store} was embedded by the model "
                 f"{self.store.fingerprint[:12]}, which was not installed; install a "
-                "model anew: knnper onboard"
+                "model anew: knnper site onboard"
             )
         state = _State(self._loaded(serving.model), serving)
         self._states = {serving.model: state}
@@ -215,7 +215,7 @@ def open_served(residence: Residence, *, writable: bool) -> ServedModel:
     if serving is None:
         raise ResidenceError(
             f"nothing is installed in {residence.places.folder} yet; wait for the "
-            "federation to hand its model over, or run knnper onboard"
+            "federation to hand its model over, or run knnper site onboard"
         )
     if not writable:
         return _served(residence, open_store(residence.places.store))

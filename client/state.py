@@ -281,7 +281,7 @@ def read_serving(path: Path) -> Serving | None:
     except ValidationError as error:
         raise ResidenceError(
             f"{path} is damaged or of another version ({error.error_count()} problems"
-            "); remove it, and get the model again: knnper onboard"
+            "); remove it, and get the model again: knnper site onboard"
         ) from error
 
 
@@ -358,7 +358,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ResidenceError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
-            "model again: knnper onboard"
+            "model again: knnper site onboard"
         ) from error
     examples = Examples(images, labels.to(torch.int64))
     return NamedExamples(examples, tuple(names)), tuple(moved)

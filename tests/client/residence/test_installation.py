@@ -208,7 +208,9 @@ def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="was damaged; get it again: knnper onboard"):
+    with pytest.raises(
+        ModelError, match="was damaged; get it again: knnper site onboard"
+    ):
         open_served(residence, writable=True)
 
 
