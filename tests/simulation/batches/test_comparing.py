@@ -15,8 +15,8 @@ import pytest
 
 import knnper.simulation.batches.family as family_runs
 import knnper.simulation.workbench as workbench
-from knnper.data.builtin import DigitsSettings, load_digits
 from knnper.data.catalogue import DATA_SETS
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, RunError
 from knnper.loading import to_json
