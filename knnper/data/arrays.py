@@ -209,13 +209,7 @@ def collect_npz(
     base: Path,
     task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
 ) -> Collected:
-    """Return the examples in an .npz file.
-
-    Raises
-    ------
-    DataError
-        If there is no such file, it is damaged, or laid out otherwise.
-    """
+    """Return the examples in an .npz file."""
     path = place_of(base, settings.path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give the path of an .npz file")
@@ -248,16 +242,7 @@ class PythonSettings(SiteSettings):
 def collect_python(
     settings: PythonSettings, base: Path, task: SiteTask | None
 ) -> Collected:
-    """Return the examples that a function gives: `SiteData`, or a mapping of arrays.
-
-    A mapping is as `collect_arrays` takes it.
-
-    Raises
-    ------
-    DataError
-        If there is no such function, it fails (with the line), or returns something
-        else.
-    """
+    """Return the examples that a function gives: `SiteData`, or a mapping of arrays."""
     source = f"data.entry {settings.entry}"
     module_name, _, function_name = settings.entry.partition(":")
     with _importable(base, module_name):
@@ -307,10 +292,7 @@ def _module(name: str, base: Path) -> ModuleType:
 
 
 class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time.
-
-    Kept bytecode is told from a changed file by its size and by whole seconds.
-    """
+    """Compiles the file each time."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of what the file holds."""
@@ -333,10 +315,7 @@ def _fresh(name: str, file: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(base: Path, name: str) -> Iterator[None]:
-    """Let modules in ``base`` import each other inside the block.
-
-    Afterwards ``name`` is the module that it was before, if any.
-    """
+    """Let modules in ``base`` import each other inside the block."""
     before = sys.modules.get(name)
     sys.path.insert(0, str(base))
     try:

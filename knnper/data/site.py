@@ -345,26 +345,7 @@ class Agreed:
 def agree_labels(
     found: Collected, settings: SiteSettings, class_names: Sequence[str]
 ) -> Agreed:
-    """Find each example's label among those of the federation, by name.
-
-    Numbers without names are names where the federation's names are whole numbers, as
-    those of digits, and positions among its names where none of them is.
-
-    Parameters
-    ----------
-    found
-        The examples.
-    settings
-        Other names of labels, and what becomes of unknown ones.
-    class_names
-        The federation's, in the order of its labels.
-
-    Raises
-    ------
-    DataError
-        If labels are unknown and not to be dropped, with all of them and their counts,
-        or if ``label_map`` leads to a name that the federation does not have.
-    """
+    """Find each example's label among those of the federation, by name."""
     _require_targets(settings.label_map, class_names)
     known = _label_of(found.numbered, class_names)
     label_of = {
@@ -431,16 +412,7 @@ def _listed(names: Sequence[str]) -> str:
 def settle(
     found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
-    """Agree on labels, split, and read the inputs.
-
-    Inputs that cannot be read are left out and named in the result.
-
-    Raises
-    ------
-    DataError
-        If there are no examples, names cannot be told apart or kept, labels are
-        unknown (see `agree_labels`), or inputs cannot be brought to the task's form.
-    """
+    """Agree on labels, split, and read the inputs."""
     _require_examples(found)
     _require_names(found)
     agreed = agree_labels(found, settings, task.class_names)
@@ -462,13 +434,7 @@ def settle(
 
 
 def own_task(found: Collected) -> SiteTask:
-    """Return the task that the data itself suggests: its form and its labels.
-
-    Raises
-    ------
-    DataError
-        If there is no example.
-    """
+    """Return the task that the data itself suggests: its form and its labels."""
     _require_examples(found)
     form = found.inputs.form()
     if form.dtype == "token":
@@ -565,27 +531,7 @@ def _named(
 def open_site(
     choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
-    """Return the data that was chosen by name, all of which can be read.
-
-    Parameters
-    ----------
-    choice
-        A name of `SITE_DATA` and its settings.
-    base
-        The folder that relative paths are relative to.
-    task
-        What the federation agreed on.
-    cache
-        A folder for what takes long to read, so that it is read only once as long as
-        it does not change: decoded image files. Arrays and tables are read each time,
-        and functions are called each time, as their results may depend on anything.
-
-    Raises
-    ------
-    DataError
-        If there is no data, it is laid out otherwise, labels are unknown, or inputs
-        cannot be read.
-    """
+    """Return the data that was chosen by name, all of which can be read."""
     found, settings = _collected(choice, base, task)
     data = settle(found, settings, task, cache)
     require_all_read(data.unreadable.values())
@@ -595,10 +541,7 @@ def open_site(
 def survey_site(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> SiteData:
-    """Return the data as `open_site`; what cannot be read is left out and named.
-
-    Without a task it is taken from the data.
-    """
+    """Return the data as `open_site`; what cannot be read is left out and named."""
     found, settings = _collected(choice, base, task)
     return settle(found, settings, own_task(found) if task is None else task)
 
@@ -621,23 +564,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_task(path: Path) -> SiteTask:
-    """Return the task that a file describes.
-
-    Parameters
-    ----------
-    path
-        An experiment over data that stays with the sites (``data: {name: sites}``), as
-        ``knnper fed submit`` writes it; one over a data set, which is loaded; or the
-        folder of an exported model.
-
-    Raises
-    ------
-    DataError
-        If there is no such file, it describes no such task, or the data set that it
-        names cannot be loaded here.
-    ConfigError
-        With all that is wrong in the experiment's section ``data``.
-    """
+    """Return the task that a file describes."""
     card = path / MODEL_CARD
     if card.is_file():
         return _of_card(card)

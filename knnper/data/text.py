@@ -121,24 +121,7 @@ _ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
 
 
 def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
-    """Return what each speaker says in the order of the play, line by line.
-
-    A speech begins with the speaker's name and a full stop or a colon, on its first
-    line or on a line of its own. It ends with the next one, with a blank line after its
-    words, or with the heading of an act or a scene. Stage directions in square brackets
-    are left out. The names are in capitals.
-
-    Names in small letters look like ordinary lines. They count at the beginning, below
-    a blank line and below a heading; those of the indented form also within a speech
-    that began with one, since its other lines are indented further.
-
-    Parameters
-    ----------
-    play
-        Its plain text, ASCII where punctuation is concerned.
-    source
-        What it is called in the log, which says how much of it nobody says.
-    """
+    """Return what each speaker says in the order of the play, line by line."""
     said = defaultdict[str | None, list[str]](list)
     for speaker, line in _lines(play):
         said[speaker].append(line)
@@ -221,11 +204,7 @@ _WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
 
 
 class UnknownCharacters:
-    """Counts the characters that are outside of the alphabet.
-
-    All of them are one class: of a text that is made of them, whatever is predicted is
-    right.
-    """
+    """Counts the characters that are outside of the alphabet."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
@@ -237,18 +216,7 @@ class UnknownCharacters:
         self._counts.update(text.translate(_WITHOUT_KNOWN))
 
     def require_few(self, source: str) -> None:
-        """Warn if more than a twentieth of what was counted is unknown.
-
-        Parameters
-        ----------
-        source
-            Where the texts are, for messages.
-
-        Raises
-        ------
-        DataError
-            If it is more than half.
-        """
+        """Warn if more than a twentieth of what was counted is unknown."""
         num_unknown = self._counts.total()
         share = num_unknown / max(self._num_characters, 1)
         if share <= _MANY:
@@ -321,16 +289,7 @@ class TextFile:
 
 
 def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
-    """Return the file at ``path``, or the .txt files of a folder in order of names.
-
-    Hidden files of a folder, whose names begin with a dot, are left out. ``expected``
-    says in errors what could be there.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it cannot be read.
-    """
+    """Return the file at ``path``, or the .txt files of a folder in order of names."""
     try:
         paths = _visible_texts(path) if path.is_dir() else [path]
         if not paths or not path.exists():
@@ -350,15 +309,7 @@ def _visible_texts(folder: Path) -> list[Path]:
 
 
 def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
-    """Return each client's text by the client's name.
-
-    A speaker of one play among several is another client in another play.
-
-    Raises
-    ------
-    DataError
-        If a file is not UTF-8, is another JSON than expected, or nobody speaks in it.
-    """
+    """Return each client's text by the client's name."""
     if len(files) == 1:
         return _texts_in(files[0])
     return {
@@ -378,13 +329,7 @@ def digest_of(texts: Mapping[str, str]) -> str:
 
 
 def plain_text(file: TextFile) -> str:
-    """Return what a file says, see `plain`.
-
-    Raises
-    ------
-    DataError
-        If it is not UTF-8.
-    """
+    """Return what a file says, see `plain`."""
     return plain(_decoded(file))
 
 
@@ -622,19 +567,7 @@ class _Windowed:
 def collect_text(
     settings: SiteTextSettings, base: Path, task: SiteTask | None
 ) -> Collected:
-    """Return the windows of a site's texts, as long as the federation agreed on.
-
-    Without a task they are as long as those of plays. An example is called by the place
-    of the character that is predicted, as in ``00000080``, behind the file's name where
-    the path is a folder. The beginning of each text is trained on and its end is tested
-    on: windows overlap, so that examples drawn at random would give away each other.
-
-    Raises
-    ------
-    DataError
-        If there is no text, all are too short, or the federation agreed on something
-        else than text in this alphabet.
-    """
+    """Return the windows of a site's texts, as long as the federation agreed on."""
     path = place_of(base, settings.path)
     _require_text(task, path)
     window = PlaysSettings.window if task is None else task.spec.image_shape[2]

@@ -88,23 +88,7 @@ class OfficialFiles:
 
 @contextlib.contextmanager
 def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
-    """Yield a root where torchvision finds the files; nothing in ``root`` is changed.
-
-    Parameters
-    ----------
-    files
-        Of a data set.
-    root
-        The folder that the user named. The files may be in torchvision's place below
-        it, in ``raw`` or in itself, packed or not.
-
-    Raises
-    ------
-    MissingFilesError
-        If one is nowhere; with the places, and what to download.
-    DataError
-        If one is damaged, or that of another data set.
-    """
+    """Yield a root where torchvision finds the files; nothing in ``root`` is changed."""
     if all((root / files.folder / name).is_file() for name in files.names):
         yield root
         return
