@@ -81,7 +81,11 @@ class FractionSettings(Settings):
 
 
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
-    """Return the split of each example."""
+    """Return the split of each example, which depends on its name and the seed alone.
+
+    So it stays where it is when others are added. Only where no example would be left
+    to train on, the one that comes nearest to it is trained on.
+    """
     places = [_place(name, fractions.seed) for name in names]
     splits = [_split_at(place, fractions) for place in places]
     if splits and "train" not in splits:

@@ -345,7 +345,12 @@ class Agreed:
 def agree_labels(
     found: Collected, settings: SiteSettings, class_names: Sequence[str]
 ) -> Agreed:
-    """Find each example's label among those of the federation, by name."""
+    """Find each example's label among those of the federation, by name.
+
+    Numbers without names are names where the federation's names are whole numbers, as
+    those of digits, and positions among its names where none of them is. A `DataError`
+    counts labels that are unknown and not to be dropped.
+    """
     _require_targets(settings.label_map, class_names)
     known = _label_of(found.numbered, class_names)
     label_of = {
