@@ -264,7 +264,7 @@ def _module(name: str, base: Path) -> ModuleType:
 
 
 class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time."""
+    """Compiles the file each time: kept bytecode is told from it by whole seconds."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of what the file holds."""

@@ -111,7 +111,7 @@ def open_image(path: str | Path) -> Iterator[Image.Image]:
 
 
 def wide_pixels(mode: str) -> str | None:
-    """Return what pixels of more than 8 bits a mode of Pillow's has; None with others."""
+    """Return what pixels of more than 8 bits a mode has, which would be cut off."""
     # The modes I;16B, I;16L and I;16N differ in the order of the bytes.
     return _WIDE_PIXELS.get(mode[:4])
 
@@ -279,7 +279,7 @@ class ClassFolders:
 
 
 def list_class_folders(root: Path) -> ClassFolders:
-    """Return the images in ``root``, without hidden files and those of other suffixes."""
+    """Return the images in ``root``, without hidden files and other suffixes."""
     suffixes = Image.registered_extensions()
 
     def is_image(entry: os.DirEntry[str]) -> bool:

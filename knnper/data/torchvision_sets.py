@@ -88,7 +88,7 @@ class OfficialFiles:
 
 @contextlib.contextmanager
 def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
-    """Yield a root where torchvision finds the files; nothing in ``root`` is changed."""
+    """Yield a root where torchvision finds the files; ``root`` is not changed."""
     if all((root / files.folder / name).is_file() for name in files.names):
         yield root
         return

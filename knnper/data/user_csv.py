@@ -91,7 +91,13 @@ Lists = dict[Split, list[_Row]]
 
 
 def load_user_csv(settings: UserCsvSettings) -> Dataset:
-    """Return the images that the lists name, with the user of each."""
+    """Return the images that the lists name, with the user of each.
+
+    The user splits of Google Landmarks v2 are such lists: Hsu, Qi, Brown, "Federated
+    Visual Classification with Real-World Data Distribution", ECCV 2020. The classes are
+    those of ``train``, in the order of their names, or of their numbers where all are
+    whole numbers.
+    """
     listed = _read(settings.train, settings, needs_user=True)
     class_names = values_in_order(row.class_name for row in listed)
     rows = _splits(listed, settings)
