@@ -72,15 +72,7 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
-        """Return rough squared distances, ascending, and ids, each (m, count).
-
-        Parameters
-        ----------
-        queries
-            Shape (m, p).
-        count
-            At least 1 and at most n. Where fewer are found, rows end in `NOTHING`.
-        """
+        """Return rough squared distances, ascending, and ids, each (m, count)."""
 
     def candidates_with_vectors(
         self, queries: Vectors, count: int
@@ -168,11 +160,6 @@ class KindSettings(Settings, ABC):
         """Return the index that `VectorIndex.write` wrote to ``path``.
 
         What the settings say of searching may differ from those of the build.
-
-        Raises
-        ------
-        StoreDamagedError
-            If there is something else in the file, or it cannot be read.
         """
         content = read_index_file(path)
         require_layout(content, path, dim, self.layouts(dim))
@@ -352,21 +339,7 @@ def search(
     at_once: int,
     params: faiss.SearchParameters | None = None,
 ) -> tuple[Vectors, Ids]:
-    """Return squared distances, ascending, and FAISS's labels, each (m, count).
-
-    Parameters
-    ----------
-    index
-        Any index of FAISS; -1 pads its rows.
-    queries
-        Shape (m, p).
-    count
-        At least 1.
-    at_once
-        Queries in one call.
-    params
-        What FAISS is told about the search.
-    """
+    """Return squared distances, ascending, and FAISS's labels, each (m, count)."""
     use_one_thread()
     if len(queries) <= at_once:
         rough, found = index.search(queries, count, params=params)
@@ -389,13 +362,7 @@ Slots = NDArray[np.intp]
 
 
 class SlotTable:
-    """Ids by slot, and slots by id; 16 bytes an id.
-
-    Parameters
-    ----------
-    ids
-        Of the slots from 0 on, int64 of shape (n,); `NOTHING` in an empty slot.
-    """
+    """Ids by slot, and slots by id; 16 bytes an id."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = np.array(ids, dtype=np.int64)
