@@ -283,6 +283,9 @@ class StoreReader:
         self._rows, self._live = rows, live
         self._expected_model = fingerprint
         self._resources = resources or contextlib.ExitStack()
+        # Of a `Store`: one change, and one new set of embeddings, at a time.
+        self._changing, self._embedding = threading.RLock(), threading.Lock()
+        self._stopping = threading.Event()
 
     def __len__(self) -> int:
         return len(self.contents())
@@ -440,22 +443,6 @@ class Store(StoreReader):
     process ends. What `add` and `delete` have done when they return is done for good.
     Searches, by other threads or processes, go on meanwhile.
     """
-
-    def __init__(
-        self,
-        rows: Rows,
-        live: LiveView,
-        spec: StoreSpec,
-        settings: StoreSettings,
-        *,
-        fingerprint: str | None = None,
-        resources: contextlib.ExitStack | None = None,
-    ) -> None:
-        super().__init__(
-            rows, live, spec, settings, fingerprint=fingerprint, resources=resources
-        )
-        self._changing, self._embedding = threading.RLock(), threading.Lock()
-        self._stopping = threading.Event()
 
     def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
         """Store examples as the policy says: all that it says, or nothing.
