@@ -5,7 +5,6 @@ process of its own, so that one that hangs does not block those that come later.
 """
 
 import contextlib
-import fcntl
 import functools
 import gc
 import importlib
@@ -74,7 +73,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime import run_clientapp
 
 from knnper.errors import RunError
-from knnper.files import make_private
+from knnper.files import FileLock, LockHeldError, lock_holder, make_private
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
 
@@ -369,12 +368,22 @@ def locked(state: Path) -> Iterator[int]:
     RunError
         If another process holds it, or it cannot be written.
     """
-    descriptor = _opened(state)
     try:
-        _lock(descriptor, state)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        make_private(state)
+        lock = FileLock(state / LOCK_FILE)
+    except LockHeldError as error:
+        raise RunError(
+            f"the state folder {state} is in use by another `knnper fed client` "
+            f"(process {error}). End that one first, or give this client a folder of "
+            f"its own"
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"the state folder {state} cannot be written: {error}. Make it writable "
+            "for the user that runs the client, or set `state` to another folder"
+        ) from error
+    with lock:
+        yield lock.fileno()
 
 
 def holder(state: Path) -> int | None:
@@ -382,47 +391,13 @@ def holder(state: Path) -> int | None:
 
     Nothing is written; who holds the folder notices nothing.
     """
-    try:
-        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(os.pread(descriptor, 20, 0) or 0)
-    finally:
-        os.close(descriptor)
-    return None
+    found = lock_holder(state / LOCK_FILE)
+    return None if found is None else int(found)
 
 
 def is_locked(state: Path) -> bool:
     """Return whether a node runs on this state folder."""
     return holder(state) is not None
-
-
-def _opened(state: Path) -> int:
-    try:
-        make_private(state)
-        return os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise RunError(
-            f"the state folder {state} cannot be written: {error}. Make it writable "
-            "for the user that runs the client, or set `state` to another folder"
-        ) from error
-
-
-def _lock(descriptor: int, state: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        other = os.pread(descriptor, 20, 0).decode() or "unknown"
-        raise RunError(
-            f"the state folder {state} is in use by another `knnper fed client` "
-            f"(process {other}). End that one first, or give this client a folder of "
-            f"its own"
-        ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
 
 _FLOWER = Path(flwr.__file__).parent

@@ -53,18 +53,17 @@ from knnper.datastore.schema import (
 from knnper.datastore.search import LiveView
 from knnper.datastore.settings import StoreSettings, require_settings
 from knnper.datastore.sqlite import (
-    WriterLock,
     connect,
     connection_damaged,
     damage,
     is_unlogged,
-    lock_holder,
     log_of,
     read_damaged_text,
     transaction,
+    writer_lock,
 )
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -790,7 +789,7 @@ def open_rows(
     require_database(folder)
     with contextlib.ExitStack() as opened:
         if writable:
-            opened.callback(WriterLock(folder / LOCK).release)
+            opened.callback(writer_lock(folder / LOCK).release)
         identity = read_identity(folder, writable=writable)
         rows = Rows.on_disk(folder / DATABASE, identity.spec.input, writable=writable)
         opened.callback(rows.close)

@@ -25,7 +25,6 @@ from knnper.datastore.examples import (
     require_labels,
 )
 from knnper.datastore.schema import ROWS_AT_ONCE
-from knnper.datastore.sqlite import lock_holder
 from knnper.datastore.store import (
     INDEX,
     LOCK,
@@ -35,7 +34,7 @@ from knnper.datastore.store import (
     require_arrivals,
 )
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 
