@@ -14,7 +14,7 @@ from knnper.simulation.reports.drift_alarm import (
     log_bets,
     neighbor_scores,
 )
-from tests.datastore.drift.clusters import ListedMemory, draw
+from tests.simulation.drift.clusters import ListedMemory, draw
 
 KEY = RandomKey(11)
 NEW_LABELS, KNOWN_LABELS = [4, 5], [0, 1, 2]

@@ -11,7 +11,7 @@ from knnper.simulation.reports.drift_alarm import (
     leave_one_out_scores,
     neighbor_scores,
 )
-from tests.datastore.drift.clusters import ListedMemory
+from tests.simulation.drift.clusters import ListedMemory
 
 LINE = ListedMemory(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]))
 EMPTY = ListedMemory(torch.empty(0, 1), torch.empty(0, dtype=torch.int64))
