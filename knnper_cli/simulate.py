@@ -77,7 +77,7 @@ def export(
 
 
 if TYPE_CHECKING:
-    from knnper.strategies.core.method import PersonalizerSpec
+    from knnper.strategies.core.method import Personalizer
 
 
 def methods(as_json: AsJson = False) -> None:
@@ -126,7 +126,7 @@ def methods(as_json: AsJson = False) -> None:
     )
 
 
-def _needs(spec: "PersonalizerSpec") -> str:
+def _needs(spec: "type[Personalizer]") -> str:
     """Return what must be there beside a client's own data."""
     needs = {
         "one model a client": spec.needs_one_model,
