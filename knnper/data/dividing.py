@@ -1,7 +1,8 @@
-"""Which of a user's samples are tested on."""
+"""Which examples are trained on, validated on and tested on; values by number."""
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -80,18 +81,10 @@ class FractionSettings(Settings):
 
 
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
-    """Return the split of each example.
+    """Return the split of each example, which depends on its name and the seed alone.
 
-    An example's split depends on its name and the settings alone, so it stays where it
-    is when others are added. Only where no example would be left to train on, the one
-    that comes nearest to it is trained on.
-
-    Parameters
-    ----------
-    names
-        Of the examples.
-    fractions
-        Of the splits; they are met on average.
+    So it stays where it is when others are added. Only where no example would be left
+    to train on, the one that comes nearest to it is trained on.
     """
     places = [_place(name, fractions.seed) for name in names]
     splits = [_split_at(place, fractions) for place in places]
@@ -113,3 +106,25 @@ def _place(name: str, seed: int) -> float:
     digest = hashlib.blake2b(text, digest_size=8).digest()
     # 53 bits are what a float holds exactly: more could round up to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+
+
+def are_whole_numbers(values: Iterable[str]) -> bool:
+    """Return whether all of ``values`` are written as whole numbers."""
+    return all(map(_WHOLE_NUMBER.fullmatch, values))
+
+
+def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the different values, sorted; as numbers where all are whole numbers."""
+    different = set(values)
+    if are_whole_numbers(different):
+        return tuple(sorted(different, key=lambda value: (int(value), value)))
+    return tuple(sorted(different))
+
+
+def numbered(values: Iterable[str], known: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position of each value among the known ones, int64 of shape (n,)."""
+    number_of = {value: number for number, value in enumerate(known)}
+    return np.array([number_of[value] for value in values], dtype=np.int64)

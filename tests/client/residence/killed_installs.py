@@ -14,8 +14,8 @@ import torch
 
 from knnper.client.install import Residence
 from knnper.client.served import open_served
+from knnper.datastore.search import LiveView
 from knnper.datastore.store import Store
-from knnper.datastore.view import LiveView
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.residence.small_site import new_residence, queries, site, small_model
 
@@ -71,8 +71,8 @@ def answer(residence: Residence, writable: bool) -> dict[str, object] | None:
         made = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
-            "model": made.fingerprint,
-            "num_stored": made.num_stored,
+            "model": made.vote.fingerprint,
+            "num_stored": made.vote.num_stored,
             "is_consistent": torch.equal(expected, made.global_probabilities),
         }
 
