@@ -13,8 +13,7 @@ import torch
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from knnper.client.install import predictor_of
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel, predictor_of
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import make_server, make_service
 from knnper.client.service.inputs import Limits

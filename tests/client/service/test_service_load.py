@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import Residence, ServedModel, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.examples import Added, Ids, Selection
