@@ -88,13 +88,7 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class Deadline:
-    """When the server stops waiting for the reply to a message.
-
-    Attributes
-    ----------
-    at
-        On the clock of `time.monotonic`; infinity if it waits for ever.
-    """
+    """When the server stops waiting for the reply to a message."""
 
     at: float = math.inf
 
@@ -104,13 +98,7 @@ class Deadline:
         return cls(time.monotonic() + seconds) if seconds else cls()
 
     def ends(self, job: str) -> contextlib.AbstractContextManager[None]:
-        """End this process when the block goes on after the deadline.
-
-        Parameters
-        ----------
-        job
-            What the block does, for the log.
-        """
+        """End this process when the block goes on after the deadline."""
         if math.isinf(self.at):
             return contextlib.nullcontext()
         return process_ends_after(self.at - time.monotonic(), job)
@@ -118,15 +106,7 @@ class Deadline:
 
 @contextlib.contextmanager
 def process_ends_after(seconds: float, job: str) -> Iterator[None]:
-    """End this process when the block takes longer; call it in the main thread.
-
-    Parameters
-    ----------
-    seconds
-        What is left until the deadline.
-    job
-        What the block does, for the log.
-    """
+    """End this process when the block takes longer; call it in the main thread."""
     timer = threading.Timer(max(seconds, 0.0), _end_process, (seconds, job))
     timer.daemon = True
     # The kernel's timer is for code that never lets Python's threads run.
@@ -176,15 +156,7 @@ _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 
 
 class TaskSource:
-    """Where the runner gets tasks: the node's Runtime API.
-
-    Parameters
-    ----------
-    address
-        ``HOST:PORT`` of the API.
-    secret
-        That the API knows.
-    """
+    """Where the runner gets tasks: the node's Runtime API."""
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._client = RuntimeHttpClient.from_server_address(
@@ -200,13 +172,7 @@ class TaskSource:
         )
 
     def next_task(self) -> tuple[Task, str] | None:
-        """Return a task and the token that entitles to play it; None without one.
-
-        Raises
-        ------
-        httpx.HTTPError
-            If the node does not answer.
-        """
+        """Return a task and the token that entitles to play it; None without one."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         response = self._client.AcquireTask(request)
         if response.HasField("task") and response.token:
@@ -215,15 +181,7 @@ class TaskSource:
 
 
 def installed_app(reference: str) -> LoadApp:
-    """Return a loader that always gives the ClientApp called ``MODULE:NAME``.
-
-    Raises
-    ------
-    ImportError
-        If there is no such module.
-    RunError
-        If there is no ClientApp in it.
-    """
+    """Return a loader that always gives the ClientApp called ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
     app = getattr(importlib.import_module(module), name, None)
     if not isinstance(app, ClientApp):
@@ -241,19 +199,7 @@ def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
 def play(
     address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
 ) -> None:
-    """Play one message and hand its reply to the node, be it an error.
-
-    Parameters
-    ----------
-    address
-        ``HOST:PORT`` of the node's Runtime API.
-    token
-        Of the task.
-    load
-        Gives the ClientApp.
-    on_pulled
-        Is given what `report_failure` needs if this process dies from here on.
-    """
+    """Play one message and hand its reply to the node, be it an error."""
     client = _connect(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
@@ -273,19 +219,7 @@ def play(
 def report_failure(
     address: str, token: str, task: Task, pulled: bytes, reason: str
 ) -> None:
-    """Answer a message whose process has died; Flower would notice after a minute.
-
-    Parameters
-    ----------
-    address, token
-        As of `play`.
-    task
-        The task.
-    pulled
-        What `play` gave to ``on_pulled``; empty if it did not get as far.
-    reason
-        What happened, for the server.
-    """
+    """Answer a message whose process has died; Flower would notice after a minute."""
     client = _connect(address, token)
     message = _asked(client, pulled)
     metadata = message.metadata
@@ -335,10 +269,7 @@ def _without_content(message: Message) -> MessageProto:
 
 
 def _as_reply(error: Exception) -> Error:
-    """Return the error in Flower's own words: servers read the reason.
-
-    Where a site's folders are stays with the site.
-    """
+    """Return the error in Flower's own words: servers read the reason."""
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
@@ -352,23 +283,7 @@ LOCK_FILE = "node.lock"
 
 @contextlib.contextmanager
 def locked(state: Path) -> Iterator[int]:
-    """Hold a state folder for this process; the kernel frees it when it ends.
-
-    Parameters
-    ----------
-    state
-        The folder; it is created if need be, and closed to other users.
-
-    Yields
-    ------
-    int
-        The lock file's descriptor.
-
-    Raises
-    ------
-    RunError
-        If another process holds it, or it cannot be written.
-    """
+    """Hold a state folder for this process; the kernel frees it when it ends."""
     descriptor = _opened(state)
     try:
         _lock(descriptor, state)
@@ -378,10 +293,7 @@ def locked(state: Path) -> Iterator[int]:
 
 
 def holder(state: Path) -> int | None:
-    """Return the process that holds a state folder; None if none does.
-
-    Nothing is written; who holds the folder notices nothing.
-    """
+    """Return the process that holds a state folder; None if none does."""
     try:
         descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -428,13 +340,7 @@ _FLOWER = Path(flwr.__file__).parent
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-    """Set up the logging of a process that is a client.
-
-    Parameters
-    ----------
-    verbose
-        Whether Flower may say every message that comes and goes, too.
-    """
+    """Set up the logging of a process that is a client."""
     write_harmlessly("%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -505,15 +411,7 @@ _KEY_NEEDED, _NOT_ACCEPTED = 2001, 2004  # Flower's codes
 
 
 class Refusal(RunError):
-    """The server cannot be reached or does not take the client.
-
-    Parameters
-    ----------
-    message
-        What is wrong and how to mend it, in one line.
-    lasting
-        Whether trying again without a change is of no use.
-    """
+    """The server cannot be reached or does not take the client."""
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -521,15 +419,7 @@ class Refusal(RunError):
 
 
 class NotAcceptedError(Refusal):
-    """Flower's one answer to two things: an unknown key, and one that is online.
-
-    Parameters
-    ----------
-    key
-        Which key, such as its file; empty if that is not known.
-    doctor
-        The command that finds out which of the two it is.
-    """
+    """Flower's one answer to two things: an unknown key, and one that is online."""
 
     def __init__(self, key: str = "", doctor: str = "knnper doctor") -> None:
         which = f" ({key})" if key else ""
@@ -542,15 +432,7 @@ class NotAcceptedError(Refusal):
 
 
 def refusal_of(code: int, message: str) -> Refusal:
-    """Return what Flower's answer means.
-
-    Parameters
-    ----------
-    code
-        Flower's code of the error; 0 without one.
-    message
-        Its text.
-    """
+    """Return what Flower's answer means."""
     if code == _NOT_ACCEPTED:
         return NotAcceptedError()
     if code == _KEY_NEEDED:
@@ -584,17 +466,7 @@ _KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 @dataclass(frozen=True)
 class Server:
-    """The server and how it knows this client.
-
-    Attributes
-    ----------
-    address
-        ``HOST:PORT`` of the gateway.
-    ca
-        Certificate of its authority; None for plain HTTP.
-    key
-        The client's private key; None without authentication.
-    """
+    """The server and how it knows this client."""
 
     address: str
     ca: Path | None
@@ -611,17 +483,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is to happen while the SuperNode runs.
-
-    Attributes
-    ----------
-    connected
-        Is given the node's id once the server has taken it.
-    no_message
-        Waits until it is time to ask for a message again.
-    no_reply
-        Waits a moment for the reply to the message that was received.
-    """
+    """What is to happen while the SuperNode runs."""
 
     connected: Callable[[int], None]
     no_message: Callable[[], None]
@@ -648,26 +510,7 @@ def serve(
     node_config: dict[str, bool | float | int | str],
     hooks: Hooks,
 ) -> None:
-    """Be a node of the federation until the server refuses or a signal interrupts.
-
-    Parameters
-    ----------
-    server
-        Whose node.
-    state
-        Shared with the Runtime API.
-    secret
-        Of the Runtime API.
-    node_config
-        What ClientApps find in their context.
-    hooks
-        See `Hooks`.
-
-    Raises
-    ------
-    Refusal
-        If the server does not take the node, or not any more.
-    """
+    """Be a node of the federation until the server refuses or a signal interrupts."""
     unknown: list[Refusal] = []
     try:
         with _adapted(hooks, unknown):
@@ -691,13 +534,7 @@ def serve(
 
 
 def take_out(server: Server, node_id: int) -> None:
-    """Tell the server that a node of this key is gone.
-
-    Raises
-    ------
-    httpx.HTTPError
-        If the server does not answer or does not agree.
-    """
+    """Tell the server that a node of this key is gone."""
     key_pair = server.key_pair()
     if key_pair is None:
         return
@@ -847,13 +684,7 @@ def main() -> None:
 
 
 class Runner:
-    """Forks a process for each task of a node.
-
-    Parameters
-    ----------
-    orders
-        How to reach the node, and what to run.
-    """
+    """Forks a process for each task of a node."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -991,13 +822,7 @@ _STOP_S = 1.0
 
 
 class RunnerProcess:
-    """A runner.
-
-    Parameters
-    ----------
-    orders
-        What it is to do.
-    """
+    """A runner."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -1005,13 +830,7 @@ class RunnerProcess:
         self._is_ready = False
 
     def wait_until_ready(self) -> None:
-        """Wait until torch and the app are loaded.
-
-        Raises
-        ------
-        RunError
-            If the runner ended instead.
-        """
+        """Wait until torch and the app are loaded."""
         if self._is_ready:
             return
         output = self._process.stdout
@@ -1025,15 +844,7 @@ class RunnerProcess:
         self._is_ready = True
 
     def wake(self) -> None:
-        """Tell the runner that there may be a task.
-
-        One that died is replaced; the message it had is answered by Flower.
-
-        Raises
-        ------
-        RunError
-            If the runner cannot be started again.
-        """
+        """Tell the runner that there may be a task."""
         if self._process.poll() is not None:
             status = self._process.returncode
             log.error("the runner ended with exit status %d; it is restarted", status)
@@ -1090,20 +901,7 @@ _RUNTIME_API_STOP_S = 0.5
 
 @contextlib.contextmanager
 def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
-    """Answer the runner in a thread, at a free port.
-
-    Parameters
-    ----------
-    state
-        Shared with the SuperNode.
-    secret
-        Who does not know it gets no task.
-
-    Yields
-    ------
-    str
-        ``HOST:PORT``.
-    """
+    """Answer the runner in a thread, at a free port."""
     app = create_app(state_factory=state, superexec_auth_secret=secret)
     config = uvicorn.Config(
         app,

@@ -48,16 +48,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Activation:
-    """A state folder's note of the node that is online.
-
-    Attributes
-    ----------
-    state
-        The folder.
-    place
-        Says which folder on which running machine this is: with a copy of the folder,
-        another machine cannot put out the node here.
-    """
+    """A state folder's note of the node that is online."""
 
     state: Path
     place: str
@@ -133,13 +124,7 @@ _LONGEST_REMINDER_S = 3600.0
 
 
 class Patience:
-    """Bears with refusals: says each kind at once, and repeats it ever more seldom.
-
-    Parameters
-    ----------
-    lasts_s
-        For how long it is tried; None is for ever.
-    """
+    """Bears with refusals: says each kind at once, and repeats it ever more seldom."""
 
     def __init__(self, lasts_s: float | None) -> None:
         self._end = None if lasts_s is None else time.monotonic() + lasts_s
@@ -149,13 +134,7 @@ class Patience:
         self._reminder_s = _FIRST_REMINDER_S
 
     def bear(self, refusal: Refusal) -> None:
-        """Say what is wrong and wait, or give up.
-
-        Raises
-        ------
-        Refusal
-            The same, if no time is left or trying again is of no use.
-        """
+        """Say what is wrong and wait, or give up."""
         is_over = self._end is not None and time.monotonic() + self._retry_s > self._end
         if is_over or (refusal.lasting and self._end is not None):
             raise refusal
@@ -185,21 +164,7 @@ _REQUEST = b"GET /health HTTP/1.0\r\n\r\n"
 
 
 def require_server(server: str, ca: Path | None) -> None:
-    """Check address, port and certificate of the server.
-
-    Parameters
-    ----------
-    server
-        ``HOST:PORT``.
-    ca
-        Certificate of the authority that the server must be signed by; None for a
-        server without TLS.
-
-    Raises
-    ------
-    Refusal
-        If something on the way is wrong; it says what.
-    """
+    """Check address, port and certificate of the server."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
     context = None if ca is None else _trusting(ca)
@@ -284,21 +249,7 @@ _NOTICED_S = 3.0
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """How a node is run; nothing of it concerns what is learned.
-
-    Attributes
-    ----------
-    app
-        ``MODULE:NAME`` of the ClientApp that plays every message.
-    allow_app_code
-        See `Orders`.
-    patience_s
-        How long the node tries to get into the federation; None is for ever.
-    is_done
-        Whether the node may leave; asked when it has nothing to do or to send.
-    verbose
-        Whether what Flower says of every message is logged, too.
-    """
+    """How a node is run; nothing of it concerns what is learned."""
 
     app: str = CLIENT_APP
     allow_app_code: bool = False
@@ -312,24 +263,7 @@ class Told(BaseException):
 
 
 def run_client(settings: ClientSettings, options: NodeOptions) -> None:
-    """Be a client of the federation until a signal ends it, or all is done.
-
-    Parameters
-    ----------
-    settings
-        Who and where.
-    options
-        See `NodeOptions`.
-
-    Raises
-    ------
-    RunError
-        If the state folder is in use, or the server cannot be reached or does not take
-        the client for longer than the patience lasts. SIGTERM ends it without an error,
-        Ctrl-C with `KeyboardInterrupt`.
-    CredentialError
-        If the key cannot be read.
-    """
+    """Be a client of the federation until a signal ends it, or all is done."""
     with locked(settings.state) as lock, _told_by_sigterm():
         os.environ["FLWR_HOME"] = str(settings.state / "flwr")
         node = _Node(settings, options, Activation.of(settings.state, lock))
@@ -357,10 +291,7 @@ class _Node:
         self._server = Server(settings.server, ca, key)
 
     def join_and_serve(self) -> None:
-        """Join the federation and stay until the server lets go of this node.
-
-        Everything is new each time: what the last connection left undone stays undone.
-        """
+        """Join the federation and stay until the server lets go of this node."""
         state, secret = flower_supernode.new_state(), secrets.token_bytes(32)
         with runtime_api(state, secret) as address:
             options = self._options

@@ -27,15 +27,7 @@ from knnper.strategies.core.records import NoState
 def scalar_writer(
     folder: Path, first_round: int
 ) -> Iterator[Callable[[RoundRecord], None]]:
-    """Yield a function that adds the figures of one round to the curves.
-
-    Parameters
-    ----------
-    folder
-        Where the event files are; the curves of a resumed run go on.
-    first_round
-        Curves that an interrupted run left from this round on are not shown.
-    """
+    """Yield a function that adds the figures of one round to the curves."""
     # Loading it takes seconds, which only the process that leads a run should wait.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -54,22 +46,7 @@ def scalar_writer(
 
 @dataclass(frozen=True)
 class Conductor:
-    """Leads a federation through training and hand-over, whoever its clients are.
-
-    Takes up a run that was interrupted: rounds after the last checkpoint are repeated,
-    clients that were personalised already are not.
-
-    Attributes
-    ----------
-    assembly
-        What is trained.
-    federation
-        How clients are reached.
-    folder
-        Where everything is written.
-    observer
-        Is told of every step.
-    """
+    """Leads a federation through training and hand-over, whoever its clients are."""
 
     assembly: Assembly
     federation: Federation
@@ -77,41 +54,12 @@ class Conductor:
     observer: Observer
 
     def lead(self, roster: Roster, command: Sequence[str]) -> Mapping[str, Any]:
-        """Train, hand over, and write the results.
-
-        Parameters
-        ----------
-        roster
-            The clients.
-        command
-            What the user typed, for the manifest.
-
-        Returns
-        -------
-        Mapping
-            The content of ``results.json``.
-
-        Raises
-        ------
-        RunError
-            If the run cannot go on.
-        """
+        """Train, hand over, and write the results."""
         self.hand_over(self.train(roster, command), roster)
         return self.folder.results()
 
     def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
-        """Make the rounds that are missing; return the last state.
-
-        Parameters
-        ----------
-        roster, command
-            See `lead`.
-
-        Raises
-        ------
-        RunError
-            If too many clients fail in a round.
-        """
+        """Make the rounds that are missing; return the last state."""
         conditions = build_manifest(
             results_identity=results_identity(self.assembly.experiment),
             partition_hash=roster.split,
@@ -127,29 +75,7 @@ class Conductor:
         roster: Roster,
         to: Collection[str] | None = None,
     ) -> Collection[str]:
-        """Give the model to the clients that lack it; write the results of all.
-
-        While nobody has it there are no results, and the run is not done.
-
-        Parameters
-        ----------
-        trained
-            What training ended with.
-        roster
-            All clients, those that were handed it before among them.
-        to
-            Who is asked now; all by default.
-
-        Returns
-        -------
-        Collection
-            The names of all that have it.
-
-        Raises
-        ------
-        RunError
-            If a client cannot personalise, where none may be away.
-        """
+        """Give the model to the clients that lack it; write the results of all."""
         began, before = time.monotonic(), self._seconds_before()
         handed = self._hand_over(trained, roster, roster.names() if to is None else to)
         if not handed:
@@ -230,13 +156,7 @@ class Conductor:
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
-    """Return what the first round starts from.
-
-    Raises
-    ------
-    RunError
-        If nobody could take part in it.
-    """
+    """Return what the first round starts from."""
     clients = roster.trainable()
     if not clients:
         raise RunError(

@@ -34,15 +34,7 @@ TIMEOUT_S = 120.0
 
 @dataclass
 class Introductions:
-    """Asks nodes who they are, and never waits for what they say.
-
-    Attributes
-    ----------
-    grid
-        Flower's grid.
-    experiment
-        The experiment as JSON: a site looks whether its data fits.
-    """
+    """Asks nodes who they are, and never waits for what they say."""
 
     grid: Grid
     experiment: str
@@ -92,28 +84,14 @@ def _introduction(reply: Message) -> Introduction | NoReply:
 
 @dataclass(frozen=True)
 class Registry:
-    """The names that keys are registered under; empty where nobody is.
-
-    Attributes
-    ----------
-    names
-        By Flower's id of the node, which belongs to its key.
-    num_train
-        Of clients, by name, on how many examples they train, where that is fixed.
-    """
+    """The names that keys are registered under; empty where nobody is."""
 
     names: Mapping[int, str]
     num_train: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None) -> "Registry":
-        """Return what the file says; nothing without a file.
-
-        Raises
-        ------
-        RunError
-            If it is damaged.
-        """
+        """Return what the file says; nothing without a file."""
         if path is None:
             return cls(MappingProxyType({}))
         found = read_roster(path)
@@ -151,17 +129,7 @@ log = logging.getLogger("flwr")
 
 @dataclass
 class Directory:
-    """Clients by name, and the nodes behind which they are.
-
-    Attributes
-    ----------
-    grid
-        Flower's grid.
-    experiment
-        The experiment as JSON.
-    read_registry
-        Returns which names keys are registered under, now.
-    """
+    """Clients by name, and the nodes behind which they are."""
 
     grid: Grid
     experiment: str
@@ -176,10 +144,7 @@ class Directory:
         self._introductions = Introductions(self.grid, self.experiment)
 
     def refresh(self) -> None:
-        """Look who is there, and ask those who are new who they are.
-
-        Nobody is waited for: what a node says is heard at a later look.
-        """
+        """Look who is there, and ask those who are new who they are."""
         self._connected = set(self.grid.get_node_ids())
         for node, said in self._introductions.answers():
             problem = self._admit(node, said)
@@ -285,19 +250,7 @@ Enough = Callable[[dict[str, Member]], bool]
 
 @dataclass
 class SiteFederation(Federation):
-    """Clients that are reached by name while they are connected.
-
-    Attributes
-    ----------
-    directory
-        Who is behind which node.
-    messenger
-        Sends requests to nodes that are there.
-    settings
-        How long is waited.
-    stop
-        Ends waiting when it is set.
-    """
+    """Clients that are reached by name while they are connected."""
 
     directory: Directory
     messenger: FlowerFederation
@@ -366,16 +319,7 @@ class SiteFederation(Federation):
             )
 
     def gather(self) -> list[Member]:
-        """Return the clients that are there to begin, once they are enough.
-
-        These are ``min_clients``; where that is not set, all that are registered, or
-        whoever of them came while the server waited.
-
-        Raises
-        ------
-        RunError
-            If too few come.
-        """
+        """Return the clients that are there to begin, once they are enough."""
         least = self.settings.min_clients
         expected = self.directory.registered()
 
@@ -440,17 +384,7 @@ TRY_AGAIN_S = 60.0
 
 @dataclass
 class Latecomers:
-    """Hands a trained model to whoever comes.
-
-    Attributes
-    ----------
-    conductor
-        Of the run.
-    federation
-        Its clients.
-    trained
-        What training ended with.
-    """
+    """Hands a trained model to whoever comes."""
 
     conductor: Conductor
     federation: SiteFederation
@@ -458,16 +392,7 @@ class Latecomers:
     _try_at: dict[str, float] = field(default_factory=dict)
 
     def serve(self, roster: Roster, seconds: float) -> None:
-        """Stay for ``seconds`` and hand the model to those who lack it.
-
-        Parameters
-        ----------
-        roster
-            The clients of the run. Any other is an unseen one, and joins them in the
-            results.
-        seconds
-            How long; 0 is not at all.
-        """
+        """Stay for ``seconds`` and hand the model to those who lack it."""
         until = time.monotonic() + seconds
         if seconds:
             log.info("staying for %.0f s, for clients that come late", seconds)

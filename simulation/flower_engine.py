@@ -53,10 +53,7 @@ SESSION_FILE = ".session"
 
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
-    """Return the runtime that plays all virtual clients of ``bench``.
-
-    From here on this process trains, and keeps memory for it.
-    """
+    """Return the runtime that plays all virtual clients of ``bench``."""
     keep_freed_memory()
     return ClientRuntime(
         method=bench.method,
@@ -79,20 +76,7 @@ def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientR
 
 
 def require_same_folder(run_folder: Path, session: str) -> None:
-    """Refuse to keep clients' states where other machines would not find them.
-
-    Parameters
-    ----------
-    run_folder
-        The run's folder, as the server calls it.
-    session
-        What the server wrote to the file `SESSION_FILE` in it.
-
-    Raises
-    ------
-    RunError
-        If it is another folder here.
-    """
+    """Refuse to keep clients' states where other machines would not find them."""
     path = run_folder / SESSION_FILE
     if not path.exists() or path.read_text() != session:
         raise RunError(
@@ -121,13 +105,7 @@ class VirtualHost:
         return RecordDict({"node": node})
 
     def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
-        """Refuse to be refused: every node of a simulation takes part.
-
-        Raises
-        ------
-        RunError
-            Always.
-        """
+        """Refuse to be refused: every node of a simulation takes part."""
         raise RunError(f"a node of a simulation was refused: {reason}")
 
 
@@ -212,10 +190,7 @@ def play(
 
 
 def requests_at_once(run: RunSettings) -> int:
-    """Return how many requests keep all workers busy at any time.
-
-    How many workers a cluster has room for is known once `play` has joined it.
-    """
+    """Return how many requests keep all workers busy at any time."""
     workers = num_workers(run)
     if run.ray_address:
         # It imports Ray, which a server of real clients does without.
@@ -306,18 +281,7 @@ def _beneath_flower(error: BaseException) -> BaseException:
 
 
 def require_cluster(address: str | None) -> None:
-    """Check that something listens at a cluster's address: Ray asks for ever.
-
-    Parameters
-    ----------
-    address
-        As of `RunSettings.ray_address`; only ``HOST:PORT`` can be checked.
-
-    Raises
-    ------
-    RunError
-        If nothing does.
-    """
+    """Check that something listens at a cluster's address: Ray asks for ever."""
     host, _, port = (address or "").rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return
@@ -389,11 +353,6 @@ def wait_for_nodes(
 
     Nodes register while the ServerApp already runs. Any of them knows how many there
     are to be, so that the first round does not start with a part of them.
-
-    Raises
-    ------
-    RunError
-        If they are not all there in time.
     """
     deadline = time.monotonic() + timeout_s
     expected = 0
@@ -441,29 +400,7 @@ NUM_NODES = 64
 def run_on_flower(
     bench: Workbench, run_folder: Path, body: Callable[[Federation], T]
 ) -> T:
-    """Start the virtual clients on Ray, lead them with ``body``, shut them down.
-
-    There are `NUM_NODES` nodes at most: clients that wait for their turn cost nothing.
-
-    Parameters
-    ----------
-    bench
-        The experiment.
-    run_folder
-        Where clients keep their state.
-    body
-        What the server does; it runs in a thread of this process.
-
-    Returns
-    -------
-    T
-        What ``body`` returned.
-
-    Raises
-    ------
-    RunError
-        If Flower ended without an answer from ``body``.
-    """
+    """Start the virtual clients on Ray, lead them with ``body``, shut them down."""
     run = bench.experiment.run
     num_nodes = min(len(bench.clients.parts), NUM_NODES)
     with carrier_folder(run) as folder:
@@ -475,13 +412,7 @@ def run_on_flower(
 
 
 def carrier_folder(run: RunSettings) -> AbstractContextManager[Path | None]:
-    """Return the folder in memory in which models travel; None if in messages.
-
-    Raises
-    ------
-    RunError
-        If shared memory is asked for and there is none, or too little.
-    """
+    """Return the folder in memory in which models travel; None if in messages."""
     if run.carrier == "message" or (run.carrier == "auto" and run.ray_address):
         return nullcontext()
     if run.carrier == "shared_memory" and not shared_memory.is_available():
@@ -501,21 +432,7 @@ def flower_federation(
     shared_folder: Path | None,
     stop: threading.Event,
 ) -> Federation:
-    """Return the virtual clients behind ``grid``, once all its nodes are there.
-
-    Parameters
-    ----------
-    grid
-        Flower's grid.
-    bench
-        The experiment.
-    run_folder
-        Where clients keep their state.
-    shared_folder
-        Where models travel as files in memory; None sends them in messages.
-    stop
-        Ends waiting for clients when it is set.
-    """
+    """Return the virtual clients behind ``grid``, once all its nodes are there."""
     session = uuid.uuid4().hex
     write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(

@@ -78,27 +78,13 @@ class SocketLimits:
 
 
 def introduce(scope: Scope, name: str) -> bool:
-    """Tell whose connection a request came by, once the application has found out.
-
-    Returns
-    -------
-    bool
-        Whether there is room for it. If not, the request should be answered with 503.
-    """
+    """Tell whose connection a request came by, once the application has found out."""
     tell: Callable[[str], bool] | None = scope.get("extensions", {}).get(_INTRODUCE)
     return tell is None or tell(name)
 
 
 async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[bytes]:
-    """Yield a request's body as it arrives.
-
-    Raises
-    ------
-    TimeoutError
-        If it comes more slowly than the pace that is asked for.
-    ConnectionError
-        If the peer goes away before the end.
-    """
+    """Yield a request's body as it arrives."""
     began, size, more = time.monotonic(), 0, True
     while more:
         due = began + limits.body_grace_s + size / limits.body_bytes_per_s
@@ -118,20 +104,7 @@ def listen(
     port: int,
     hint: str = "another program or server may use it: choose another address",
 ) -> socket.socket:
-    """Return a socket that listens.
-
-    Parameters
-    ----------
-    host, port
-        Where; port 0 is any free one.
-    hint
-        What to do where that cannot be.
-
-    Raises
-    ------
-    RunError
-        If the address is taken, or not this machine's.
-    """
+    """Return a socket that listens."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -144,19 +117,7 @@ def listen(
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with an entrance of its own.
-
-    Parameters
-    ----------
-    config
-        uvicorn's; its limits of connections and idle time do not count.
-    limits
-        What connections may take up.
-    on_ended
-        Is told the address of whoever is turned away, and why.
-    logger
-        Is told of what is no HTTP.
-    """
+    """uvicorn, with an entrance of its own."""
 
     def __init__(
         self,
@@ -326,25 +287,7 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
 
 
 class TimedConnection(HttpToolsProtocol):
-    """Ends when a header, a body's rest, or the reading of an answer takes too long.
-
-    Between requests uvicorn ends it after its own time; the pace of bodies is for
-    whoever reads them.
-
-    Parameters
-    ----------
-    server
-        uvicorn's.
-    logger
-        Is told of what is no HTTP.
-    first_s
-        Seconds for the whole header of the first request.
-    header_s, rest_s, unread_s
-        Seconds for the header of another one, for the rest of a body that was answered
-        before it was there, and until the peer has taken in more of an answer.
-    header_bytes
-        Of one header; a piece that is read at once may be more.
-    """
+    """Ends when a header, a body's rest, or the reading of an answer takes too long."""
 
     def __init__(
         self,

@@ -80,13 +80,7 @@ _LONGEST_PART = 200
 
 @dataclass
 class Meter:
-    """Bytes of bodies that are held at a time: in all, of an address, of a key.
-
-    Attributes
-    ----------
-    in_all, of_address, of_key
-        Most of them.
-    """
+    """Bytes of bodies that are held at a time: in all, of an address, of a key."""
 
     in_all: int
     of_address: int
@@ -177,17 +171,7 @@ class Notices:
         self.said: dict[tuple[str, str], float] = {}
 
     def warn(self, host: str, kind: str, message: str) -> None:
-        """Write ``message`` about ``host`` to the log, unless its like was just said.
-
-        Parameters
-        ----------
-        host
-            Whom it is about.
-        kind
-            What counts as the same. Strangers must not be able to make up new ones.
-        message
-            Is cut after 1000 characters; what is not printable is escaped.
-        """
+        """Log ``message`` about ``host``, unless its like was just said."""
         if self.is_news(host, kind):
             logger.warning("%s: %s", host, plain(message, _LONGEST))
 
@@ -218,10 +202,7 @@ def plain(text: str, longest: int = _LONGEST_PART) -> str:
 
 
 def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
-    """Return a logger that says to ``noisy`` the same once a minute at most.
-
-    What is filled into a text does not make it another one.
-    """
+    """Return a logger that says to ``noisy`` the same once a minute at most."""
     notices = Notices()
     quiet = logging.Logger(noisy.name)
     quiet.parent = noisy
@@ -256,11 +237,7 @@ _LOOK_S = 0.1
 
 @dataclass
 class Presence:
-    """When each registered client was last heard of, by the key of its client.
-
-    Flower tells a client neither that nor its name, and `knnper doctor` asks for both;
-    see `knnper.transport.diagnosis`.
-    """
+    """When each registered client was last heard of, by the key of its client."""
 
     clients: Clients
     heard: dict[str, float] = field(default_factory=dict)
@@ -276,10 +253,7 @@ class Presence:
             self.heard = {one: last for one, last in self.heard.items() if one in known}
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
-        """Return what to tell a client that asked in the way of the doctor's.
-
-        Flower refuses what it cannot read with this status as well.
-        """
+        """Return what to tell a client that asked in the way of the doctor's."""
         if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
         heard = self.heard.get(key)
@@ -289,25 +263,7 @@ class Presence:
 
 @dataclass(frozen=True)
 class Gateway:
-    """An ASGI application in front of Flower.
-
-    Attributes
-    ----------
-    upstream
-        Reaches Flower; its base address is Flower's own port.
-    rules
-        What is let through, and who is registered.
-    replies
-        What was sent to clients, and what they answer.
-    meter
-        How much at a time.
-    look
-        Called when a client may have been registered by other means.
-    notices
-        What is said of refusals.
-    presence
-        Which clients are heard of.
-    """
+    """An ASGI application in front of Flower."""
 
     upstream: httpx.AsyncClient
     rules: Rules

@@ -88,15 +88,7 @@ class Refusal(Exception):
 
 @dataclass
 class Clients:
-    """Who is registered, as the gateway knows it.
-
-    Attributes
-    ----------
-    names
-        Clients' names by their keys' fingerprints; replaced as a whole.
-    nodes
-        Flower's ids of their nodes, likewise.
-    """
+    """Who is registered, as the gateway knows it."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -120,17 +112,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decides which requests are let through.
-
-    Attributes
-    ----------
-    insecure
-        Whether nodes register themselves, with any key.
-    max_body
-        Largest body, in bytes.
-    clients
-        Who is registered.
-    """
+    """Decides which requests are let through."""
 
     insecure: bool
     max_body: int

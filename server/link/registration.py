@@ -40,19 +40,7 @@ UNREGISTERED = "unregistered"
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode that Flower knows.
-
-    Attributes
-    ----------
-    node_id
-        Flower's number, as decimal text.
-    name
-        What it was registered as; may be empty.
-    key_sha256
-        Fingerprint of its public key.
-    status
-        ``registered``, ``online``, ``offline`` or ``unregistered``.
-    """
+    """A SuperNode that Flower knows."""
 
     node_id: str
     name: str
@@ -62,17 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How Flower says that a run is getting on.
-
-    Attributes
-    ----------
-    state
-        ``pending``, ``starting``, ``running`` or ``finished``.
-    outcome
-        ``completed``, ``failed`` or ``stopped`` of a finished run, else empty.
-    details
-        What Flower says of it.
-    """
+    """How Flower says that a run is getting on."""
 
     state: str
     outcome: str = ""
@@ -85,21 +63,7 @@ class RunStatus:
 
 
 class ControlPort:
-    """A connection to the SuperLink's own port; close it, or use ``with``.
-
-    Parameters
-    ----------
-    address
-        Where it is.
-    ca
-        Certificate of the authority that the port's certificate is from; None
-        without TLS.
-
-    Raises
-    ------
-    RunError
-        If there is no such certificate, as before the server's first start.
-    """
+    """A connection to the SuperLink's own port; close it, or use ``with``."""
 
     def __init__(self, address: Address, ca: Path | None) -> None:
         if ca is not None and not ca.exists():
@@ -125,13 +89,7 @@ class ControlPort:
         self._client.close()
 
     def nodes(self) -> list[Node]:
-        """Return all nodes that were ever registered.
-
-        Raises
-        ------
-        RunError
-            If the port cannot be reached or refuses.
-        """
+        """Return all nodes that were ever registered."""
         with self._telling("list the nodes"):
             found = self._client.ListNodes(ListNodesRequest()).nodes_info
         return [
@@ -140,36 +98,18 @@ class ControlPort:
         ]
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
-        """Register the client ``name``; return its node id.
-
-        Raises
-        ------
-        RunError
-            If Flower knows the key already, also if that was removed, or as `nodes`.
-        """
+        """Register the client ``name``; return its node id."""
         request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
         with self._telling(f"register {name}"):
             return str(self._client.RegisterNode(request).node_id)
 
     def unregister(self, node_id: str) -> None:
-        """Take the node's registration away; it cannot be given back to its key.
-
-        Raises
-        ------
-        RunError
-            As `nodes`.
-        """
+        """Take the node's registration away; it cannot be given back to its key."""
         with self._telling(f"remove the node {node_id}"):
             self._client.UnregisterNode(UnregisterNodeRequest(node_id=int(node_id)))
 
     def run_status(self, run_id: int) -> RunStatus:
-        """Return how a run is getting on.
-
-        Raises
-        ------
-        RunError
-            If Flower does not know the run, or as `nodes`.
-        """
+        """Return how a run is getting on."""
         with self._telling(f"find the run {run_id}"):
             found = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
         if run_id not in found:
@@ -180,13 +120,7 @@ class ControlPort:
         return RunStatus(told.status, told.sub_status, told.details)
 
     def run_of_bundle(self, version: str) -> int | None:
-        """Return the run of the bundle ``version``, if it is among the last 20.
-
-        Raises
-        ------
-        RunError
-            As `nodes`.
-        """
+        """Return the run of the bundle ``version``, if it is among the last 20."""
         with self._telling("list the runs"):
             found = self._client.ListRuns(ListRunsRequest()).run_dict
         runs = (run_id for run_id, run in found.items() if run.fab_version == version)
@@ -234,33 +168,7 @@ def reconcile(
     *,
     by_key: bool = True,
 ) -> dict[str, Registered]:
-    """Register who is new in ``folder``, remove who left it; write the roster.
-
-    Nodes that were registered with Flower's own command stay, and are in the roster
-    under the name given there. Without the roster of before, such a node cannot be
-    told from a client whose key left the folder, and is removed like one.
-
-    Parameters
-    ----------
-    folder
-        The authorized keys.
-    registry
-        Flower.
-    roster_file
-        Where the clients are written.
-    by_key
-        Whether clients have to prove a key; else whoever comes is a client.
-
-    Returns
-    -------
-    dict
-        The roster: clients by node id.
-
-    Raises
-    ------
-    RunError
-        If Flower cannot be reached, or the folder is missing.
-    """
+    """Register who is new in ``folder``, remove who left it; write the roster."""
     if not folder.path.is_dir():
         raise RunError(
             f"there is no folder {folder.path}; registrations stay as they are"
@@ -367,19 +275,7 @@ AUTHORIZED = "authorized"
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """One client.
-
-    Attributes
-    ----------
-    name
-        The client's.
-    status
-        ``authorized``, or as in `Node`.
-    key_sha256
-        Fingerprint of its key.
-    node_id
-        Flower's number; None if it is not registered.
-    """
+    """One client."""
 
     name: str
     status: str
@@ -393,15 +289,7 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class Census:
-    """All clients, sorted by name, and what could not be found out.
-
-    Attributes
-    ----------
-    clients
-        Everyone who may connect.
-    problems
-        Unreadable keys, a server that does not run.
-    """
+    """All clients, sorted by name, and what could not be found out."""
 
     clients: tuple[ClientStatus, ...]
     problems: tuple[str, ...]

@@ -154,20 +154,7 @@ class _Upload:
 
 
 class Replies:
-    """Takes replies in, and passes them on.
-
-    Parameters
-    ----------
-    upstream
-        Reaches Flower.
-    folder
-        Where replies are kept while they come in.
-    quota
-        Bytes that a client may send in one run; None for the sum of what its replies
-        may be.
-    warn
-        Is told what no client is told; see `Notices.warn`.
-    """
+    """Takes replies in, and passes them on."""
 
     def __init__(
         self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, warn: Warn

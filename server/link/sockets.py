@@ -50,17 +50,7 @@ _ADVICE = MappingProxyType(
 
 @dataclass(frozen=True)
 class Limits:
-    """What strangers may take up.
-
-    Attributes
-    ----------
-    per_address
-        Connections at a time from one IPv4 address or IPv6 network of 64 bits.
-    in_all
-        Connections at a time.
-    first_words_s
-        Seconds for a TLS handshake, and again for the whole header of a request.
-    """
+    """What strangers may take up."""
 
     per_address: int = 200
     in_all: int = 2000
@@ -68,17 +58,7 @@ class Limits:
 
 
 class Listener(uvicorn.Server):
-    """Serves the gateway until `should_exit` is set; leaves signals to others.
-
-    Parameters
-    ----------
-    gateway
-        Answers.
-    tls
-        The server's certificate; None without TLS.
-    limits
-        What strangers may take up.
-    """
+    """Serves the gateway until `should_exit` is set; leaves signals to others."""
 
     def __init__(
         self, gateway: Gateway, tls: TlsFiles | None, limits: Limits | None = None
@@ -124,13 +104,7 @@ class Listener(uvicorn.Server):
             await serving
 
     def renew(self) -> None:
-        """Read certificate and key again, for connections from now on.
-
-        Raises
-        ------
-        OSError
-            If they cannot be used; the present ones stay in use.
-        """
+        """Read certificate and key again, for connections from now on."""
         if self.config.ssl is None or self._tls is None:
             return
         pair = (self._tls.certificate, self._tls.key)
@@ -139,10 +113,7 @@ class Listener(uvicorn.Server):
         self.config.ssl.load_cert_chain(*pair)
 
     async def _cut_idle(self) -> None:
-        """Cut connections whose peers, with nothing to come, do not say goodbye.
-
-        An idle client does not look at its connection until it uses it again.
-        """
+        """Cut connections whose peers, with nothing to come, do not say goodbye."""
         while True:
             await asyncio.sleep(_GOODBYE_SECONDS)
             for one in list(self.server_state.connections):

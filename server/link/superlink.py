@@ -41,13 +41,7 @@ def commands_folder() -> Path:
 
 
 def flower_command(name: str) -> Path:
-    """Return the path of one of Flower's commands.
-
-    Raises
-    ------
-    RunError
-        If it is not installed.
-    """
+    """Return the path of one of Flower's commands."""
     command = commands_folder() / name
     if not command.exists():
         raise RunError(f"there is no {command}; install flwr beside this program")
@@ -95,13 +89,7 @@ _OLD_LOGS = (
 
 
 def prepare(path: Path) -> None:
-    """Make ready a database that nobody has open: new, or of an earlier start.
-
-    Raises
-    ------
-    sqlite3.Error
-        If it is no database, or not as Flower's of this version.
-    """
+    """Make ready a database that nobody has open: new, or of an earlier start."""
     with _opened(path) as database:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _NO_LONGER_NEEDED:
@@ -187,17 +175,7 @@ CONNECTION = "federation"
 
 
 def write_connection(home: Path, control: Address, ca: Path | None) -> None:
-    """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator.
-
-    Parameters
-    ----------
-    home
-        The folder; made if there is none.
-    control
-        Flower's own port.
-    ca
-        Certificate of the authority of that port; None without TLS.
-    """
+    """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator."""
     trust = (
         "insecure = true"
         if ca is None
@@ -218,28 +196,14 @@ to say too: Flower keeps their logs in its database."""
 
 @dataclass(frozen=True)
 class LogFile:
-    """The log and its earlier parts: ``NAME.1`` is the latest of them.
-
-    Attributes
-    ----------
-    path
-        What is written to, always at its end.
-    largest
-        Bytes after which it is put aside.
-    num_kept
-        Number of earlier parts that are kept.
-    """
+    """The log and its earlier parts: ``NAME.1`` is the latest of them."""
 
     path: Path
     largest: int = 10_000_000
     num_kept: int = 3
 
     def put_aside(self) -> None:
-        """Begin anew if the log is too large.
-
-        The writers keep the file open, and so it is copied and emptied; lines that
-        come between the two are lost.
-        """
+        """Begin anew if the log is too large."""
         if not self.path.exists() or self.path.stat().st_size <= self.largest:
             return
         for number in range(self.num_kept, 1, -1):
@@ -272,15 +236,7 @@ _NOTE = "processes.json"
 
 @dataclass(frozen=True)
 class Note:
-    """What a running server says of its processes, for `knnper doctor`.
-
-    Attributes
-    ----------
-    superlink
-        Process id of Flower's SuperLink.
-    starts
-        How often it was started since the server was.
-    """
+    """What a running server says of its processes, for `knnper doctor`."""
 
     superlink: int
     starts: int
@@ -317,13 +273,7 @@ def adopt_orphans() -> None:
 
 
 def end_children(patience: float) -> None:
-    """End all children, kindly first; wait until they are gone.
-
-    Parameters
-    ----------
-    patience
-        Seconds between SIGTERM and SIGKILL.
-    """
+    """End all children, kindly first; wait until they are gone."""
     deadline = time.monotonic() + patience
     told: set[int] = set()
     while children := {child for child in _children() if not _reaped(child)}:
@@ -375,23 +325,12 @@ _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 def control_authority(settings: ServerSettings) -> Path | None:
-    """Return the certificate of the authority of Flower's own port; None without TLS.
-
-    It is there once the server has been started.
-    """
+    """Return the authority's certificate of Flower's own port; None without TLS."""
     return None if settings.insecure else _tls_folder(settings) / "ca.crt"
 
 
 class SuperLink:
-    """Starts, watches and stops the process.
-
-    Parameters
-    ----------
-    settings
-        Of the server.
-    server_file
-        The file that ``settings`` are from; the ServerApp finds it in its environment.
-    """
+    """Starts, watches and stops the process."""
 
     def __init__(self, settings: ServerSettings, server_file: Path) -> None:
         self._settings = settings
@@ -485,13 +424,7 @@ class SuperLink:
         await asyncio.to_thread(end_children, _HELPERS_SECONDS)
 
     async def answers(self) -> None:
-        """Wait until the process answers.
-
-        Raises
-        ------
-        RunError
-            If it ends instead; with the end of its log.
-        """
+        """Wait until the process answers."""
         ended = asyncio.ensure_future(self.wait())
         try:
             async with self.client() as client:
@@ -601,13 +534,7 @@ _PATH = "/v1/runtime/acquire-task"
 
 
 class ServerApps:
-    """The ServerApps' processes.
-
-    Parameters
-    ----------
-    superlink
-        Whose runs they are.
-    """
+    """The ServerApps' processes."""
 
     def __init__(self, superlink: SuperLink) -> None:
         self._superlink = superlink

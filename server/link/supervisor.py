@@ -58,21 +58,7 @@ _STABLE_SECONDS = 60.0
 
 
 class Registrar:
-    """Registers the clients of the folder, when it changes and when asked to look.
-
-    Parameters
-    ----------
-    folder
-        The authorized keys.
-    control
-        Flower's own port.
-    roster_file
-        Where the clients are written.
-    clients
-        Is told of them.
-    by_key
-        Whether clients have to prove a key.
-    """
+    """Registers the clients of the folder, when it changes and when asked to look."""
 
     def __init__(
         self,
@@ -96,13 +82,7 @@ class Registrar:
         self._wanted.set()
 
     async def register(self, ca: Path | None) -> None:
-        """Bring registrations in line with the folder.
-
-        Raises
-        ------
-        RunError
-            If Flower cannot be reached, or there is no folder.
-        """
+        """Bring registrations in line with the folder."""
         self._seen = self._folder.snapshot()
         self._clients.learn(await asyncio.to_thread(self._reconcile, ca))
 
@@ -248,23 +228,7 @@ _ADDRESS_PART, _KEYS_PART = 2, 8  # of the bytes in flight
 def run_server(
     settings: ServerSettings, server_file: Path, on_ready: Callable[[], None]
 ) -> None:
-    """Run the server until SIGTERM or SIGINT; leave no process behind.
-
-    Parameters
-    ----------
-    settings
-        Of the server, with absolute paths.
-    server_file
-        The file that they are from.
-    on_ready
-        Called once clients can connect.
-
-    Raises
-    ------
-    RunError
-        If an address is taken, another server uses the state folder, or the
-        SuperLink does not start.
-    """
+    """Run the server until SIGTERM or SIGINT; leave no process behind."""
     keep_to_owner(settings.state)
     allow_descriptors(_DESCRIPTORS)
     settings.authorized.mkdir(parents=True, exist_ok=True)
@@ -279,15 +243,7 @@ def run_server(
 
 
 class Supervisor:
-    """Keeps SuperLink, gateway and registrations going.
-
-    Parameters
-    ----------
-    settings, server_file
-        As for `run_server`.
-    listening
-        The gateway's socket.
-    """
+    """Keeps SuperLink, gateway and registrations going."""
 
     def __init__(
         self, settings: ServerSettings, server_file: Path, listening: socket.socket
