@@ -1,8 +1,42 @@
-"""Work that ends with its process when it takes too long.
+"""A client's node of Flower, and the process in which it works.
 
-A thread cannot be ended from outside, a process can. A client plays each message in a
-process of its own, so that one that hangs does not block those that come later.
+A thread cannot be ended from outside, a process can. So each message has a process of
+its own, forked from a runner that has everything loaded, and one that hangs does not
+block those that come later.
+
+What Flower keeps to itself is imported here and in `knnper.simulation.flower_engine`,
+and nowhere else; `tests/test_plain_flower.py` sees to that. With
+``KNNPER_PLAIN_FLOWER=1`` none of it is: the node is Flower's own ``flower-supernode``.
+Measured with three clients that have next to nothing to do, in seconds a round; Flower
+as it is takes 7.3 s:
+
+==========================================  =========================================
+names in ``flwr``                           why; what it saves; what happens without
+==========================================  =========================================
+``supernode.start_client_internal``:        The main loop in this process, which asks
+``time``, ``pull_objects``,                 again after 50 ms to 1 s instead of 3 s:
+``register_signal_handlers``,               7.3 to 2.9 s. Without: it waits 3 s after
+``_init_connection``                        each exchange, and takes 3 s to end.
+``supernode.fleet_http_connection``,        Refusals are told from one another, with
+``supercore.retry``                         what to do, and tried again within 5 s.
+                                            Without: Flower's own message, and a new
+                                            start every 10 s.
+``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
+``.runtime``; ``supercore.runtime``,        faiss loaded: 7.3 to 3.9 s, and 1.35 s
+``.interceptors``, ``.heartbeat``,          together with the main loop. Without: a
+``.object_store``, ``.task_identity``,      new Python for each message, 3 s of which
+``.constant``, ``.run``, ``.fab``           imports.
+``supercore.inflatable``,                   Arrays on their way are asked for after
+``superlink.grid.http_grid``                50 ms instead of 1 s, on both sides: 1.35
+                                            to 1.2 s.
+``app.message``, ``common.serde``,          A process that dies is answered for at
+``common.constant``                         once. Without: after a minute.
+``clientapp.utils``, ``.client_app``,       With ``--allow-app-code``, the app that
+``cli.install``                             comes with a run. Without: always that one.
+==========================================  =========================================
 """
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -33,50 +67,61 @@ import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
-from flwr.clientapp.client_app import LoadClientAppError
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_utils import (
-    pull_and_inflate_object_from_tree,
-    pull_objects,
-)
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.retry import (
-    RetryInvoker,
-    exponential,
-    make_simple_http_retry_invoker,
-)
-from flwr.supercore.run import Run, RunNotRunningException
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode import fleet_http_connection
-from flwr.supernode import start_client_internal as main_loop
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.main import create_app
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.runtime import run_clientapp
 
+from knnper import lifeline
 from knnper.errors import RunError
 from knnper.files import make_private
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
+from knnper.transport.flower_protocol import (
+    DEACTIVATE,
+    KEY_NEEDED,
+    NOT_ACCEPTED,
+    http_client,
+    is_plain,
+    post,
+    signed_headers,
+)
+
+if not is_plain():
+    from flwr.app.message import remove_content_from_message
+    from flwr.cli.install import install_from_fab
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.clientapp.utils import get_load_client_app_fn
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
+    from flwr.common.serde import message_from_proto, message_to_proto
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.inflatable.inflatable_utils import (
+        pull_and_inflate_object_from_tree,
+        pull_objects,
+    )
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.retry import (
+        RetryInvoker,
+        exponential,
+        make_simple_http_retry_invoker,
+    )
+    from flwr.supercore.run import Run, RunNotRunningException
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid import http_grid
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode import start_client_internal as main_loop
+    from flwr.supernode.main import create_app
+    from flwr.supernode.nodestate import NodeStateFactory
+    from flwr.supernode.runtime import run_clientapp
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +138,7 @@ class Deadline:
     at: float = math.inf
 
     @classmethod
-    def after(cls, seconds: float) -> "Deadline":
+    def after(cls, seconds: float) -> Deadline:
         """Return the deadline of a message that arrives now; 0 seconds are none."""
         return cls(time.monotonic() + seconds) if seconds else cls()
 
@@ -148,7 +193,7 @@ def without_folders(text: str) -> str:
     return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], named)
 
 
-LoadApp = Callable[[Run, Fab], ClientApp]
+LoadApp = Callable[["Run", "Fab"], ClientApp]
 
 _PULL_BACKOFF_S = 0.02
 
@@ -402,12 +447,9 @@ class Orders:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> "Orders":
+    def from_line(line: bytes) -> Orders:
         """Return the orders that `as_line` wrote."""
         return Orders(**json.loads(line))
-
-
-_KEY_NEEDED, _NOT_ACCEPTED = 2001, 2004  # Flower's codes
 
 
 class Refusal(RunError):
@@ -433,9 +475,9 @@ class NotAcceptedError(Refusal):
 
 def refusal_of(code: int, message: str) -> Refusal:
     """Return what Flower's answer means."""
-    if code == _NOT_ACCEPTED:
+    if code == NOT_ACCEPTED:
         return NotAcceptedError()
-    if code == _KEY_NEEDED:
+    if code == KEY_NEEDED:
         return Refusal(
             "the server takes only clients with a key; give `tls` and `key` instead of "
             "`insecure: true`",
@@ -535,19 +577,11 @@ def serve(
 
 def take_out(server: Server, node_id: int) -> None:
     """Tell the server that a node of this key is gone."""
-    key_pair = server.key_pair()
-    if key_pair is None:
+    if server.key is None:
         return
-    with FleetHttpClient.from_server_address(
-        server.address,
-        server.ca is None,
-        server.certificate(),
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(*key_pair),
-        ],
-    ) as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+    request, signed = DeactivateNodeRequest(node_id=node_id), signed_headers(server.key)
+    with http_client(server.address, server.ca) as client:
+        post(client, DEACTIVATE, request, signed).raise_for_status()
 
 
 @contextlib.contextmanager
@@ -920,3 +954,69 @@ def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_RUNTIME_API_STOP_S)
+
+
+FIRST_RETRY_S = 0.05
+
+
+@contextlib.contextmanager
+def quick_pulls() -> Iterator[None]:
+    """Have a ServerApp ask sooner for arrays of a reply that are on their way."""
+    # A reply is seen before its arrays are there. Flower then waits for a second.
+    if is_plain():
+        yield
+        return
+    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
+    with mock.patch.object(http_grid, "pull_objects", pull):
+        yield
+
+
+_TERM_S = 6.0  # Flower takes half of it
+
+_GLANCE_S = 0.5
+
+
+@contextlib.contextmanager
+def plain_supernode(
+    server: Server, key: Path | None, config: Path, home: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Give Flower's own node, a process that ends with the block."""
+    trust = ["--insecure"] if server.ca is None else ["--root-certificates", server.ca]
+    proof = [] if key is None else ["--auth-supernode-private-key", key]
+    with socket.create_server((_LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    folder = Path(sys.executable).parent
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
+            folder / "flower-supernode",
+            *("--superlink", server.address, *trust, *proof),
+            *("--host", _LOOPBACK, "--port", str(port)),
+            *("--node-config", f"config={json.dumps(str(config))}"),
+        ],
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join((str(folder), os.environ.get("PATH", os.defpath))),
+            "FLWR_HOME": str(home),
+        },
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def serve_plainly(process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
+    """Wait until Flower's own node ends, with a ``look`` now and then."""
+    while process.poll() is None:
+        look()
+        time.sleep(_GLANCE_S)
+    raise Refusal(
+        f"flower-supernode ended with status {process.returncode}; what it said is "
+        "above"
+    )

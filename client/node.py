@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 import httpx
-from flwr.supernode.nodestate import NodeStateFactory
 
 from knnper.client import flower_node as flower_supernode
 from knnper.client.flower_node import (
@@ -34,12 +34,16 @@ from knnper.client.flower_node import (
     RunnerProcess,
     Server,
     locked,
+    plain_supernode,
     runtime_api,
+    serve_plainly,
     started,
 )
 from knnper.client.settings import ClientSettings
+from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
 
 _FILE = "node.json"
 
@@ -292,6 +296,8 @@ class _Node:
 
     def join_and_serve(self) -> None:
         """Join the federation and stay until the server lets go of this node."""
+        if is_plain():
+            self._serve_plainly()
         state, secret = flower_supernode.new_state(), secrets.token_bytes(32)
         with runtime_api(state, secret) as address:
             options = self._options
@@ -306,6 +312,30 @@ class _Node:
             with started(orders) as runner:
                 stay = _Stay(self._server, runner, self._activation, options.is_done)
                 self._join(stay, lambda: self._serve(stay, state, secret))
+
+    def _serve_plainly(self) -> NoReturn:
+        """Have Flower's own node in the federation, over and over."""
+        settings, server = self._settings, self._server
+        if not self._options.allow_app_code:
+            raise RunError(
+                f"{PLAIN_FLOWER} is set, and Flower's own node runs whatever code "
+                "comes with a run: give --allow-app-code too, or unset it"
+            )
+        patience = Patience(self._options.patience_s)
+        home = settings.state / "flwr"
+        while True:
+            try:
+                require_server(server.address, server.ca)
+                with plain_supernode(
+                    server, settings.key, settings.file, home
+                ) as process:
+                    serve_plainly(process, self._leave_if_done)
+            except Refusal as refusal:
+                patience.bear(refusal)
+
+    def _leave_if_done(self) -> None:
+        if self._options.is_done():
+            raise Told
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
         """Try until the stay has begun, and is over."""
@@ -322,7 +352,7 @@ class _Node:
                 if stay.has_begun:
                     self._activation.forget()
 
-    def _serve(self, stay: "_Stay", state: NodeStateFactory, secret: bytes) -> None:
+    def _serve(self, stay: "_Stay", state: Any, secret: bytes) -> None:
         require_server(self._server.address, self._server.ca)
         stay.runner.wait_until_ready()
         flower_supernode.serve(

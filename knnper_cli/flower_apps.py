@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from knnper.client.app import Host, Player, make_client_app
+from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteHost
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
@@ -52,7 +53,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.transport.messages import Job, Purpose
-from knnper.transport.polling import Pace, quick_pulls
+from knnper.transport.polling import Pace
 
 
 class AnyHost:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError
 from knnper.foreign_text import printable
 from knnper.records import is_same
 from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     Job,
     Packed,
@@ -300,5 +300,5 @@ def _stop_if_no_client_is_to_blame(message: Message) -> None:
     set_up = why_none_can_be_played(reason)
     if set_up is not None:
         raise RunError(set_up)
-    if message.error.code == ErrorCode.UNKNOWN or "ActorDied" in reason:
+    if message.error.code == UNKNOWN_ERROR or "ActorDied" in reason:
         raise RunError(f"a worker process died, perhaps for lack of memory: {reason}")

@@ -1,4 +1,30 @@
-"""An experiment's clients, played by nodes of Flower's simulation."""
+"""An experiment's clients as nodes of Flower's simulation.
+
+What Flower keeps to itself is imported here and in `knnper.client.flower_node`, and
+nowhere else. With ``KNNPER_PLAIN_FLOWER=1`` none of it is, with the same results:
+
+=====================================  ==============================================
+name in ``flwr``                       why; what it saves; what happens without
+=====================================  ==============================================
+``simulation.run_simulation``:         Takes Ray's settings, and says of nothing that
+``_run_simulation``                    it is deprecated. It is what the public
+                                       ``run_simulation`` calls; no time is saved.
+``server.superlink.fleet.vce``:        Flower has one thread wait for each worker, in
+``vce_api.ThreadPoolExecutor``         a pool of the default size: 32, or four more
+                                       than there are cores. Without: further workers
+                                       never get a task.
+``vce_api.add_messages_to_queue``,     Ten times a second Flower looks, for each
+``server.superlink.linkstate``         node, through all messages. A round of ten
+                                       clients with next to nothing to do takes
+                                       0.02 s instead of 0.1 s. Without: that, and a
+                                       part of a core that grows with nodes times
+                                       messages.
+``simulation.ray_transport``:          How many workers a cluster has room for.
+``pool_size_from_resources``           Without: ``run.num_workers`` counts for it.
+=====================================  ==============================================
+"""
+
+from __future__ import annotations
 
 import contextlib
 import functools
@@ -17,17 +43,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import EventType
-from flwr.server.superlink.fleet.vce import vce_api
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
-from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation.run_simulation import _run_simulation
+from flwr.simulation import run_simulation
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime, ClientStateStore
@@ -40,6 +63,7 @@ from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.records import NoState
 from knnper.transport import messages as shared_memory
+from knnper.transport.flower_protocol import is_plain
 from knnper.transport.messages import Job, Purpose, is_run_folder
 from knnper.transport.polling import (
     MESSAGES_AT_ONCE,
@@ -48,6 +72,11 @@ from knnper.transport.polling import (
     NoReply,
     replies_in_order,
 )
+
+if not is_plain():
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.linkstate import InMemoryLinkState
+    from flwr.simulation.run_simulation import _run_simulation
 
 SESSION_FILE = ".session"
 
@@ -173,13 +202,7 @@ def play(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     with _stopping_on_interrupt(stop), _faster_flower(), _huge_pages_for_workers():
         try:
-            _run_simulation(
-                num_supernodes=num_nodes,
-                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-                client_app=client_app,
-                server_app=server_app,
-                backend_config=_backend_config(run),
-            )
+            _simulate(num_nodes, client_app, server_app, _backend_config(run))
         except RuntimeError as error:
             if failures:  # the server's own; Flower raises it as it is
                 raise
@@ -192,7 +215,7 @@ def play(
 def requests_at_once(run: RunSettings) -> int:
     """Return how many requests keep all workers busy at any time."""
     workers = num_workers(run)
-    if run.ray_address:
+    if run.ray_address and not is_plain():
         # It imports Ray, which a server of real clients does without.
         from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
@@ -201,15 +224,30 @@ def requests_at_once(run: RunSettings) -> int:
     return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
 
 
+def _simulate(
+    num_nodes: int,
+    client_app: ClientApp,
+    server_app: ServerApp,
+    backend: dict[str, dict[str, Any]],
+) -> None:
+    if is_plain():
+        run_simulation(server_app, client_app, num_nodes, backend_config=backend)
+        return
+    _run_simulation(
+        num_supernodes=num_nodes,
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+        client_app=client_app,
+        server_app=server_app,
+        backend_config=backend,
+    )
+
+
 @contextlib.contextmanager
 def _faster_flower() -> Iterator[None]:
-    """Replace two parts of Flower's runtime that cost time.
-
-    It has a thread wait for each worker, in a pool of the default size: 32, or four
-    more than there are cores; further workers never get a task. And ten times a second
-    it looks, for each node, through all messages: a tenth of a second a round, and a
-    part of a core that grows with their product.
-    """
+    """Replace two parts of Flower's runtime that cost time; see the module."""
+    if is_plain():
+        yield
+        return
     pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
     with (
         mock.patch.object(vce_api, "ThreadPoolExecutor", pool),
@@ -322,7 +360,7 @@ def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _backend_config(run: RunSettings) -> BackendConfig:
+def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.constant import SType
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError
@@ -27,6 +26,7 @@ from knnper.foreign_text import printable
 from knnper.records import Flat, flatten, plain_fields, unflatten
 
 _MOST_HEADER_BYTES = 4096
+_NUMPY = "numpy.ndarray"  # how Flower calls what `np.save` writes
 
 
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
@@ -50,9 +50,9 @@ def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
     """
     if array is None:
         raise CodecError("expected an array of numbers, found none")
-    if array.dtype != "float32" or array.stype != SType.NUMPY or len(array.shape) != 1:
+    if array.dtype != "float32" or array.stype != _NUMPY or len(array.shape) != 1:
         raise CodecError(
-            f"expected a float32 vector as {SType.NUMPY}, found {array.dtype} of "
+            f"expected a float32 vector as {_NUMPY}, found {array.dtype} of "
             f"{len(array.shape)} axes as {array.stype}"
         )
     if len(array.data) > most_bytes + _MOST_HEADER_BYTES:

@@ -1,18 +1,13 @@
 """Replies from a Flower grid as a stream, in the order in which they were asked for."""
 
-import contextlib
-import functools
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from unittest import mock
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import http_grid
 
 from knnper.errors import RunError
 
@@ -270,14 +265,3 @@ def _push(grid: Grid, message: Message) -> str | None:
     """Return the id of a message that was sent; None if it was not accepted."""
     pushed = list(grid.push_messages([message]))
     return (pushed[0] or None) if len(pushed) == 1 else None
-
-
-FIRST_RETRY_S = 0.05
-
-
-@contextlib.contextmanager
-def quick_pulls() -> Iterator[None]:
-    """Ask sooner for arrays of a reply that are still on their way."""
-    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
-    with mock.patch.object(http_grid, "pull_objects", pull):
-        yield

@@ -28,20 +28,14 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as _PROTOBUF
 from google.protobuf.message import Message
 
 from knnper.server.link.gateway_rules import (
-    ACTIVATE,
-    DEACTIVATE,
-    HEALTH,
-    PUSH_OBJECT,
     Caller,
     Clients,
     Refusal,
     Rules,
     key_of,
-    kind_of_path,
     parsed,
     raw_path,
     with_reason,
@@ -52,6 +46,14 @@ from knnper.transport.diagnosis import (
     Standing,
     own_versions,
     with_standing,
+)
+from knnper.transport.flower_protocol import (
+    ACTIVATE,
+    DEACTIVATE,
+    HEALTH,
+    PROTOBUF,
+    PUSH_OBJECT,
+    REQUESTS,
 )
 from knnper.transport.sockets import origin_of
 
@@ -332,11 +334,11 @@ class Gateway:
         if isinstance(request, PushObjectRequest):
             await passed_on()
             told = PushObjectResponse(stored=True).SerializeToString()
-            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
         elif isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             told = self.replies.announce(caller, request)
-            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
         else:
             await self._pass_on(scope, headers, caller, node_id, request, send)
             return
@@ -374,7 +376,7 @@ class Gateway:
             if isinstance(request, PullMessagesRequest):
                 told = await response.aread()
                 self.replies.sent(node_id, told)
-                await _answer(send, response.status_code, told, _PROTOBUF)
+                await _answer(send, response.status_code, told, PROTOBUF)
             else:
                 if fetched is not None:
                     fetched(int(response.headers.get("content-length", 0)))
@@ -446,7 +448,7 @@ class Gateway:
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),
-            f"{who}: {kind_of_path(path)}: {refusal.why}",
+            f"{who}: {path if path in REQUESTS else 'another path'}: {refusal.why}",
             f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
         )
 

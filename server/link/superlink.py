@@ -20,8 +20,6 @@ from pathlib import Path
 
 import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
-from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from knnper import lifeline
 from knnper.errors import RunError
@@ -33,6 +31,7 @@ from knnper.transport.credentials import (
     new_authority,
     write_certificate,
 )
+from knnper.transport.flower_protocol import ACQUIRE_TASK, PROTOBUF, SERVER_APP
 
 
 def commands_folder() -> Path:
@@ -530,8 +529,6 @@ async def _is_healthy(client: httpx.AsyncClient) -> bool:
 
 _ASK_S = 0.2  # how long a run that was submitted waits, at most
 
-_PATH = "/v1/runtime/acquire-task"
-
 
 class ServerApps:
     """The ServerApps' processes."""
@@ -560,7 +557,7 @@ class ServerApps:
         superlink = self._superlink
         with _in_memory(found.token.encode()) as token:
             process = await superlink.spawn(
-                str(flower_command(TASK_TYPE_TO_COMMAND[TaskType.SERVER_APP])),
+                str(flower_command(SERVER_APP)),
                 *("--runtime-api-address", superlink.address),
                 *("--token-file", f"/proc/self/fd/{token}"),
                 *superlink.trust,
@@ -579,11 +576,11 @@ async def _watch(process: asyncio.subprocess.Process, run_id: int) -> None:
 
 async def _acquired(client: httpx.AsyncClient) -> AcquireTaskResponse | None:
     """Return a run that waits; None while the SuperLink does not answer."""
-    body = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    headers = {"content-type": PROTOBUF_MEDIA_TYPE}
+    body = AcquireTaskRequest(supported_task_types=[SERVER_APP])
+    headers = {"content-type": PROTOBUF}
     try:
         answer = await client.post(
-            _PATH, content=body.SerializeToString(), headers=headers
+            ACQUIRE_TASK, content=body.SerializeToString(), headers=headers
         )
     except httpx.HTTPError:
         return None
