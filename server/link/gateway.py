@@ -49,6 +49,7 @@ from knnper.transport.diagnosis import (
 )
 from knnper.transport.flower_protocol import (
     ACTIVATE,
+    CONTROL,
     DEACTIVATE,
     HEALTH,
     PROTOBUF,
@@ -445,10 +446,13 @@ class Gateway:
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
+        kind = path if path in REQUESTS else "another path"
+        if path.startswith(CONTROL):  # an attempt at all clients
+            kind = CONTROL
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),
-            f"{who}: {path if path in REQUESTS else 'another path'}: {refusal.why}",
+            f"{who}: {kind}: {refusal.why}",
             f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
         )
 

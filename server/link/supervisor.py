@@ -23,7 +23,7 @@ from knnper.server.link.gateway_rules import Clients, Rules
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.setup import LOCK, keep_to_owner
-from knnper.server.link.sockets import Limits, Listener
+from knnper.server.link.sockets import Listener, limits_for
 from knnper.server.link.superlink import (
     LogFile,
     ServerApps,
@@ -220,7 +220,7 @@ def _modified(tls: TlsFiles) -> tuple[int, int] | None:
 _BYTES_PER_MB = 1_000_000
 
 # One to the client, one to Flower, one for its reply; some more for files.
-_DESCRIPTORS = 3 * Limits().in_all + 100
+_DESCRIPTORS = 3 * limits_for(1).strangers + 100
 
 _ADDRESS_PART, _KEYS_PART = 2, 8  # of the bytes in flight
 
@@ -294,7 +294,7 @@ class Supervisor:
         await superlink.answers()
         await self._registrar.register(superlink.ca)
         async with superlink.client() as upstream:
-            limits = Limits(per_address=settings.max_connections_per_address)
+            limits = limits_for(settings.max_connections_per_address)
             gateway = self._gateway(upstream)
             listener = Listener(gateway, settings.tls, limits)
             async with asyncio.TaskGroup() as tasks:
