@@ -124,7 +124,6 @@ if not is_plain():
     from flwr.supernode.runtime import run_clientapp
 
 log = logging.getLogger(__name__)
-
 DEADLINE_PASSED = 124
 """Exit status of a process whose deadline passed, as of timeout(1)."""
 
@@ -194,9 +193,7 @@ def without_folders(text: str) -> str:
 
 
 LoadApp = Callable[["Run", "Fab"], ClientApp]
-
 _PULL_BACKOFF_S = 0.02
-
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -497,13 +494,9 @@ def unknown_key() -> Refusal:
 
 
 T = TypeVar("T")
-
 _FLOWER_SUPERNODE_PULL_BACKOFF_S = 0.05
-
 _LONGEST_RETRY_S = 5
-
 _CODE = re.compile(r"\[code: (\d+)\]")
-
 _KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
@@ -700,9 +693,7 @@ def _is_unauthorized(error: Exception) -> bool:
 
 
 _ORDERS, _REPORT = 0, 1
-
 _LOOK_S = 0.005
-
 _LONGEST_LINE = 65536
 
 
@@ -854,7 +845,6 @@ if __name__ == "__main__":
 
 # Without the working directory on its path: what lies there is no part of the client.
 _COMMAND = (sys.executable, "-P", "-m", "knnper.client.flower_node")
-
 _STOP_S = 1.0
 
 
@@ -932,7 +922,6 @@ def started(orders: Orders) -> Iterator[RunnerProcess]:
 
 
 _LOOPBACK = "127.0.0.1"
-
 _RUNTIME_API_STOP_S = 0.5
 
 
@@ -975,7 +964,6 @@ def quick_pulls() -> Iterator[None]:
 
 
 _TERM_S = 6.0  # Flower takes half of it
-
 _GLANCE_S = 0.5
 
 

@@ -46,7 +46,6 @@ from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
 
 _FILE = "node.json"
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -86,11 +85,8 @@ class Activation:
 
 
 SHORTEST_S = 0.05
-
 LONGEST_S = 1.0
-
 PART_OF_IDLE_TIME = 0.05
-
 REPLY_S = 0.01
 
 
@@ -117,13 +113,9 @@ class Pace:
 
 
 log = logging.getLogger(__name__)
-
 _FIRST_RETRY_S = 1.0
-
 _LONGEST_RETRY_S = 10.0
-
 _FIRST_REMINDER_S = 60.0
-
 _LONGEST_REMINDER_S = 3600.0
 
 
@@ -163,7 +155,6 @@ class Patience:
 
 
 _TIMEOUT_S = 5.0
-
 _REQUEST = b"GET /health HTTP/1.0\r\n\r\n"
 
 
@@ -245,9 +236,7 @@ def _require_plain_http(connection: socket.socket, server: str) -> None:
 
 
 PATIENCE_S = 120.0
-
 _LEAVE_S = 1.5
-
 _NOTICED_S = 3.0
 
 

@@ -24,7 +24,6 @@ from knnper.records import (
 from knnper.server.comparison import Norms
 
 log = logging.getLogger(__name__)
-
 FORMAT = 1
 KEPT = 6
 """Checkpoints that are kept where nothing else is said."""

@@ -13,7 +13,6 @@ from knnper.files import write_atomically
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
-
 EARLIER_NAMES = {"fraction_hurt": "fraction_degraded"}
 """What figures were called in files of earlier versions, which are still read."""
 

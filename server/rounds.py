@@ -246,7 +246,6 @@ def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured |
 
 
 log = logging.getLogger(__name__)
-
 MOST_NAMED = 100
 """Clients that failed in a round and are named in its record, with the reason."""
 

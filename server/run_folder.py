@@ -23,7 +23,7 @@ from knnper.experiment import Catalogue, Experiment
 from knnper.files import JsonLines, draft_of, write_atomically
 from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.server.checkpoint import asides, put_aside, rounds_in
-from knnper.server.hand_over import Handed
+from knnper.server.distribution import Delivered
 from knnper.server.observer import Roster
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.strategies.core.predictors import ClientResult
@@ -32,30 +32,30 @@ _CLIENT_RESULT = TypeAdapter(ClientResult)
 
 
 @dataclass(frozen=True)
-class HandOverLog:
-    """One line for each client that was handed a model."""
+class DistributionLog:
+    """One line for each client that has the model."""
 
     path: Path
 
-    def append(self, model: str, handed: Handed) -> None:
+    def append(self, model: str, served: Delivered) -> None:
         """Add that a client has the model with fingerprint ``model``."""
-        result = handed.result
-        document = {"result": asdict(result)} if result else {"client": handed.client}
+        result = served.result
+        document = {"result": asdict(result)} if result else {"client": served.client}
         self._lines.append({"model": model, **document})
 
     def reported(self, model: str) -> dict[str, ClientResult | None]:
         """Return by name what clients that have that model reported."""
         records = [one for one in self._lines.read() if one.get("model") == model]
-        handed = (self._handed(record) for record in records)
-        return {one.client: one.result for one in handed}
+        served = (self._served(record) for record in records)
+        return {one.client: one.result for one in served}
 
     @property
     def _lines(self) -> JsonLines:
         return JsonLines(self.path)
 
-    def _handed(self, record: Mapping[str, Any]) -> Handed:
+    def _served(self, record: Mapping[str, Any]) -> Delivered:
         if isinstance(record.get("client"), str):
-            return Handed(record["client"], None)
+            return Delivered(record["client"], None)
         text = json.dumps(record.get("result"))
         try:
             result = _CLIENT_RESULT.validate_json(text, strict=True)
@@ -64,7 +64,7 @@ class HandOverLog:
                 f"a line of {self.path} is no client's result; remove the file and "
                 f"resume the run: {error}"
             ) from error
-        return Handed(result.client, result)
+        return Delivered(result.client, result)
 
 
 _PACKAGES = (
@@ -158,7 +158,6 @@ def finite(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXPERIMENT = "experiment.yaml"
-
 LOCK = ".lock"
 
 # Deleting a folder hangs on this line: it must not occur in files people write.
@@ -186,17 +185,11 @@ def make_empty(path: Path) -> None:
 
 
 RESULTS = "results.json"
-
 _MANIFEST = "manifest.json"
-
 _ROSTER = "clients.json"
-
 _SESSION = "session"
-
 _CLIENTS = "clients.csv"
-
 _ROUNDS = "rounds.jsonl"
-
 _CHECKPOINTS = "checkpoints"
 
 
@@ -304,9 +297,9 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def hand_overs(self) -> HandOverLog:
+    def distributed(self) -> DistributionLog:
         """Which clients have the model, and what they reported."""
-        return HandOverLog(self.path / "personalization.jsonl")
+        return DistributionLog(self.path / "personalization.jsonl")
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Keep under what conditions the run is made; return all that is known."""

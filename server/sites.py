@@ -242,9 +242,7 @@ OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_aw
 """How replies of clients on machines of their own are waited for."""
 
 LOOK_EVERY_S = 0.2
-
 REMIND_EVERY_S = 30.0
-
 Enough = Callable[[dict[str, Member]], bool]
 
 
@@ -376,14 +374,13 @@ class SiteFederation(Federation):
         )
 
 
-LATECOMERS_LOOK_EVERY_S = 1.0
-
+LATE_LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 60.0
-"""After this time a client that could not be handed the model is tried again."""
+"""After this time a client that did not get the model is tried again."""
 
 
 @dataclass
-class Latecomers:
+class LateClients:
     """Hands a trained model to whoever comes."""
 
     conductor: Conductor
@@ -397,24 +394,24 @@ class Latecomers:
         if seconds:
             log.info("staying for %.0f s, for clients that come late", seconds)
         while time.monotonic() < until and not self.federation.stop.is_set():
-            roster = self._hand_over_to_those_here(roster)
-            self.federation.stop.wait(LATECOMERS_LOOK_EVERY_S)
+            roster = self._distribute_to_those_here(roster)
+            self.federation.stop.wait(LATE_LOOK_EVERY_S)
 
-    def _hand_over_to_those_here(self, roster: Roster) -> Roster:
+    def _distribute_to_those_here(self, roster: Roster) -> Roster:
         waiting = self._waiting()
         if not waiting:
             return roster
-        log.info("handing the model to %s", ", ".join(sorted(waiting)))
+        log.info("sending the model to %s", ", ".join(sorted(waiting)))
         joined = self._joined(roster, list(waiting.values()))
-        handed = self.conductor.hand_over(self.trained, joined, to=waiting)
+        served = self.conductor.distribute(self.trained, joined, to=waiting)
         retry_at = time.monotonic() + TRY_AGAIN_S
-        self._try_at.update(dict.fromkeys(set(waiting) - set(handed), retry_at))
+        self._try_at.update(dict.fromkeys(set(waiting) - set(served), retry_at))
         return joined
 
     def _waiting(self) -> dict[str, Member]:
         """Return the clients that are here and lack the model."""
         self.federation.directory.refresh()
-        done = self.conductor.folder.hand_overs.reported(self.trained.fingerprint)
+        done = self.conductor.folder.distributed.reported(self.trained.fingerprint)
         now = time.monotonic()
         return {
             name: member

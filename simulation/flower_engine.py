@@ -139,14 +139,9 @@ class VirtualHost:
 
 
 client_app = make_client_app(VirtualHost())
-
-
 T = TypeVar("T")
-
 CONNECT_TIMEOUT_S = 5.0
-
 _REQUESTS_PER_WORKER = 4
-
 _MOST_WORKERS = 1024
 
 # In the error of `ray.init` after a part of Ray was not up in 15 s. No setting of Ray

@@ -73,9 +73,7 @@ def _complaint(text: str) -> str:
 
 
 SECRET = 0o600
-
 PUBLIC = 0o644
-
 T = TypeVar("T")
 
 
@@ -117,7 +115,6 @@ def permission_problem(path: Path) -> str | None:
 
 
 AUTHORITY_DAYS = 3650
-
 SERVER_DAYS = 825  # the longest that common TLS clients accept
 
 # Of a common name, by X.520; a host's whole name is among the alternative names.
@@ -266,7 +263,6 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 _RENEW = "make a new one with: knnper fed renew FOLDER"
-
 _SOON = timedelta(days=30)
 
 

@@ -117,9 +117,7 @@ def _looked(check: Check) -> Finding:
 
 
 _MEGABYTE = 1_000_000
-
 _TOO_LITTLE_MB = 100
-
 _LITTLE_MB = 1000
 
 
@@ -161,9 +159,7 @@ def _room(folder: Path, place: Path) -> Finding:
 
 
 TIMEOUT_S = 5.0
-
 _LONGEST_BODY = 64 * 1024
-
 _LONGEST_BANNER = 60
 
 

@@ -52,7 +52,6 @@ SERVER_APP = "flwr-serverapp"  # a kind of task, and the command that does it
 # What a SuperNode signs a request with.
 PUBLIC_KEY, SIGNATURE, TIMESTAMP = "flwr-public-key", "flwr-signature", "flwr-timestamp"
 AHEAD_S, AGO_S = 5, 300  # by how much the time of a signature may be off
-
 HEALTH = "/health"
 FLEET = "/v1/fleet/"
 CONTROL = "/v1/control/"
@@ -83,10 +82,8 @@ REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
 FORBIDDEN, UNREADABLE = 10, 1003
 KEY_NEEDED, BAD_HEARTBEAT, NOT_ACCEPTED = 2001, 2003, 2004
 UNKNOWN_ERROR, MESSAGE_UNAVAILABLE = 0, 3
-
 SUPERLINK = 1  # its id among the nodes
 TTL_TOLERANCE_S = 0.1
-
 _NIST = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _SHA256_DIGITS = 64
 

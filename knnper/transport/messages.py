@@ -79,7 +79,6 @@ def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 _RECORD = "introduction"
-
 _LONGEST_NAME = 255
 
 
@@ -140,13 +139,9 @@ def _require_possible(said: Introduction) -> None:
 
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
-
 _PREFIX = "knnper-"
-
 _IN_USE, _FREE = ".f32", ".free"
-
 _FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
-
 _FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
 
 # A container's default of 64 MB would fill up in the middle of a round.
@@ -252,13 +247,9 @@ def _remove_left_behind() -> None:
 
 
 R = TypeVar("R")
-
 _VECTOR = "vector"
-
 _FILE = "file"
-
 _LAYOUT = "layout"
-
 _CANNOT_PLAY = "no client can be played"
 
 

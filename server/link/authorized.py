@@ -20,9 +20,7 @@ from knnper.files import write_atomically
 from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"
-
 _COUNT_SUFFIX = ".num_train"
-
 Snapshot = tuple[tuple[str, int, int], ...]
 
 

@@ -158,11 +158,8 @@ def _no_passphrase() -> str:
 
 
 _HEALTH = "/health"
-
 _OK = 200
-
 _SILENT_S = 30.0
-
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 

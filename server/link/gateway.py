@@ -59,25 +59,17 @@ from knnper.transport.flower_protocol import (
 from knnper.transport.sockets import origin_of
 
 logger = logging.getLogger(__name__)
-
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-
 _WINDOW_S = 10.0
-
 _WINDOW_BYTES = 100_000
 """A body's next 100 kB, or its rest, arrive within 10 s: Flower gives a reply up that
 does not get on for 180 s, which is an object of 5 MB at three times that pace."""
 
 _LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
-
 _REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
-
 _QUIET_SECONDS = 60.0
-
 _MOST_REMEMBERED = 1000
-
 _LONGEST = 1000  # characters
-
 _LONGEST_PART = 200
 
 
@@ -214,17 +206,11 @@ def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
 
 
 Scope = Mapping[str, Any]
-
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-
 Headers = list[tuple[bytes, bytes]]
-
 _PASSED_BACK = frozenset({"content-type", "content-length"})
-
 _PASSED_ON = frozenset({"content-type", "accept"})
-
 _FLOWERS = "flwr-"
-
 _LONGEST_ERROR = 64 * 1024
 
 _IS_CONNECTED = (
@@ -234,7 +220,6 @@ _IS_CONNECTED = (
 )
 
 _NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
-
 _LOOK_S = 0.1
 
 

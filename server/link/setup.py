@@ -77,7 +77,6 @@ def server_file(place: Path) -> Path:
 
 
 logger = logging.getLogger(__name__)
-
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -120,7 +119,6 @@ state: state                  # what the server keeps: registrations, runs, logs
 """
 
 _SERVER_TLS = "tls: {ca: ca.crt, certificate: server.crt, key: server.key}"
-
 _SERVER_INSECURE = "insecure: true                # no encryption, no authentication"
 
 _CLIENT = """\

@@ -77,9 +77,7 @@ PATIENCE_S = 900.0
 """How long the server may take to take a run: a busy machine needs minutes."""
 
 _TIMEOUT_S = 120.0
-
 _LATE_S = 30.0
-
 _LOOK_S = 1.0
 
 

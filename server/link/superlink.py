@@ -48,13 +48,9 @@ def flower_command(name: str) -> Path:
 
 
 _INCREMENTAL = 2
-
 _BUSY_S = 5.0
-
 _LOGS_DAYS = 30
-
 _STEP_PAGES = 2000  # given back at a time: others write in between
-
 _SPARE_BYTES = 1_000_000
 
 _UNFINISHED = (
@@ -229,7 +225,6 @@ class LogFile:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-
 _NOTE = "processes.json"
 
 
@@ -310,16 +305,12 @@ SERVER_FILE_VARIABLE = "KNNPER_SERVER"
 """Environment variable with the absolute path of the server's YAML file."""
 
 _LOG_TAIL = 2000
-
 _STOP_SECONDS = 10.0
-
 _HELPERS_SECONDS = 5.0
-
 _POLL_SECONDS = 0.1
 
 # Flower ends idle connections after 5 s; one that is older is not used again.
 _IDLE_SECONDS = 2.0
-
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 

@@ -37,23 +37,14 @@ from knnper.transport.credentials import Address, parse_address
 from knnper.transport.sockets import listen
 
 logger = logging.getLogger(__name__)
-
 _LOOK_SECONDS = 0.5
-
 _RETRY_SECONDS = 2.0
-
 _REST_SECONDS = 1.0
-
 _CERTIFICATE_SECONDS = 5.0
-
 _LOG_SECONDS = 5.0
-
 _DATABASE_SECONDS = 5.0
-
 _FIRST_BACKOFF = 1.0
-
 _LONGEST_BACKOFF = 30.0
-
 _STABLE_SECONDS = 60.0
 
 
@@ -221,7 +212,6 @@ _BYTES_PER_MB = 1_000_000
 
 # One to the client, one to Flower, one for its reply; some more for files.
 _DESCRIPTORS = 3 * limits_for(1).strangers + 100
-
 _ADDRESS_PART, _KEYS_PART = 2, 8  # of the bytes in flight
 
 

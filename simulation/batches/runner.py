@@ -26,7 +26,7 @@ from knnper.loading import (
 )
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.comparison import ExplodedError
-from knnper.server.hand_over import HandOverError
+from knnper.server.distribution import DistributionError
 from knnper.server.observer import SilentObserver
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
@@ -387,7 +387,7 @@ class _Player:
         keep_inputs(folder.path, inputs)
         try:
             self._make(bench, folder)
-        except (TooManyFailuresError, ExplodedError, HandOverError) as error:
+        except (TooManyFailuresError, ExplodedError, DistributionError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
         self._recall(bench, folder)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Handed:
+class Delivered:
     """A client that has the model."""
 
     client: str
@@ -29,7 +29,7 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class HandOver:
+class ModelDistribution:
     """Gives the trained state to clients, seen or unseen."""
 
     method: Method
@@ -42,7 +42,7 @@ class HandOver:
         sizes: Mapping[str, int],
         seen: Collection[str],
         done: Collection[str] = (),
-    ) -> Iterator[Handed]:
+    ) -> Iterator[Delivered]:
         """Yield each client that is not ``done`` as soon as it has the model."""
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
@@ -54,10 +54,10 @@ class HandOver:
             found = self._results(reply, seen)
             for result in found.results:
                 if result.client not in done:
-                    yield Handed(result.client, result)
+                    yield Delivered(result.client, result)
             for client in found.withheld:
                 if client not in done:
-                    yield Handed(client, None)
+                    yield Delivered(client, None)
             for client, reason in found.failures.items():
                 self._failed(client, reason)
 
@@ -116,11 +116,11 @@ class HandOver:
     def _failed(self, client: str, reason: str | None) -> None:
         message = f"client {client} could not personalise: {reason}"
         if not self.federation.may_be_away:
-            raise HandOverError(message)
+            raise DistributionError(message)
         log.warning("%s", message)
 
 
-class HandOverError(RunError):
+class DistributionError(RunError):
     """A client could not be served, where none may be away."""
 
 
