@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from knnper.experiment import (
 )
 
 LONGEST_VALUE = 60
+
+_LOG = logging.getLogger(__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -524,14 +527,57 @@ def load_experiment(
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem("document", message)], source)
     problems: list[Problem] = []
-    parsed = parse_overrides(overrides, problems)
-    merged = apply_overrides(document, parsed, problems)
+    parsed = [_with_new_name(one) for one in parse_overrides(overrides, problems)]
+    merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
+    # An override may bring a section as a whole.
+    merged = _with_new_names(merged, problems)
     experiment = _Sections(merged, parsed, problems).experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
         raise ConfigError(problems, source)
     return experiment
+
+
+RENAMED_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "run.federation.hand_over_timeout_s": "distribution_timeout_s",
+    }
+)
+"""What settings of 0.1.0 are called now; the old names are taken for one version."""
+
+
+def _with_new_names(
+    document: Mapping[str, Any], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return a copy in which old names are replaced."""
+    result = copy.deepcopy(dict(document))
+    for place, new in RENAMED_SETTINGS.items():
+        *above, old = place.split(".")
+        section: Any = result
+        for part in above:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or old not in section:
+            continue
+        _notify(place, new)
+        if new in section:
+            problems.append(Problem(place, f"is called {new} now; give it once"))
+        section[new] = section.pop(old)
+    return result
+
+
+def _with_new_name(override: Override) -> Override:
+    place = ".".join(override.path)
+    if place not in RENAMED_SETTINGS:
+        return override
+    _notify(place, RENAMED_SETTINGS[place])
+    return Override((*override.path[:-1], RENAMED_SETTINGS[place]), override.value)
+
+
+@functools.cache
+def _notify(old: str, new: str) -> None:
+    """Log once in a process that a name is old."""
+    _LOG.warning("the setting %s is called %s now; the old name goes soon", old, new)
 
 
 class _Sections:
@@ -763,6 +809,11 @@ def results_identity(experiment: Experiment) -> str:
     called and wherever they run.
     """
     relevant = relevant_settings(experiment)
+    # Runs of 0.1.0 stay the runs that they are: by the names that settings had then.
+    for place, new in RENAMED_SETTINGS.items():
+        section, _, old = place.partition(".")
+        if new in relevant[section]:
+            relevant[section][old] = relevant[section].pop(new)
     run = relevant.pop("run")
     text = json.dumps([run, relevant], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -263,7 +263,7 @@ def _messenger(
             for purpose, most_s in (
                 (Purpose.TRAIN, settings.round_timeout_s),
                 (Purpose.VALIDATE, settings.round_timeout_s),
-                (Purpose.PERSONALIZE, settings.hand_over_timeout_s),
+                (Purpose.PERSONALIZE, settings.distribution_timeout_s),
             )
         },
         patience=OVER_NETWORK,

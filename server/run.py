@@ -165,10 +165,10 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + before,
                 "state_sha256": trained.fingerprint,
             },
-            "hand_over": {
+            "model_distribution": {
                 "num_clients": len(handed),
                 "withheld": [name for name, result in handed.items() if not result],
-                "away": away,
+                "offline": away,
             },
             "manifest": {
                 **self.folder.manifest(),

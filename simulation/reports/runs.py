@@ -589,9 +589,9 @@ def _version(run: Run) -> str:
 
 def _missing_clients(setup: Setup) -> Iterator[str]:
     for run in setup.runs:
-        hand_over = run.results.get("hand_over", {})
+        hand_over = run.results.get("model_distribution", {})
         num_withheld = len(hand_over.get("withheld", ()))
-        num_away = len(hand_over.get("away", ()))
+        num_away = len(hand_over.get("offline", ()))
         if num_withheld or num_away:
             yield (
                 f"{run.name}: {num_withheld} clients keep their figures to themselves, "
