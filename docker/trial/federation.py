@@ -35,13 +35,7 @@ _KNNPER = Path(sys.executable).with_name("knnper")
 
 @dataclass(frozen=True)
 class Federation:
-    """A folder with all files.
-
-    Attributes
-    ----------
-    folder
-        Empty at first.
-    """
+    """A folder with all files."""
 
     folder: Path
 

@@ -53,13 +53,7 @@ def draw_log_dirichlet(
 
 
 def normalise(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights, which sum to 1 along the last axis.
-
-    Parameters
-    ----------
-    log_weights
-        Entries of -inf get weight 0; each vector needs a finite entry.
-    """
+    """Return the weights, which sum to 1 along the last axis."""
     weights = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
     normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
     return normalised
