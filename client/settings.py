@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from knnper.data.site import SITE_DATA
+from knnper.data.catalogue import SITE_DATA
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Choice, Name, NonNegativeInt, PositiveInt, Settings
 from knnper.loading import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.loading import load_experiment
 from knnper.server.observer import SilentObserver
 from knnper.server.run_folder import RunFolder

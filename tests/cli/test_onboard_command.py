@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
 from knnper_cli.app import app

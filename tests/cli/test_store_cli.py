@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import typer
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.datastore.database import ACKNOWLEDGED
 from knnper.datastore.examples import Selection
 from knnper.datastore.index_kinds import ScalarSettings
