@@ -321,7 +321,7 @@ def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Lead the clients that a central data set is dealt to; return the run's folder."""
+    """Lead virtual clients over a central data set; return the run's folder."""
     order.require_free()
     bench = open_workbench(order.experiment)
     folder = order.folder()

@@ -15,18 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.examples import (
-    ClientData,
-    Dataset,
-    Examples,
-    LabelledArrays,
-)
-from knnper.data.site_data import (
-    SITES,
-    SitesSettings,
-    sites_settings,
-    task_of,
-)
+from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import write_atomically
@@ -37,7 +27,7 @@ from knnper.simulation.partition.assignment import (
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.split import (
     ClientPart,
     Partition,
@@ -83,7 +73,7 @@ def _site_problems(experiment: Experiment) -> Iterable[Problem]:
     if (data == SITES) != (partition == SITES):
         message = (
             f"found {partition} with data of {data}, expected {{name: sites}} for "
-            "both or for neither: data that stays with the sites is not dealt"
+            "both or for neither: data that stays with the sites is not split"
         )
         yield Problem("partition.name", message)
 
@@ -142,7 +132,7 @@ def require_central(experiment: Experiment) -> None:
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
             "simulated; run it on them with `knnper fed submit`, or name a data set in "
-            "the section data and how it is dealt in the section partition"
+            "the section data and how it is split in the section partition"
         )
 
 
@@ -193,7 +183,7 @@ class VirtualClients:
 
 @dataclass(frozen=True)
 class Workbench(Assembly):
-    """An experiment with the virtual clients that a central data set is dealt to."""
+    """An experiment with the virtual clients that a central data set is split over."""
 
     partition: Partition
     clients: VirtualClients
@@ -212,16 +202,11 @@ def open_workbench(
     """Load the data, split it, build model and method."""
     require_central(experiment)
     dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
-    partition = deal(experiment, dataset)
+    key = RandomKey(experiment.run.seed)
+    partition = make_partition(dataset, experiment.partition, key)
     if _tests_on_validation(experiment):
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
-
-
-def deal(experiment: Experiment, dataset: Dataset) -> Partition:
-    """Return who of an experiment's clients has which examples of its data set."""
-    key = RandomKey(experiment.run.seed).child("partition")
-    return make_partition(dataset, experiment.partition, key)
 
 
 def _tests_on_validation(experiment: Experiment) -> bool:

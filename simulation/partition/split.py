@@ -23,7 +23,7 @@ from knnper.simulation.partition.assignment import (
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
 """``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
@@ -76,7 +76,7 @@ def used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
 def keep_back(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
-    """Return the sorted samples that the server keeps, and those to be dealt."""
+    """Return the sorted samples that the server keeps, and those for the clients."""
     num_samples = len(samples)
     count = int(fraction * num_samples + 0.5)
     if fraction > 0 and count == 0:
@@ -94,13 +94,13 @@ def keep_back(
     return np.sort(shuffled[:count]), np.sort(shuffled[count:])
 
 
-def deal_part(
+def assign_part(
     dataset: Dataset,
     train: Integers,
     test: Integers,
     split: Callable[[Dataset], Assignment],
 ) -> Assignment:
-    """Return how ``split`` deals a part of a data set."""
+    """Return how ``split`` assigns a part of a data set."""
     if len(train) == len(dataset.train) and len(test) == len(dataset.test):
         return split(dataset)
     part = replace(
@@ -179,18 +179,19 @@ class Partition:
 
 
 def make_partition(
-    dataset: Dataset, choice: Choice[Settings], key: RandomKey
+    dataset: Dataset, choice: Choice[Settings], run_key: RandomKey
 ) -> Partition:
-    """Deal a data set to clients."""
+    """Split an experiment's data set over its clients."""
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
     split, part = PARTITIONS[choice.name].split, settings.used_fraction
+    key = run_key.child("partition")
     train = used(len(dataset.train), part, key.child("used", "train"))
     test = used(len(dataset.test), part, key.child("used", "test"))
-    kept, dealt = keep_back(train, settings.proxy_fraction, key.child("proxy"))
-    assignment = deal_part(
-        dataset, dealt, test, lambda one: split(one, settings, key.child("assignment"))
+    kept, rest = keep_back(train, settings.proxy_fraction, key.child("proxy"))
+    assignment = assign_part(
+        dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
     )
     hold_out = hold_out_for(dataset.spec.dtype)
     partition = replace(partition_of(assignment, settings, key, hold_out), proxy=kept)

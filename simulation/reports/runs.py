@@ -26,7 +26,7 @@ from knnper.server.results import fraction_degraded, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.reports.tables import VS_GLOBAL, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
