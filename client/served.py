@@ -50,13 +50,6 @@ class ServedModel:
 
     The store says which model is served: an answer comes from one model, from a store
     that the same model has embedded, and from the λ that belongs to both.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    store
-        Its store; a `Store` if examples are to be added.
     """
 
     def __init__(self, residence: Residence, store: StoreReader) -> None:
@@ -135,15 +128,7 @@ class ServedModel:
         return self._consistently(add)
 
     def delete(self, selection: Selection) -> Ids:
-        """Delete examples, and every trace of them, and return their ids.
-
-        Raises
-        ------
-        NotErasedError, ValueError
-            See `Store.delete`.
-        ResidenceError
-            If the store is open to read only.
-        """
+        """Delete examples, and every trace of them, and return their ids."""
         store = self._writable()
         try:
             return store.delete(selection)
@@ -155,11 +140,6 @@ class ServedModel:
 
         It takes as long as embedding the store anew; predictions, and examples that
         arrive, go on meanwhile by the model from before.
-
-        Raises
-        ------
-        KnnPerError
-            If that cannot be done; what was served goes on being served.
         """
         with self._refreshing:
             before = self.serving
@@ -230,23 +210,7 @@ class ServedModel:
 
 
 def open_served(residence: Residence, *, writable: bool) -> ServedModel:
-    """Return what a client serves, ready to answer.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    writable
-        Whether examples are to be added, and newer models to be taken up: one process
-        at a time can.
-
-    Raises
-    ------
-    ResidenceError
-        If nothing was installed yet.
-    StoreBusyError
-        If another process writes.
-    """
+    """Return what a client serves, ready to answer."""
     serving = residence.served()
     if serving is None:
         raise ResidenceError(

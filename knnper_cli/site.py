@@ -286,7 +286,7 @@ def _of_client(file: Path) -> _Patient:
     from knnper.client.settings import read_client
 
     settings = read_client(file)
-    return _Patient("client", settings.name, file, client_checks(settings))
+    return _Patient("client", settings.name, file, list(client_checks(settings)))
 
 
 def _of_server(place: Path) -> _Patient:
@@ -320,8 +320,7 @@ def _doctor_show(diagnosis: _Diagnosis) -> None:
 
 if TYPE_CHECKING:
     from knnper.client.service.access import Tokens
-    from knnper.client.service.app import Binding
-    from knnper.client.settings import ClientSettings
+    from knnper.client.settings import ClientSettings, ServiceSettings
 
 TokenFile = Annotated[
     Path | None,
@@ -358,7 +357,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = read_client(config, overrides or ())
     residence = Residence(settings.state, settings.name)
-    binding = _binding(settings)
+    binding = settings.service
     _warn(binding)
     limits = Limits(
         max_request_bytes=settings.service.max_request_mb * 1_000_000,
@@ -379,19 +378,10 @@ def serve(
     )
 
 
-def _binding(settings: "ClientSettings") -> "Binding":
-    from knnper.client.service.app import Binding
-
-    service = settings.service
-    if service.tls is None:
-        return Binding(service.host, service.port)
-    return Binding(service.host, service.port, service.tls.certificate, service.tls.key)
-
-
-def _warn(binding: "Binding") -> None:
+def _warn(binding: "ServiceSettings") -> None:
     from knnper.client.service.app import is_loopback
 
-    if not is_loopback(binding.host) and binding.certificate is None:
+    if not is_loopback(binding.host) and binding.tls is None:
         say(
             f"Warning: {binding.host} is open to other machines, without TLS: whoever "
             "sees the traffic reads the token and all inputs. Set service.tls, or "
@@ -401,7 +391,7 @@ def _warn(binding: "Binding") -> None:
 
 def _tokens(
     settings: "ClientSettings",
-    binding: "Binding",
+    binding: "ServiceSettings",
     token_file: Path | None,
     no_token: bool,
 ) -> "Tokens | None":

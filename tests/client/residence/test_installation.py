@@ -77,7 +77,7 @@ def test_one_class_only(tmp_path: Path) -> None:
     examples = drawn("train", 15, num_labels=1)
     data = SiteData(examples, drawn("validation", 5, 1), drawn("test", 3, 1), TASK)
     residence = new_residence(tmp_path)
-    serving = residence.install(small_model(), data, took_part=False)
+    serving = residence.install(small_model(), data, took_part=False).serving
 
     assert serving.accuracy.knn == 1.0
     assert serving.accuracy.measured_on == "test"
@@ -104,7 +104,7 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
     with open_served(residence, writable=True) as served:
         served.add(arrived.images, arrived.labels, ["arrived/x", None])
         served.delete(Selection(external_ids=("train/3.png",)))
-    serving = residence.install(second, site(13, 5), took_part=False)
+    serving = residence.install(second, site(13, 5), took_part=False).serving
 
     kept = [f"train/{n}.png" for n in range(10) if n != 3]
     validation = [f"validation/{n}.png" for n in range(5)]
@@ -125,8 +125,8 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
 
 def test_installing_again_changes_nothing(tmp_path: Path) -> None:
     residence, model, data = new_residence(tmp_path), small_model(), site()
-    first = residence.install(model, data, took_part=False)
-    again = residence.install(model, data, took_part=False)
+    first = residence.install(model, data, took_part=False).serving
+    again = residence.install(model, data, took_part=False).serving
 
     assert stored_names(residence) == [*data.train.names, *data.validation.names]
     assert (again.knn_weight, again.accuracy) == (first.knn_weight, first.accuracy)

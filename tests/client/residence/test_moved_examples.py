@@ -43,8 +43,8 @@ def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
         new_residence(tmp_path / "fresh"),
     )
     residence.install(MODEL, before, took_part=False)
-    found = residence.install(MODEL, after, took_part=False)
-    expected = fresh.install(MODEL, after, took_part=False)
+    found = residence.install(MODEL, after, took_part=False).serving
+    expected = fresh.install(MODEL, after, took_part=False).serving
 
     assert stored_names(residence) == stored_names(fresh)
     assert not {*stored_names(residence)} & {*after.test.names}
