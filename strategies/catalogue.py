@@ -29,7 +29,7 @@ from knnper.experiment import (
 )
 from knnper.models.catalogue import MODELS, build_model
 from knnper.models.flat import ModelSettings
-from knnper.process import prepare_process
+from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import (
     AS_IT_IS,
@@ -120,6 +120,7 @@ def assemble(
     on_trained
         See `Task`.
     """
+    require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
     task = build_task(
         experiment.model,
