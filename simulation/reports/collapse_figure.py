@@ -24,7 +24,7 @@ from knnper.loading import results_identity, to_document
 from knnper.process import with_fixed_threads
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.hand_over import HandOver
+from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.run import round_loop, untrained
 from knnper.simulation.flower_engine import runtime_of
@@ -42,7 +42,7 @@ from knnper.simulation.reports.tables import Chart, Shown, Table, percent
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate
-from knnper.strategies.core.method import Method
+from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
@@ -155,7 +155,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
         start = untrained(watched, roster)
         trained = loop.train(start)
-        handed = HandOver(bench.method, federation, bench.key).personalize(
+        handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
         results = [one.result for one in handed if one.result is not None]
@@ -203,7 +203,7 @@ class _Diary:
             self.similarity[after.num_rounds] = self._similarity_of(after)
             return after
 
-        return replace(method, client_update=client_update, aggregate=aggregate)
+        return changed(method, client_update=client_update, aggregate=aggregate)
 
     def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
         """Return similarity and entropy, from before the first round on."""

@@ -34,8 +34,7 @@ from knnper.simulation.reports.figure import (
 from knnper.simulation.reports.tables import Chart, Shown, Table
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.core.method import Predictor
-from knnper.strategies.core.predictors import Evaluation, evaluate
+from knnper.strategies.core.predictors import Evaluation, Predictor, evaluate
 
 Sections = Mapping[str, Mapping[str, Any]]
 """Sections of an experiment, each with the settings that differ from the others'."""
