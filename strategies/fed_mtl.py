@@ -50,12 +50,12 @@ class FedMTLSettings(Settings):
     ----------
     prox_weight
         λ; 0 is local training.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
@@ -92,7 +92,7 @@ def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
             payload.weights,
             data,
             rng,
-            num_epochs=settings.newcomer_epochs,
+            num_epochs=settings.unseen_epochs,
             learning_rate=rate,
             gradient_hook=pulled_to(payload.weights, rate),
         )

@@ -29,13 +29,13 @@ class FedBNSettings(Settings):
 
     Attributes
     ----------
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn learns scale, shift
         and running statistics; 20 in fedbasis-pflbed.txt. The statistics are moving
         averages, which a few mini-batches hardly move from where they start.
     """
 
-    newcomer_epochs: PositiveInt = 20
+    unseen_epochs: PositiveInt = 20
 
 
 def fedbn(task: Task, settings: FedBNSettings) -> Method:
@@ -54,7 +54,7 @@ def fedbn(task: Task, settings: FedBNSettings) -> Method:
             "or another model"
         )
         raise ConfigError([Problem("method.name", message)])
-    return partly_shared(task, Sharing(~local), settings.newcomer_epochs)
+    return partly_shared(task, Sharing(~local), settings.unseen_epochs)
 
 
 SPEC = MethodSpec(

@@ -32,12 +32,12 @@ class FedPerSettings(Settings):
         K_P, the personalisation layers, counted from the end: linear layers or
         convolutions, each with the normalisation behind it. 1 to 4 in the paper; 1 is
         the head of all models here, 0 is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn trains them.
     """
 
     num_personal_layers: NonNegativeInt = 1
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 def fedper(task: Task, settings: FedPerSettings) -> Method:
@@ -52,7 +52,7 @@ def fedper(task: Task, settings: FedPerSettings) -> Method:
         task.model, settings.num_personal_layers, "num_personal_layers"
     )
     sharing = Sharing(first_layers(task.model, num_base_layers))
-    return partly_shared(task, sharing, settings.newcomer_epochs)
+    return partly_shared(task, sharing, settings.unseen_epochs)
 
 
 SPEC = MethodSpec(

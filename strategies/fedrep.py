@@ -48,13 +48,13 @@ class FedRepSettings(Settings):
         α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
         the training section's. Either is multiplied by the schedule's factor: of the
         round, of the last round in the end, and of the first round for a new head.
-    newcomer_epochs
+    unseen_epochs
         Passes in the end of a client that was never drawn, whose head is new.
     """
 
     head_epochs: PositiveInt = 10
     head_learning_rate: PositiveFloat | None = None
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 def fedrep(task: Task, settings: FedRepSettings) -> Method:
@@ -107,12 +107,12 @@ def fedrep(task: Task, settings: FedRepSettings) -> Method:
             sharing.join(payload.weights, part),
             data,
             rng,
-            num_epochs=settings.newcomer_epochs if is_new else settings.head_epochs,
+            num_epochs=settings.unseen_epochs if is_new else settings.head_epochs,
             learning_rate=head_rate(1 if is_new else task.training.num_rounds),
             trainable=head,
         )
 
-    method = partly_shared(task, sharing, settings.newcomer_epochs)
+    method = partly_shared(task, sharing, settings.unseen_epochs)
     return replace(method, client_update=client_update, personalize=personalize)
 
 

@@ -55,13 +55,13 @@ class L2GDSettings(Settings):
     aggregation_probability
         p, of a step towards the mean; 0 is local training. The paper's best p grows
         with λ: λ / (L + λ), where L is the smoothness of the loss.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
     aggregation_probability: ProperFraction = 0.2
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def l2gd(task: Task, settings: L2GDSettings) -> Method:
         return replace(state, weights=average_weights(updates).weights)
 
     # What a newcomer minimises is the same; it has nobody to share coins with.
-    alike = FedMTLSettings(settings.prox_weight, settings.newcomer_epochs)
+    alike = FedMTLSettings(settings.prox_weight, settings.unseen_epochs)
     return replace(
         fed_mtl(task, alike),
         init=init,

@@ -34,12 +34,12 @@ class LGFedAvgSettings(Settings):
     num_local_layers
         Layers of ℓ, counted from the start: convolutions or linear layers, each with
         the normalisation behind it. Null is all but the head; 0 is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn trains them.
     """
 
     num_local_layers: NonNegativeInt | None = None
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 def lg_fedavg(task: Task, settings: LGFedAvgSettings) -> Method:
@@ -51,7 +51,7 @@ def lg_fedavg(task: Task, settings: LGFedAvgSettings) -> Method:
         If the model has nothing left to share.
     """
     sharing = Sharing(_global_part(task, settings.num_local_layers))
-    return partly_shared(task, sharing, settings.newcomer_epochs)
+    return partly_shared(task, sharing, settings.unseen_epochs)
 
 
 def _global_part(task: Task, num_local_layers: int | None) -> Tensor:

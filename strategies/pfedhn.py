@@ -62,7 +62,7 @@ class PFedHNSettings(Settings):
         α, of the steps on φ and v.
     weight_decay
         On φ only.
-    newcomer_steps
+    unseen_steps
         Steps on v of a client that took no part in training, each after one round's
         worth of local training at the first round's rate.
     """
@@ -72,7 +72,7 @@ class PFedHNSettings(Settings):
     num_hidden_layers: PositiveInt = 1
     learning_rate: PositiveFloat = 0.01
     weight_decay: NonNegativeFloat = 0.0
-    newcomer_steps: PositiveInt = 20
+    unseen_steps: PositiveInt = 20
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _adapt(
         return weights
     rate = newcomer_rate(task)
     _, buffers = _split(weights, task.model.num_parameters)
-    for number in range(settings.newcomer_steps):
+    for number in range(settings.unseen_steps):
         result = local_sgd(task, weights, examples, rate, rng.child("step", number))
         trained, _ = _split(result.weights, task.model.num_parameters)
         slope = hypernetwork_gradients(network, embedding, trained).embedding

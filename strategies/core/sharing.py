@@ -124,7 +124,7 @@ class Sharing:
         return ModelState(_placed(state.weights, self.shared, mean.result()))
 
 
-def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
+def partly_shared(task: Task, sharing: Sharing, unseen_epochs: int) -> Method:
     """Return the method whose clients train both parts together and share one.
 
     Parameters
@@ -133,7 +133,7 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
         What is learned.
     sharing
         Which weights are shared. With all of them the method is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over both splits in which a client without a personal part trains one at
         the hand-over. The others are served the part of their last round, which never
         trained on their validation split.
@@ -171,7 +171,7 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
             payload.weights,
             data,
             rng,
-            num_epochs=newcomer_epochs,
+            num_epochs=unseen_epochs,
             learning_rate=newcomer_rate(task),
             trainable=sharing.personal,
         )
