@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import knnper
-from knnper_cli.batches import compare, figure, report, reproduce, sweep
+from knnper_cli.batches import compare, moved, report, sweep
 from knnper_cli.federation import federation, server, submit, watch
 from knnper_cli.simulate import datasets, export, methods, partition, simulate
 from knnper_cli.site import client, data, doctor, onboard, serve, token
@@ -47,7 +47,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     simulate,
     compare,
     sweep,
-    reproduce,
     report,
     partition,
     methods,
@@ -63,9 +62,14 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for _command in _COMMANDS:
     app.command()(_command)
+for _name in ("reproduce", "figure"):
+    app.command(
+        _name,
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(moved)
 app.add_typer(federation)
 app.add_typer(data)
-app.add_typer(figure)
 app.add_typer(store)
 app.add_typer(token)
 

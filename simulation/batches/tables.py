@@ -57,10 +57,10 @@ from knnper.simulation.batches.runner import (
 )
 from knnper.simulation.reports.figure import (
     SERIES,
-    FigureFolder,
     accuracy_axis,
     colors_of,
     styled,
+    write_pictures,
 )
 from knnper.simulation.reports.outside_text import chart_text
 from knnper.simulation.reports.runs import (
@@ -1093,7 +1093,7 @@ def write_sweep(
     write_atomically(folder / TABLE, table.as_markdown())
     figure = plot_of(rows, settings)
     if figure is not None:
-        FigureFolder(folder).write_pictures(PLOT, figure)
+        write_pictures(folder, PLOT, figure)
     chosen = _writing_choose(sweep, rows, folder) if _chooses(settings) else ()
     return Shown(
         (table,),
