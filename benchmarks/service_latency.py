@@ -32,7 +32,8 @@ from benchmarks.measurement import Measurement, Turns, rounded
 from benchmarks.store_fixture import IMAGE, NUM_CLASSES
 from knnper.client.install import Residence
 from knnper.client.served import ServedModel, open_served
-from knnper.client.service.app import Binding, make_service, serve
+from knnper.client.service.app import make_service, serve
+from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment
@@ -231,7 +232,7 @@ def _serve(state: Path, told: Connection) -> None:
     app = make_service(
         CLIENT, lambda: open_served(residence, writable=True), tokens=None
     )
-    serve(app, Binding("127.0.0.1", 0), told.send)
+    serve(app, ServiceSettings(port=0), told.send)
 
 
 def _wait_until_ready(address: str) -> None:

@@ -22,8 +22,13 @@ from benchmarks.measurement import Measurement
 from knnper.client.install import Residence
 from knnper.client.served import ServedModel, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
-from knnper.client.service.endpoints import InputPrediction, predictions
-from knnper.data.builtin import CLASS_NAMES, digit_images
+from knnper.client.service.endpoints import (
+    InputPrediction,
+    Predictions,
+    predictions,
+    shown_to,
+)
+from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment
@@ -107,7 +112,8 @@ def scores(
 ) -> list[float]:
     """Return how much each answer looks like that of a stored example."""
     names = served.model.class_names
-    answers = predictions(served.predict(asked.images), names, caller).predictions
+    told = shown_to(caller, predictions(served.predict(asked.images), names))
+    answers = Predictions.model_validate_json(told).predictions
     alone = served.model.head(served.model.embed(asked.images))
     weight = served.serving.knn_weight
     rows = zip(answers, asked.labels.tolist(), alone.tolist(), strict=True)

@@ -62,21 +62,11 @@ class Host(Protocol):
         """Return who plays the clients of a job."""
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """Return where numbers of a job may be files; None if they may be nowhere.
-
-        A server could name any other file or folder of this machine.
-        """
+        """Return where numbers of a job may be files; None if they may be nowhere."""
+        # A server could name any other file or folder of this machine.
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """Return what the node answers when it is asked who it is.
-
-        Parameters
-        ----------
-        context
-            Flower's, of the node.
-        job
-            Holds the experiment that it is asked for; None where it is not said.
-        """
+        """Return what the node answers when it is asked who it is."""
 
     def refused(self, context: Context, reason: str) -> None:
         """Take note that the server does not let this node take part."""

@@ -93,15 +93,7 @@ _NOTABLE_AHEAD_S, _NOTABLE_BEHIND_S = 2.0, 60.0
 
 
 class Connection:
-    """A server as a client reaches it; each method is a check.
-
-    Parameters
-    ----------
-    server
-        ``HOST:PORT``.
-    with_tls
-        Whether the client's settings ask for TLS.
-    """
+    """A server as a client reaches it; each method is a check."""
 
     def __init__(self, server: str, *, with_tls: bool) -> None:
         self._text = server
@@ -109,13 +101,7 @@ class Connection:
 
     @cached_property
     def address(self) -> Address:
-        """Where the server is.
-
-        Raises
-        ------
-        ValueError
-            If the settings hold no address.
-        """
+        """Where the server is."""
         return parse_address(self._text)
 
     def name_resolves(self) -> Finding:
@@ -159,7 +145,7 @@ class Connection:
         except ConnectionRefusedError:
             return problem(
                 f"nothing listens at {where}",
-                f"start the server there (knnper server), or {_CORRECT}",
+                f"start the server there (knnper fed server), or {_CORRECT}",
             )
         except TimeoutError:
             return problem(
@@ -189,8 +175,8 @@ class Connection:
             return problem(
                 f"{self.address} is Flower's own port, where whoever reaches it runs "
                 "code on every client",
-                f"{_CORRECT}, not of `control`; a SuperLink without `knnper server` "
-                "needs a gateway in front of it",
+                f"{_CORRECT}, not of `control`; a SuperLink without `knnper fed "
+                "server` needs a gateway in front of it",
                 "the gateway's port",
             )
         if health.status == _OK:
@@ -201,11 +187,7 @@ class Connection:
         return self._other_software(f"{_HEALTH} gives HTTP status {health.status}")
 
     def clocks_agree(self) -> Finding:
-        """Look whether the server's clock and this machine's go together.
-
-        A signature of Flower's is of a time; the server takes those of the last 305
-        seconds and of the next 5.
-        """
+        """Look whether the server's clock and this machine's go together."""
         ahead = self.health.seconds_ahead()
         if ahead is None:
             return skipped("the server does not tell its time")
@@ -229,13 +211,7 @@ class Connection:
 
     @cached_property
     def health(self) -> Answer:
-        """What the server says of itself, whether it is to be trusted or not.
-
-        Raises
-        ------
-        NotHttpError, OSError
-            If it does not answer.
-        """
+        """What the server says of itself, whether it is to be trusted or not."""
         return self._ask(_HEALTH)
 
     def _ask(self, path: str) -> Answer:
@@ -263,7 +239,7 @@ class Connection:
         if plain_answer(self.address, _HEALTH) is not None:
             return warning(
                 "nothing is encrypted and nobody proves who they are: `insecure: true`",
-                "have the operator make certificates and keys (knnper federation "
+                "have the operator make certificates and keys (knnper fed "
                 "init), and give `tls` and `key`",
             )
         if not speaks_tls(self.address):
@@ -271,7 +247,7 @@ class Connection:
         return problem(
             f"{self.address} speaks TLS",
             "remove `insecure: true`, and give `tls` and `key`, which the operator "
-            "makes with: knnper federation add-client",
+            "makes with: knnper fed add-client",
             "no TLS, since the client's settings have `insecure: true`",
         )
 
@@ -291,85 +267,8 @@ def _of_gateway(where: Address, status: int) -> Finding:
         f"the gateway at {where} answers, and Flower behind it does not (HTTP status "
         f"{status})",
         "wait a minute; then the operator looks into superlink.log in the server's "
-        "state folder (knnper doctor --server SERVER.yaml)",
+        "state folder (knnper site doctor --server SERVER.yaml)",
     )
-
-
-_AGAIN = (
-    "have the run hand it over again (start knnper client), or bring it: knnper "
-    "onboard --model FOLDER"
-)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a client keeps.
-
-    Attributes
-    ----------
-    places
-        Its state folder.
-    """
-
-    places: Places
-
-    def models(self) -> Finding:
-        """Look whether the served model is there, and all models are what they were."""
-        serving = read_serving(self.places.serving)
-        if serving is None:
-            return skipped("no model is installed yet")
-        if not self.places.model(serving.model).is_dir():
-            return problem(
-                f"{self.places.serving} names the model {serving.model[:12]}, which is "
-                f"not in {self.places.models}",
-                _AGAIN,
-            )
-        broken = list(self._broken())
-        if broken:
-            return problem(
-                "; ".join(broken),
-                f"remove what is damaged from {self.places.models}, and {_AGAIN}",
-                "the model that each folder is named after",
-            )
-        return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
-
-    def store(self) -> Finding:
-        """Look whether the memory was embedded by the model that is served."""
-        serving, pending = read_serving(self.places.serving), self._pending()
-        if not (self.places.store / DATABASE).is_file():
-            return warning(
-                f"there is no memory in {self.places.store}",
-                "knnper onboard fills one; knnper serve begins with an empty one",
-            )
-        try:
-            with open_store(self.places.store) as store:
-                embedded_by, count = store.fingerprint, len(store)
-        except StoreError as error:
-            advice = f"knnper store verify {self.places.store}"
-            return problem(str(error), f"see what is left of it: {advice}")
-        found = f"{count} examples, embedded by the model {embedded_by[:12]}"
-        if embedded_by == pending:
-            return fine(f"{found}, which is about to be served")
-        if serving is not None and embedded_by != serving.model:
-            return problem(
-                found,
-                "start knnper serve, which embeds them anew",
-                f"the model that is served, {serving.model[:12]}",
-            )
-        return fine(found)
-
-    def _pending(self) -> str | None:
-        pending = pending_serving(self.places)
-        return None if pending is None else pending.model
-
-    def _broken(self) -> Iterator[str]:
-        for folder in sorted(self.places.models.iterdir()):
-            if folder.name.startswith("."):
-                continue
-            try:
-                require_fingerprint(load_model(folder), folder.name, str(folder))
-            except ModelError as error:
-                yield str(error)
 
 
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -381,19 +280,13 @@ _STATUS_OF_SERVICE = frozenset({200, 503})
 
 @dataclass(frozen=True)
 class Site:
-    """What a client has of its own.
-
-    Attributes
-    ----------
-    settings
-        The client.
-    """
+    """What a client has of its own."""
 
     settings: ClientSettings
 
     def data(self) -> Finding:
         """Look whether the data can be read and learned from."""
-        look = f"see all about it: knnper data check --config {self.settings.file}"
+        look = f"see all about it: knnper site check {self.settings.file}"
         try:
             survey = survey_site(
                 self.settings.data, self.settings.base, self._known_task()
@@ -450,7 +343,9 @@ class Site:
             with connected(where):
                 pass
         except OSError:
-            return self._token() or fine(f"{where} is free; start it: knnper serve")
+            return self._token() or fine(
+                f"{where} is free; start it: knnper site serve"
+            )
         try:
             with opened(where) as connection:
                 answer = get(connection, where, _SERVICE)
@@ -466,7 +361,7 @@ class Site:
         if exposed is None:
             return None
         found, _, advice = exposed.partition("; ")
-        return problem(found, advice, "mode 0600; knnper serve refuses any other")
+        return problem(found, advice, "mode 0600; knnper site serve refuses any other")
 
     def _known_task(self) -> SiteTask | None:
         """Return what the installed model was trained on; None without one."""
@@ -488,36 +383,34 @@ def _taken(where: Address) -> Finding:
     )
 
 
+_AGAIN = (
+    "have the run hand it over again (start knnper fed client), or bring it: knnper "
+    "site onboard --model FOLDER"
+)
+
+
 @dataclass(frozen=True)
 class State:
-    """A state folder.
+    """A client's state folder."""
 
-    Attributes
-    ----------
-    places
-        The folder.
-    name
-        Of the client that it should be of.
-    key
-        Its private key; None without one.
-    """
+    settings: ClientSettings
 
-    places: Places
-    name: str
-    key: Path | None
+    @property
+    def places(self) -> Places:
+        """The parts of the folder."""
+        return Places(self.settings.state)
 
     def is_own(self) -> Finding:
         """Look whether the folder is this client's."""
         if not self.places.identity.exists():
             return fine(f"{self.places.folder} is nobody's yet")
-        key = None
-        if self.key is not None:
-            key = fingerprint(read_node_key(self.key).public_key())
+        name, file = self.settings.name, self.settings.key
+        key = None if file is None else fingerprint(read_node_key(file).public_key())
         try:
-            require_own(self.places, self.name, key)
+            require_own(self.places, name, key)
         except ResidenceError as error:
             return problem_told(str(error))
-        return fine(f"{self.places.folder} is that of {self.name}")
+        return fine(f"{self.places.folder} is that of {name}")
 
     def is_private(self) -> Finding:
         """Look whether other users of this machine are kept out."""
@@ -541,9 +434,9 @@ class State:
         if did_not_leave(folder):
             return warning(
                 "does not run, and did not leave in order the last time",
-                "start it: knnper client; the server lets it in within a minute",
+                "start it: knnper fed client; the server lets it in within a minute",
             )
-        return fine("does not run; start it with: knnper client")
+        return fine("does not run; start it with: knnper fed client")
 
     def last_refusal(self) -> Finding:
         """Look what was refused since a model was installed, if anything was."""
@@ -572,6 +465,64 @@ class State:
             f"once that is mended, remove {self.places.folder / REFUSALS}",
         )
 
+    def models(self) -> Finding:
+        """Look whether the served model is there, and all models are what they were."""
+        serving = read_serving(self.places.serving)
+        if serving is None:
+            return skipped("no model is installed yet")
+        if not self.places.model(serving.model).is_dir():
+            return problem(
+                f"{self.places.serving} names the model {serving.model[:12]}, which is "
+                f"not in {self.places.models}",
+                _AGAIN,
+            )
+        broken = list(self._broken())
+        if broken:
+            return problem(
+                "; ".join(broken),
+                f"remove what is damaged from {self.places.models}, and {_AGAIN}",
+                "the model that each folder is named after",
+            )
+        return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
+
+    def store(self) -> Finding:
+        """Look whether the memory was embedded by the model that is served."""
+        serving, pending = (
+            read_serving(self.places.serving),
+            pending_serving(self.places),
+        )
+        if not (self.places.store / DATABASE).is_file():
+            return warning(
+                f"there is no memory in {self.places.store}",
+                "knnper site onboard fills one; knnper site serve begins with an empty "
+                "one",
+            )
+        try:
+            with open_store(self.places.store) as store:
+                embedded_by, count = store.fingerprint, len(store)
+        except StoreError as error:
+            advice = f"knnper store verify {self.places.store}"
+            return problem(str(error), f"see what is left of it: {advice}")
+        found = f"{count} examples, embedded by the model {embedded_by[:12]}"
+        if pending is not None and embedded_by == pending.model:
+            return fine(f"{found}, which is about to be served")
+        if serving is not None and embedded_by != serving.model:
+            return problem(
+                found,
+                "start knnper site serve, which embeds them anew",
+                f"the model that is served, {serving.model[:12]}",
+            )
+        return fine(found)
+
+    def _broken(self) -> Iterator[str]:
+        for folder in sorted(self.places.models.iterdir()):
+            if folder.name.startswith("."):
+                continue
+            try:
+                require_fingerprint(load_model(folder), folder.name, str(folder))
+            except ModelError as error:
+                yield str(error)
+
 
 def did_not_leave(folder: Path) -> bool:
     """Return whether the last node of a state folder ended without leaving."""
@@ -593,25 +544,16 @@ _LONGEST_QUOTE = 200
 
 @dataclass(frozen=True)
 class Credentials:
-    """A client's name and key, and the server that should know them.
+    """A client's name and key, and the server that should know them."""
 
-    Attributes
-    ----------
-    name
-        The client's.
-    key
-        Its private key.
-    server, ca
-        ``HOST:PORT``, and the authority that the server must be signed by.
-    state
-        The client's state folder.
-    """
-
-    name: str
+    settings: ClientSettings
     key: Path
-    server: str
     ca: Path
-    state: Path
+
+    @property
+    def name(self) -> str:
+        """The client's."""
+        return self.settings.name
 
     def key_is_readable(self) -> Finding:
         """Look at the key's file."""
@@ -621,7 +563,7 @@ class Credentials:
             return problem(
                 str(error),
                 "bring back the key that the operator sent, or correct `key`; a new "
-                "key has to be registered: knnper federation register SERVER.yaml "
+                "key has to be registered: knnper fed register SERVER.yaml "
                 f"{self.name} {self.key.name}.pub",
             )
         exposed = permission_problem(self.key)
@@ -664,7 +606,7 @@ class Credentials:
         signing = NodeAuthHttpInterceptor(key, public)
         certificate = self.ca.read_bytes()
         with FleetHttpClient.from_server_address(
-            self.server, False, certificate, interceptors=[signing]
+            self.settings.server, False, certificate, interceptors=[signing]
         ) as client:
             try:
                 client.ActivateNode(request)
@@ -679,12 +621,12 @@ class Credentials:
             f"the key {fingerprint(key.public_key())} is not registered with the "
             "server, or no longer",
             f"send {self.key.name}.pub to the federation's operator, who runs: knnper "
-            f"federation register SERVER.yaml {self.name} {self.key.name}.pub. A key "
+            f"fed register SERVER.yaml {self.name} {self.key.name}.pub. A key "
             "that was removed cannot come back: make a new one",
         )
 
     def _standing(self, standing: Standing | None) -> Finding:
-        here = holder(self.state)
+        here = holder(self.settings.state)
         if standing is None or standing.name is None:
             return fine("the server knows the key; it tells no name")
         if standing.name != self.name:
@@ -701,16 +643,17 @@ class Credentials:
 
     def _online(self, idle_s: float) -> Finding:
         heard = f"{idle_s:.0f} s ago the server heard of a node with this key"
-        if did_not_leave(self.state):
+        state = self.settings.state
+        if did_not_leave(state):
             return warning(
-                f"{heard}, maybe the one of {self.state}, which did not leave in order",
-                "start it again: knnper client; it is let in within a minute",
+                f"{heard}, maybe the one of {state}, which did not leave in order",
+                "start it again: knnper fed client; it is let in within a minute",
             )
         return problem(
-            f"{heard}, which does not run from {self.state}",
+            f"{heard}, which does not run from {state}",
             "stop the other node: a name and its key are one client's, and a second "
             "node is refused while the first is there. For another client, make "
-            "another key: knnper federation add-client",
+            "another key: knnper fed add-client",
             "no other node with this client's name and key",
         )
 
@@ -732,15 +675,7 @@ _NOT_OF_AUTHORITY = frozenset({9, 10, 62, 63, 64})
 
 @dataclass(frozen=True)
 class Trust:
-    """The server's certificate and the authority that the client trusts.
-
-    Attributes
-    ----------
-    connection
-        To the server.
-    ca
-        The authority's certificate.
-    """
+    """The server's certificate and the authority that the client trusts."""
 
     connection: Connection
     ca: Path
@@ -781,7 +716,7 @@ class Trust:
         if not told:
             return problem_told(
                 f"the certificate is not accepted ({error.verify_message}); have the "
-                "operator renew it: knnper federation renew"
+                "operator renew it: knnper fed renew"
             )
         parts = [sentence.partition("; ") for sentence in told]
         return problem(
@@ -821,16 +756,8 @@ def _shown(connection: ssl.SSLSocket) -> x509.Certificate:
     return x509.load_der_x509_certificate(der)
 
 
-def client_checks(settings: ClientSettings) -> list[Check]:
-    """Return the checks of a client, in the order in which they make sense.
-
-    None of them changes anything on this machine or on the server, and none disturbs
-    the client's node.
-    """
-    return [*_of_the_way(settings), *_of_this_machine(settings)]
-
-
-def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
+def client_checks(settings: ClientSettings) -> Iterator[Check]:
+    """Yield the checks of a client in order; they change and disturb nothing."""
     connection = Connection(settings.server, with_tls=not settings.insecure)
     yield Check("address", connection.name_resolves)
     yield Check("proxy", connection.no_proxy_is_between, ("address",))
@@ -846,13 +773,7 @@ def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
             "certificate", trust.certificate_is_accepted, ("gateway", "authority")
         )
     if settings.tls is not None and settings.key is not None:
-        credentials = Credentials(
-            settings.name,
-            settings.key,
-            settings.server,
-            settings.tls.ca,
-            settings.state,
-        )
+        credentials = Credentials(settings, settings.key, settings.tls.ca)
         yield Check("key", credentials.key_is_readable)
         yield Check(
             "registration",
@@ -860,12 +781,7 @@ def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
             # Nothing is signed for a server that is not known.
             ("key", "certificate", "clock"),
         )
-
-
-def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
-    places = Places(settings.state)
-    state = State(places, settings.name, settings.key)
-    kept, site = Kept(places), Site(settings)
+    state, site = State(settings), Site(settings)
     yield Check("folder", lambda: folder_finding(settings.state, "state"))
     yield Check("owner", state.is_own, ("folder", "key"))
     yield Check("privacy", state.is_private, ("folder",))
@@ -873,6 +789,6 @@ def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
     yield Check("refusals", state.last_refusal, ("folder",))
     yield Check("limits", site.limits)
     yield Check("data", site.data)
-    yield Check("model", kept.models, ("folder",))
-    yield Check("memory", kept.store, ("model",))
+    yield Check("model", state.models, ("folder",))
+    yield Check("memory", state.store, ("model",))
     yield Check("service", site.service)

@@ -4,7 +4,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from knnper.client.state import (
     Accuracy,
     Gain,
     MeasuredOn,
-    Names,
     Offered,
     Pending,
     Places,
@@ -34,10 +33,8 @@ from knnper.client.state import (
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
-    Contents,
     ExamplesMissingError,
     InputLayout,
-    Neighbors,
     NewExamples,
     NotErasedError,
     Selection,
@@ -46,11 +43,10 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.prediction import (
     KERNELS,
-    ClassPrior,
-    adapted,
-    count_labels,
+    KnnPredictor,
+    Names,
+    NeighborClassifier,
     interpolate,
-    mixed,
     neighbor_vote,
 )
 from knnper.datastore.store import (
@@ -93,72 +89,37 @@ NUM_FOLDS = 10
 NORMAL_95 = 1.96
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What was measured on examples that the client knows.
-
-    Attributes
-    ----------
-    accuracy
-        Of the global model, of the neighbours and of both.
-    gain
-        Of both over the global model.
-    """
-
-    accuracy: Accuracy
-    gain: Gain
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether mixing is worse than the global model beyond doubt."""
-        gain = self.gain
-        if gain.expected is None or gain.margin is None:
-            return False
-        return gain.expected + gain.margin < 0
-
-
-UNKNOWN = Estimate(Accuracy(), Gain())
-
-
 def estimate(
     model: GlobalModel,
     store: StoreReader,
     positions: Tensor,
     settings: KnnSettings,
     measured_on: MeasuredOn,
-) -> Estimate:
+) -> tuple[Accuracy, Gain]:
     """Return what to expect of a client's memory, by nested cross-validation.
 
     Every example that is measured is looked up among all others that are stored, with
-    what the other nine tenths of them choose: it has no part in what
-    predicts it.
-
-    Parameters
-    ----------
-    model
-        Has embedded the store.
-    store
-        The client's memory.
-    positions
-        Of the examples to measure among the stored ones, int64 of shape (m,). The
-        global model should not have been trained on them.
-    settings
-        How the client chooses.
-    measured_on
-        What they are.
+    what the other nine tenths of them choose: it has no part in what predicts it. The
+    global model should not have been trained on those at ``positions``, int64 (m,).
     """
     if len(positions) < FEWEST:
-        return Estimate(Accuracy(), Gain(num_examples=len(positions)))
+        return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
+    # Evenly spread; the folds take every tenth: a site's files come sorted by class.
+    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
     evidence = left_out_evidence(
-        store, _spread(positions), model.head, most, settings.class_prior
+        store, positions[chosen.round().long()], model.head, most, settings.class_prior
     )
+    fold_of = torch.arange(len(evidence)) % NUM_FOLDS
     outcomes = torch.cat(
-        [_outcomes(evidence, fold, store, settings) for fold in _folds(len(evidence))]
+        [
+            _outcomes(evidence, fold_of == fold, store, settings)
+            for fold in range(NUM_FOLDS)
+        ]
     )
     alone, knn, mixed = outcomes.double().mean(dim=0).tolist()
     accuracy = Accuracy(alone, knn, mixed, len(outcomes), measured_on)
-    return Estimate(accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2]))
+    return accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2])
 
 
 def paired_gain(before: Tensor, after: Tensor) -> Gain:
@@ -176,20 +137,6 @@ def paired_gain(before: Tensor, after: Tensor) -> Gain:
     total, changed, surplus = count + 2, won + lost + 1, won - lost
     variance = (changed - surplus**2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
-
-
-def _spread(positions: Tensor) -> Tensor:
-    """Return at most `MOST` of the positions, evenly spread."""
-    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
-    return positions[chosen.round().long()]
-
-
-def _folds(num_examples: int) -> Iterator[Tensor]:
-    """Yield which examples are in each fold, bool of shape (m,)."""
-    # Every tenth: a site's files come sorted by class.
-    fold_of = torch.arange(num_examples) % NUM_FOLDS
-    for fold in range(NUM_FOLDS):
-        yield fold_of == fold
 
 
 def _outcomes(
@@ -219,332 +166,101 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
     return neighbor_vote(log_weights, labels, evidence.queries.probabilities.shape[1])
 
 
-ATTEMPTS, PAUSE_S = 200, 0.005
-"""To search a store that others change: a search takes about as long as a change."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """Predictions for n inputs, all from one state of model and store.
-
-    c is the number of classes, k' the number of neighbours that were found.
-
-    Attributes
-    ----------
-    labels
-        The most probable class, int64 of shape (n,).
-    probabilities
-        λ p_kNN + (1 - λ) p_global, float32 of shape (n, c).
-    knn_probabilities
-        p_kNN, float32 of shape (n, c); None where the store is empty.
-    global_probabilities
-        p_global, float32 of shape (n, c).
-    adapted_probabilities
-        p_global with the class prior of what is stored, which is mixed in its place;
-        None where there is no class prior.
-    knn_weight
-        λ as it was used: 0 where the store is empty.
-    neighbors
-        Shape (n, k').
-    neighbor_weights
-        Each neighbour's share of the vote, float64 of shape (n, k').
-    neighbor_names
-        The owner's names of the neighbours, n rows of k'; None for one without.
-    fingerprint
-        Of the model.
-    num_stored
-        Examples in the store.
-    """
-
-    labels: Tensor
-    probabilities: Tensor
-    knn_probabilities: Tensor | None
-    global_probabilities: Tensor
-    adapted_probabilities: Tensor | None
-    knn_weight: float
-    neighbors: Neighbors
-    neighbor_weights: Tensor
-    neighbor_names: Sequence[Sequence[str | None]]
-    fingerprint: str
-    num_stored: int
-
-
-def predict(
-    model: GlobalModel,
-    store: StoreReader,
-    serving: Serving,
-    names: Names,
-    images: Tensor,
-) -> Prediction:
-    """Return what a client predicts; knn-per.txt, Eq. 6-7.
-
-    The probabilities are those of `knnper.datastore.prediction.KnnPredictor`.
-
-    Parameters
-    ----------
-    model, store, serving
-        The parts of what is served.
-    names
-        Of the store's examples.
-    images
-        n inputs, shape (n, height, width, channels).
-
-    Raises
-    ------
-    StoreMismatchError
-        If another model has embedded the store by now.
-    StoreBusyError
-        If the store changes all the time.
-    DataError
-        If an embedding is not finite.
-    """
-    embeddings = model.embed(images)
-    alone = model.head(embeddings)
-    contents, found, named = _looked_up(
-        store, names, embeddings, serving.num_neighbors, model.fingerprint
-    )
-    log_weights = KERNELS[serving.kernel](
-        found.squared_distances, serving.kernel_scale, model.embedding_dim
-    )
-    votes = None
-    if found.ids.shape[1] > 0:
-        votes = neighbor_vote(log_weights, found.labels, alone.shape[1])
-    weight = 0.0 if votes is None else serving.knn_weight
-    own = _adapted(alone, contents, serving.class_prior)
-    base = alone if own is None else own
-    probabilities = base if votes is None else mixed(votes, base, weight)
-    return Prediction(
-        labels=probabilities.argmax(dim=1),
-        probabilities=probabilities,
-        knn_probabilities=votes,
-        global_probabilities=alone,
-        adapted_probabilities=own,
-        knn_weight=weight,
-        neighbors=found,
-        neighbor_weights=torch.softmax(log_weights, dim=1),
-        neighbor_names=named,
-        fingerprint=model.fingerprint,
-        num_stored=len(contents),
-    )
-
-
-def _adapted(
-    alone: Tensor, contents: Contents, prior: ClassPrior | None
-) -> Tensor | None:
-    if prior is None:
-        return None
-    return adapted(alone, count_labels(contents, alone.shape[1]), prior)
-
-
-def _looked_up(
-    store: StoreReader,
-    names: Names,
-    embeddings: Tensor,
-    num_neighbors: int,
-    fingerprint: str,
-) -> tuple[Contents, Neighbors, list[list[str | None]]]:
-    """Return contents, neighbours and their names, all of one state of the store."""
-    for _ in range(ATTEMPTS):
-        # A store whose contents change gets new ones, never changes those it had.
-        contents = store.contents()
-        found = store.search(embeddings, num_neighbors, fingerprint)
-        named = names.of(found.ids.numpy())
-        if _all_there(store, found, named) and store.contents() is contents:
-            return contents, found, named
-        # What leaves the database has a moment to leave the index, too.
-        time.sleep(PAUSE_S)
-    raise StoreBusyError(
-        f"the store changed during each of {ATTEMPTS} searches; ask again in a moment"
-    )
-
-
-def _all_there(
-    store: StoreReader, found: Neighbors, names: list[list[str | None]]
-) -> bool:
-    """Whether no neighbour left the database while the index still had it."""
-    if not any(None in row for row in names):
-        return True
-    ids = set(found.ids.flatten().tolist())
-    return len(store.select(Selection(ids=tuple(ids)))) == len(ids)
-
-
-@dataclass(frozen=True)
-class Tested:
-    """How a client's predictions do.
-
-    Attributes
-    ----------
-    mixed, global_model
-        What is served, and the global model alone.
-    knn
-        The neighbours alone; None where the store is empty.
-    """
-
-    mixed: Evaluation
-    global_model: Evaluation
-    knn: Evaluation | None
-
-    def accuracy(self) -> Accuracy:
-        """Return the shares that are right; the split must not be empty."""
-        return Accuracy(
-            global_model=self.global_model.accuracy,
-            knn=None if self.knn is None else self.knn.accuracy,
-            mixed=self.mixed.accuracy,
-            num_examples=self.mixed.num_examples,
-            measured_on="test",
-        )
-
-
-def tested(
-    model: GlobalModel, store: StoreReader, serving: Serving, test: Examples
-) -> Tested:
-    """Return how a client does on its test split, of which each input is read once.
-
-    Parameters
-    ----------
-    model, store, serving
-        The parts of what is served.
-    test
-        The split.
-    """
-    made = predict(model, store, serving, Names(store), test.images)
-    votes = made.knn_probabilities
-    return Tested(
-        mixed=score(made.probabilities, test.labels),
-        global_model=score(made.global_probabilities, test.labels),
-        knn=None if votes is None else score(votes, test.labels),
-    )
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A memory that holds a client's examples, and what was chosen on them.
-
-    Attributes
-    ----------
-    store
-        The memory.
-    tuned
-        λ, k, σ and the class prior.
-    num_train
-        Training examples that were offered to it, before those of the validation
-        split; ids are given in that order.
-    """
-
-    store: StoreReader
-    tuned: Tuned
-    num_train: int
-
-
 @dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does.
+    """What is served, and how it does on the test split.
 
-    Attributes
-    ----------
-    serving
-        What is served.
-    tested
-        How that does on the test split.
-    chosen
-        What it comes from, as the predictor of the same memory describes itself.
+    ``chosen`` is what the predictor of the memory says of itself; ``knn`` is None where
+    the store is empty.
     """
 
     serving: Serving
-    tested: Tested
+    mixed: Evaluation
+    global_model: Evaluation
+    knn: Evaluation | None
     chosen: Mapping[str, float]
 
 
 def decide(
     model: GlobalModel,
-    filled: Filled,
+    store: StoreReader,
+    tuned: Tuned,
+    num_train: int,
     data: SiteData,
     *,
     took_part: bool,
 ) -> Decided:
     """Return what is served: the choice, or the global model where that loses.
 
-    Parameters
-    ----------
-    model
-        Has embedded the memory.
-    filled
-        The memory.
-    data
-        The site's; its test split is read here, last, and nowhere else.
-    took_part
-        Whether the model may have been trained on the training split: then only the
-        validation split says what to expect.
+    The first ``num_train`` ids of the store are of training examples. Where the site
+    ``took_part`` in training, only the others say what to expect. The test split is
+    read here, last, and nowhere else.
     """
-    measured = _measured(model, filled, took_part)
-    if measured.is_loss:
-        filled = replace(filled, tuned=_overruled(filled.tuned))
-    serving = _serving(model, filled.tuned, data)
-    tuned_on = replace(serving.tuned_on, overruled=measured.is_loss)
-    serving = replace(
-        serving,
-        tuned_on=tuned_on,
-        accuracy=measured.accuracy,
-        expected_gain=measured.gain,
-    )
-    if not filled.tuned.choice.uses_memory:
-        serving = _without_memory(serving)
-    found = tested(model, filled.store, serving, data.test.examples)
-    if len(data.test) > 0:
-        serving = replace(serving, accuracy=found.accuracy())
-    return Decided(serving, found, _described(model, filled))
-
-
-def _overruled(tuned: Tuned) -> Tuned:
-    """Return what serves the global model alone."""
-    alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
-    return replace(tuned, choice=alone)
-
-
-def _described(model: GlobalModel, filled: Filled) -> Mapping[str, float]:
-    return filled.tuned.predictor(
-        model.embed, model.head, filled.store, model.card.memory
-    ).describe()
-
-
-def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
-    ids = torch.from_numpy(filled.store.contents().ids)
-    measured_on: MeasuredOn = "validation" if took_part else "leave_one_out"
-    positions = torch.arange(len(ids))
-    if took_part:
-        positions = positions[ids > filled.num_train]
-    if len(ids) < 2:
-        return UNKNOWN
     settings = model.card.memory
-    return estimate(model, filled.store, positions, settings, measured_on)
-
-
-def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
-    return Serving(
+    accuracy, gain = Accuracy(), Gain()
+    ids = torch.from_numpy(store.contents().ids)
+    if len(ids) > 1:
+        positions = torch.arange(len(ids))
+        measured_on: MeasuredOn = "leave_one_out"
+        if took_part:
+            positions, measured_on = positions[ids > num_train], "validation"
+        accuracy, gain = estimate(model, store, positions, settings, measured_on)
+    is_loss = gain.is_loss
+    if is_loss:
+        alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
+        tuned = replace(tuned, choice=alone)
+    choice = tuned.choice
+    if not choice.uses_memory:
+        accuracy = replace(accuracy, mixed=accuracy.global_model)
+        gain = replace(gain, expected=0.0, margin=0.0)
+    predictor = tuned.predictor(model.embed, model.head, store, settings)
+    test = data.test.examples
+    made = predictor.explain(test.images)
+    votes = made.vote.probabilities
+    mixed = score(made.probabilities, test.labels)
+    reference = score(made.global_probabilities, test.labels)
+    knn = None if votes is None else score(votes, test.labels)
+    if len(test) > 0:
+        accuracy = Accuracy(
+            reference.accuracy,
+            None if knn is None else knn.accuracy,
+            mixed.accuracy,
+            len(test),
+            "test",
+        )
+    serving = Serving(
         model=model.fingerprint,
-        knn_weight=tuned.choice.knn_weight,
-        num_neighbors=tuned.choice.num_neighbors,
-        kernel=model.card.memory.kernel,
-        kernel_scale=tuned.choice.kernel_scale,
-        tuned_on=TunedOn(tuned.kind, len(tuned.evidence)),
-        accuracy=Accuracy(),
-        expected_gain=Gain(),
+        knn_weight=choice.knn_weight,
+        num_neighbors=choice.num_neighbors,
+        kernel=settings.kernel,
+        kernel_scale=choice.kernel_scale,
+        tuned_on=TunedOn(tuned.kind, len(tuned.evidence), is_loss),
+        accuracy=accuracy,
+        expected_gain=gain,
         num_train=len(data.train),
         num_validation=len(data.validation),
         num_test=len(data.test),
         run=model.card.name,
         installed=time.time(),
-        class_prior=tuned.choice.class_prior,
+        class_prior=choice.class_prior,
     )
+    return Decided(serving, mixed, reference, knn, predictor.describe())
 
 
-def _without_memory(serving: Serving) -> Serving:
-    """Return what is known of a client that serves the global model alone."""
-    accuracy = serving.accuracy
-    return replace(
-        serving,
-        accuracy=replace(accuracy, mixed=accuracy.global_model),
-        expected_gain=replace(serving.expected_gain, expected=0.0, margin=0.0),
+def predictor_of(
+    model: GlobalModel, store: StoreReader, serving: Serving, names: Names
+) -> KnnPredictor:
+    """Return what is served of a model and a store that it has embedded."""
+    neighbors = NeighborClassifier(
+        store,
+        serving.num_neighbors,
+        serving.kernel,
+        serving.kernel_scale,
+        model.fingerprint,
+        names,
+    )
+    return KnnPredictor(
+        model.embed, model.head, neighbors, serving.knn_weight, serving.class_prior
     )
 
 
@@ -557,19 +273,6 @@ def build(
     """Make a client's memory and what is served with it; return the latter.
 
     A kill leaves no memory, or one that the next installation goes on with.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, without a store.
-    name
-        The client's: the simulation's client of that name has the same memory.
-    model
-        Embeds the examples.
-    data
-        The site's.
-    took_part
-        See `decide`.
     """
     draft = places.drafts / "store"
     key = RandomKey(model.card.seed).child("personalize", name)
@@ -577,8 +280,11 @@ def build(
     with create_store(
         draft, store_spec(model), model.embedding_dim, model.fingerprint, settings
     ) as store:
-        filled = _filled(store, model, data)
-        decided = decide(model, filled, data, took_part=took_part)
+        train, validation = (
+            embedded(model, one) for one in (data.train, data.validation)
+        )
+        tuned = remember(store, train, validation, model.head, model.card.memory)
+        decided = decide(model, store, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         draft.rename(places.store)
@@ -622,14 +328,6 @@ def embedded(model: GlobalModel, named: NamedExamples) -> NewExamples:
     return NewExamples(model.embed(images), named.examples.labels, images, named.names)
 
 
-def _filled(store: Store, model: GlobalModel, data: SiteData) -> Filled:
-    train, validation = (
-        embedded(model, split) for split in (data.train, data.validation)
-    )
-    tuned = remember(store, train, validation, model.head, model.card.memory)
-    return Filled(store, tuned, len(data.train))
-
-
 AT_ONCE = 256
 """Examples that are embedded, and made durable, together."""
 
@@ -655,18 +353,6 @@ def prepare(
     λ, k and σ are chosen on all that the store will hold: what it holds, and what is
     new in the data by name. What was once deleted from it stays away, and what is in
     the test split by now leaves it: else each would be found beside itself.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, with a store.
-    model, data, took_part
-        See `decide`.
-
-    Raises
-    ------
-    ResidenceError
-        If the store was made for other inputs or classes.
     """
     _require_same_task(places, model)
     with open_store(places.store) as store:
@@ -680,8 +366,7 @@ def prepare(
         for one in (whole.train, whole.validation)
     )
     tuned = remember(memory, train, validation, model.head, model.card.memory)
-    filled = Filled(memory, tuned, len(train))
-    decided = decide(model, filled, data, took_part=took_part)
+    decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         write_pending(places, Pending(decided.serving, whole.new, whole.moved))
@@ -693,17 +378,6 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
 
     Searches go on meanwhile. Whatever a kill cuts short is made up for by the next
     call: until the store is embedded anew the former model is served, then this one.
-
-    Parameters
-    ----------
-    places
-        The client's state folder.
-    store
-        Its store.
-    pending
-        What is prepared.
-    model
-        Its model.
     """
     offered = Offered(places)
     if pending.moved:
@@ -832,22 +506,7 @@ def _remove_models(places: Places) -> None:
 
 
 class Residence:
-    """One client's models, memory and what it serves.
-
-    Parameters
-    ----------
-    folder
-        The client's state folder; created if it is missing.
-    name
-        The client's.
-    key_sha256
-        Of its public key, in hexadecimal; None where none is used.
-
-    Raises
-    ------
-    ResidenceError
-        If the folder is another client's.
-    """
+    """One client's models, memory and what it serves."""
 
     def __init__(self, folder: Path, name: str, key_sha256: str | None = None) -> None:
         self.name = name
@@ -856,40 +515,15 @@ class Residence:
 
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool
-    ) -> Serving:
-        """Remember ``data`` by ``model``, and serve that; return what is served.
-
-        See `install_and_test`.
-        """
-        return self.install_and_test(model, data, took_part=took_part).serving
-
-    def install_and_test(
-        self, model: GlobalModel, data: SiteData, *, took_part: bool
     ) -> Decided:
-        """As `install`; return also how what is served does on the test split.
+        """Remember ``data`` by ``model``, and serve that; return what is served.
 
         The memory keeps what it has, embedded anew; what is new in the data by name is
         added. Where another process writes to the memory, as the service does, that
         process finishes the work (`ServedModel.refresh`). A kill at any point leaves
         what was served, or what is to be.
-
-        Parameters
-        ----------
-        model
-            The global model.
-        data
-            The site's examples, read for that model.
-        took_part
-            Whether the model may have been trained on the site's training split.
-
-        Raises
-        ------
-        ResidenceError
-            If data, model and memory are not for the same inputs and classes.
-        StoreFullError
-            If the memory takes all or nothing, and there is no room for all.
         """
-        _residence_require_same_task(model, data)
+        _require_read_for(model, data)
         with self.places.installing():
             shutil.rmtree(self.places.drafts, ignore_errors=True)
             if not self.has_store():
@@ -899,23 +533,11 @@ class Residence:
         return decided
 
     def served(self) -> Serving | None:
-        """Return what is served; None if nothing was installed yet.
-
-        Raises
-        ------
-        ResidenceError
-            If the file that says so is damaged.
-        """
+        """Return what is served; None if nothing was installed yet."""
         return read_serving(self.places.serving)
 
     def load(self, fingerprint: str) -> GlobalModel:
-        """Return a model that was installed.
-
-        Raises
-        ------
-        ModelError
-            If it is missing or damaged.
-        """
+        """Return a model that was installed."""
         folder = self.places.model(fingerprint)
         try:
             model = load_model(folder)
@@ -924,7 +546,8 @@ class Residence:
             _LOG.error("%s", error)
             raise ModelError(
                 f"the model {fingerprint[:12]} in {folder} is missing or was damaged; "
-                "get it again: knnper onboard, with --model FOLDER for an exported one"
+                "get it again: knnper site onboard, with --model FOLDER for an "
+                "exported one"
             ) from error
         return model
 
@@ -943,7 +566,7 @@ class Residence:
             _LOG.info("left to the process that serves: %s", error)
 
 
-def _residence_require_same_task(model: GlobalModel, data: SiteData) -> None:
+def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
     if (found.spec, found.class_names) != (expected.spec, expected.class_names):
         raise ResidenceError(

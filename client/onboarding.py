@@ -27,18 +27,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A client that has something to serve.
-
-    Attributes
-    ----------
-    residence
-        Its state folder.
-    serving
-        What it serves.
-    took_part
-        What was taken for granted: whether the model may have been trained on the
-        site's training split; None where the server said so.
-    """
+    """A client that has something to serve."""
 
     residence: Residence
     serving: Serving
@@ -46,61 +35,28 @@ class Onboarded:
 
 
 def may_have_taken_part(settings: ClientSettings) -> bool:
-    """Return whether a model has to be taken as trained on a site's data.
-
-    It may wherever the site takes part in training: a site that lost its state looks
-    like a new one, and what it was trained on tells nothing about what to expect.
-    """
+    """Return whether a model has to be taken as trained on a site's data."""
+    # A site that lost its state looks like a new one, and what it was trained on tells
+    # nothing about what to expect.
     return settings.train
 
 
 def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
-    """Let a client remember its own data by ``model``; nothing leaves the machine.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    model
-        The global model.
-    took_part
-        Whether the model may have been trained on the site's training split; None is
-        `may_have_taken_part`.
-
-    Raises
-    ------
-    DataError
-        If the site's data cannot be read, or does not fit the model.
-    ResidenceError
-        If the state folder is another client's, or holds a memory for another task.
-    """
+    """Let a client remember its own data by ``model``; nothing leaves the machine."""
     residence = Residence(settings.state, settings.name)
     # As in the run, so that the last bits are those of the run, too.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
         took_part = may_have_taken_part(settings)
-    serving = residence.install(model, data, took_part=took_part)
-    return Onboarded(residence, serving, took_part)
+    decided = residence.install(model, data, took_part=took_part)
+    return Onboarded(residence, decided.serving, took_part)
 
 
 def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:
-    """Return what another process of this client installs, such as its node.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    patience_s
-        For how long to wait.
-
-    Raises
-    ------
-    ResidenceError
-        If nothing was installed by then.
-    """
+    """Return what another process of this client installs, such as its node."""
     deadline = time.monotonic() + patience_s
     while True:
         serving = residence.served()
@@ -110,7 +66,7 @@ def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:
             raise ResidenceError(
                 f"no model was installed in {residence.places.folder} within "
                 f"{patience_s:g} seconds; look into the log of the client's node, or "
-                "onboard with an exported model: knnper onboard --model FOLDER"
+                "onboard with an exported model: knnper site onboard --model FOLDER"
             )
         time.sleep(POLL_S)
 
@@ -123,28 +79,7 @@ _REPORT_S = 60.0
 def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
-    """Be a node of the federation until it has handed over a model.
-
-    Where the client's node runs already, it is that which gets the model. A model that
-    was handed over before is enough.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    patience_s
-        How long to wait for the server's model.
-    verbose
-        Whether what Flower says of every message is logged, too.
-
-    Raises
-    ------
-    RunError
-        If the node cannot stay in the federation; its log, on standard error, says
-        why.
-    ResidenceError
-        If there is no model in time, or the state folder is another client's.
-    """
+    """Be a node of the federation until it has handed over a model."""
     residence = residence_of(settings)
     deadline = time.monotonic() + patience_s
     serving = residence.served()
@@ -158,14 +93,14 @@ def join(
             if has_ended and residence.served() is None:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
-                    "log says why, and knnper doctor looks for the cause"
+                    "log says why, and knnper site doctor looks for the cause"
                 )
             if time.monotonic() >= deadline:
                 raise ResidenceError(
                     f"the server handed over no model within {patience_s:g} s. It does "
                     "so after a run, and as long as run.federation.stay_s says: knnper "
-                    "submit --resume RUN --stay SECONDS on the server. Or onboard with "
-                    "an exported model: knnper onboard --model FOLDER"
+                    "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
+                    "with an exported model: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
             serving = residence.served()

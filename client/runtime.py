@@ -43,26 +43,13 @@ class ClientStateStore:
     the run goes back to an older round, a client goes on from the state it had there,
     not from one that the repeated rounds are about to make again. Such a state is put
     aside until the run has passed its round: the server may think better of it.
-
-    Parameters
-    ----------
-    folder
-        Where the states are; created when the first one is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, record_type: type[R], client: str, after_round: int) -> R | None:
-        """Return the client's state after a round; None if it has none.
-
-        It is the newest of that round or before. Newer ones count no longer.
-
-        Raises
-        ------
-        CheckpointError
-            If the file is damaged.
-        """
+        """Return the newest state of a round or before; None if there is none."""
         self._go_to(client, after_round)
         earlier = self._rounds(client)
         if not earlier:
@@ -85,17 +72,8 @@ class ClientStateStore:
     ) -> None:
         """Write the client's state after a round, atomically.
 
-        Parameters
-        ----------
-        client
-            The client's name.
-        server_round
-            The round that ended with this state.
-        state
-            A record.
-        keep
-            The rounds to which the server may go back. The newest state at each of them
-            stays, and all that are newer than the latest.
+        The server may go back to the rounds ``keep``: the newest state at each of them
+        stays, and all that are newer than the latest.
         """
         parts = take_apart(state)
         path = self._path(client, server_round)
@@ -150,10 +128,7 @@ class DataSource(Protocol):
         """Return the test split of ``client``; read once, by the evaluation."""
 
     def class_weights(self, client: str) -> Tensor | None:
-        """Return what a test example of each label counts, float64 (c,).
-
-        None where all count the same.
-        """
+        """Return what a test example of each label counts, float64 (c,)."""
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
@@ -161,19 +136,7 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A client that is personalised and not yet tested.
-
-    Attributes
-    ----------
-    client
-        Its name.
-    data
-        What it learnt from.
-    predictor
-        What it serves.
-    validation
-        The unpersonalised model on its validation split.
-    """
+    """A client that is personalised and not yet tested."""
 
     client: str
     data: ClientData
@@ -183,19 +146,7 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class Personalized:
-    """A client that has been handed the model.
-
-    Attributes
-    ----------
-    data
-        What it learnt from.
-    reference
-        What the method broadcasts to nobody in particular.
-    predictor
-        What it serves.
-    seen
-        Whether it could take part in training.
-    """
+    """A client that has been handed the model."""
 
     data: ClientData
     reference: Any
@@ -205,13 +156,7 @@ class Personalized:
 
 @dataclass(frozen=True)
 class Served:
-    """How a client does that serves somebody, and so has read its test split.
-
-    Attributes
-    ----------
-    personal, reference, chosen
-        As of `ClientResult`, of what is served.
-    """
+    """How a client does that serves somebody, and so has read its test split."""
 
     personal: Evaluation
     reference: Evaluation
@@ -261,23 +206,7 @@ class ClientRuntime:
         state_round: int,
         keep_rounds: Sequence[int],
     ) -> Any:
-        """Train in one round; return the method's update.
-
-        Parameters
-        ----------
-        client, payload, server_round
-            Who is sent what, in which round.
-        state_round
-            The round that ended with the state from which the client goes on.
-        keep_rounds
-            Those to which the server may go back; see `ClientStateStore`.
-
-        Raises
-        ------
-        TrainingDivergedError
-            If the update or the client's new state is not finite. The state from
-            before the round is kept.
-        """
+        """Train in one round; return the method's update."""
         state, update = self.method.client_update(
             payload,
             self._state(client, state_round),

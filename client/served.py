@@ -10,9 +10,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from knnper.client.install import Prediction, Residence, create_empty, predict, settle
+from knnper.client.install import Residence, create_empty, predictor_of, settle
 from knnper.client.state import (
-    Names,
     ResidenceError,
     Serving,
     pending_serving,
@@ -26,6 +25,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreMismatchError,
 )
+from knnper.datastore.prediction import Names, Prediction
 from knnper.datastore.store import Store, StoreReader, open_store
 from knnper.strategies.core.exported_model import GlobalModel
 
@@ -50,13 +50,6 @@ class ServedModel:
 
     The store says which model is served: an answer comes from one model, from a store
     that the same model has embedded, and from the λ that belongs to both.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    store
-        Its store; a `Store` if examples are to be added.
     """
 
     def __init__(self, residence: Residence, store: StoreReader) -> None:
@@ -97,9 +90,9 @@ class ServedModel:
             If an embedding is not finite.
         """
         return self._consistently(
-            lambda state: predict(
-                state.model, self.store, state.serving, self._names, images
-            )
+            lambda state: predictor_of(
+                state.model, self.store, state.serving, self._names
+            ).explain(images)
         )
 
     def add(
@@ -135,15 +128,7 @@ class ServedModel:
         return self._consistently(add)
 
     def delete(self, selection: Selection) -> Ids:
-        """Delete examples, and every trace of them, and return their ids.
-
-        Raises
-        ------
-        NotErasedError, ValueError
-            See `Store.delete`.
-        ResidenceError
-            If the store is open to read only.
-        """
+        """Delete examples, and every trace of them, and return their ids."""
         store = self._writable()
         try:
             return store.delete(selection)
@@ -155,11 +140,6 @@ class ServedModel:
 
         It takes as long as embedding the store anew; predictions, and examples that
         arrive, go on meanwhile by the model from before.
-
-        Raises
-        ------
-        KnnPerError
-            If that cannot be done; what was served goes on being served.
         """
         with self._refreshing:
             before = self.serving
@@ -202,7 +182,7 @@ class ServedModel:
             raise ResidenceError(
                 f"the store in {places.store} was embedded by the model "
                 f"{self.store.fingerprint[:12]}, which was not installed; install a "
-                "model anew: knnper onboard"
+                "model anew: knnper site onboard"
             )
         state = _State(self._loaded(serving.model), serving)
         self._states = {serving.model: state}
@@ -230,28 +210,12 @@ class ServedModel:
 
 
 def open_served(residence: Residence, *, writable: bool) -> ServedModel:
-    """Return what a client serves, ready to answer.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    writable
-        Whether examples are to be added, and newer models to be taken up: one process
-        at a time can.
-
-    Raises
-    ------
-    ResidenceError
-        If nothing was installed yet.
-    StoreBusyError
-        If another process writes.
-    """
+    """Return what a client serves, ready to answer."""
     serving = residence.served()
     if serving is None:
         raise ResidenceError(
             f"nothing is installed in {residence.places.folder} yet; wait for the "
-            "federation to hand its model over, or run knnper onboard"
+            "federation to hand its model over, or run knnper site onboard"
         )
     if not writable:
         return _served(residence, open_store(residence.places.store))

@@ -47,32 +47,13 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Discretion:
-    """What of a client's figures and troubles the server learns.
-
-    Attributes
-    ----------
-    share_metrics
-        Whether it learns how the client does, and why something failed.
-    """
+    """What of a client's figures and troubles the server learns."""
 
     share_metrics: bool
 
     @contextlib.contextmanager
     def around(self, what: str) -> Iterator[None]:
-        """Let no error leave the block whose text tells more than it may.
-
-        Parameters
-        ----------
-        what
-            The block does, for the client's log.
-
-        Raises
-        ------
-        RunError
-            In place of any error of the block, which the log has in full.
-        RefusedError
-            As it is: it is meant for both sides.
-        """
+        """Let no error leave the block whose text tells more than it may."""
         try:
             yield
         except RefusedError:
@@ -84,17 +65,13 @@ class Discretion:
             raise RunError(self.reason(text)) from error
 
     def reason(self, text: str) -> str:
-        """Return what the server is told of an error, whose ``text`` is the client's.
-
-        Without folders: how a site calls them is its own affair.
-        """
+        """Return what the server is told of an error."""
+        # How a site calls its folders is its own affair.
         return without_folders(text) if self.share_metrics else OWN_LOG
 
     def update(self, update: Any) -> Any:
-        """Return a method's update, without its loss if that is not shared.
-
-        The number of examples stays: it is the update's weight in the mean.
-        """
+        """Return a method's update, without its loss if that is not shared."""
+        # The number of examples stays: it is the update's weight in the mean.
         if self.share_metrics:
             return update
         return dataclasses.replace(update, train_loss=math.nan)
@@ -117,15 +94,7 @@ _SOURCE = "the model that the server handed over"
 
 
 def residence_of(settings: ClientSettings) -> Residence:
-    """Return the client's residence, which is that of its name and key alone.
-
-    Raises
-    ------
-    ResidenceError
-        If the state folder is another client's.
-    CredentialError
-        If the key cannot be read.
-    """
+    """Return the client's residence, which is that of its name and key alone."""
     key = None
     if settings.key is not None:
         key = fingerprint(read_node_key(settings.key).public_key())
@@ -135,24 +104,7 @@ def residence_of(settings: ClientSettings) -> Residence:
 def keeper_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
 ) -> Callable[[Personalized], Served | None]:
-    """Return what keeps the model of a hand-over, and the site's memory of its data.
-
-    Where the experiment says how clients remember, the report of the hand-over is of
-    what is served: of all that the memory holds, or of the global model alone where
-    the memory loses. The report of another method is of what that makes.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    assembly
-        What was trained.
-    data
-        The site's data.
-    expected
-        Fingerprint of the global model that the server hands over; empty where the
-        method ends with none, and nothing can be served.
-    """
+    """Return what keeps the model of a hand-over, and the site's memory of its data."""
     # As the server decides it, so that who waits for a model gets it.
     has_model = bool(expected) and ends_with_global_model(assembly.experiment)
     experiment = assembly.experiment
@@ -172,7 +124,7 @@ def keeper_of(
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
-        decided = residence_of(settings).install_and_test(
+        decided = residence_of(settings).install(
             model, data, took_part=personalized.seen
         )
         log.info(
@@ -190,34 +142,14 @@ def keeper_of(
                 title,
             )
             return None
-        tested = decided.tested
-        return Served(tested.mixed, tested.global_model, decided.chosen)
+        return Served(decided.mixed, decided.global_model, decided.chosen)
 
     return keep
 
 
 @dataclass(frozen=True)
 class SitePlayer:
-    """A runtime of one client, with what its site imposes on it.
-
-    Attributes
-    ----------
-    name
-        The only client that it plays.
-    runtime
-        Plays it.
-    deadline
-        When the server stops waiting.
-    discretion
-        What the server learns.
-    limits
-        What it may ask for.
-    num_train
-        Training examples of the client.
-    trained
-        Steps and examples of each local training of this process, as `Task.on_trained`
-        is told of them.
-    """
+    """A runtime of one client, with what its site imposes on it."""
 
     name: str
     runtime: ClientRuntime
@@ -240,13 +172,7 @@ class SitePlayer:
         state_round: int,
         keep_rounds: Sequence[int],
     ) -> Any:
-        """See `ClientRuntime.train`.
-
-        Raises
-        ------
-        RefusedError
-            If the site's limits do not allow it, or not what came of it.
-        """
+        """See `ClientRuntime.train`."""
         self._require_this([client])
         self.limits.require_training(self.num_train)
         # Before it is given: a kill cannot make it uncounted.
@@ -260,13 +186,7 @@ class SitePlayer:
         return self.discretion.update(update)
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
-        """See `ClientRuntime.validate`; of no example where metrics are not shared.
-
-        Raises
-        ------
-        RefusedError
-            If the site has answered as often as it may.
-        """
+        """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
         if not self.discretion.share_metrics:
             return withheld_evaluation()
@@ -322,22 +242,7 @@ _IDENTITY_DIGITS = 16
 
 
 def run_states(state: Path, experiment: Experiment, session: str) -> Path:
-    """Return the folder of one run, and remove those of runs long past.
-
-    Parameters
-    ----------
-    state
-        The client's state folder.
-    experiment
-        What the run is of.
-    session
-        Tells runs of the same experiment apart; the server's.
-
-    Raises
-    ------
-    RunError
-        If the session cannot be a part of a folder's name.
-    """
+    """Return the folder of one run, and remove those of runs long past."""
     if not _SESSION.fullmatch(session):
         raise RunError(
             f"expected a session of at most 64 letters, digits and -, found "
@@ -366,15 +271,7 @@ CONFIG = "config"
 
 @dataclass(frozen=True)
 class SiteSource:
-    """The data of the only client of this process.
-
-    Attributes
-    ----------
-    site
-        All of its data.
-    train
-        Whether it takes part in training.
-    """
+    """The data of the only client of this process."""
 
     site: SiteData
     train: bool
@@ -443,35 +340,21 @@ class SiteHost:
 
 
 def site_experiment(text: str) -> Experiment:
-    """Return the experiment that a job is for.
-
-    Raises
-    ------
-    RunError
-        If its data does not stay with the sites, or this version does not know it.
-    """
+    """Return the experiment that a job is for."""
     try:
         return from_json(text, site_catalogue())
     except KnnPerError as error:
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
-            "that stays with the sites; submit it with `knnper submit`. If it was, the "
-            f"two sides run different versions: {error}"
+            "that stays with the sites; submit it with `knnper fed submit`. If it was, "
+            f"the two sides run different versions: {error}"
         ) from error
 
 
 def site_data(
     settings: ClientSettings, experiment: Experiment
 ) -> tuple[SiteData, SiteTask]:
-    """Return the site's data as the experiment needs it.
-
-    Raises
-    ------
-    DataError
-        If it does not fit.
-    OSError
-        If the state folder cannot be made.
-    """
+    """Return the site's data as the experiment needs it."""
     agreed = experiment.data.settings
     if not isinstance(agreed, SitesSettings):
         raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
@@ -539,7 +422,7 @@ def _settings(context: Context) -> ClientSettings:
     if not isinstance(path, str):
         raise RunError(
             f"expected the path of the client's file as {CONFIG!r} in the node's "
-            "configuration, found none; start the node with `knnper client`, or with "
-            "flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
+            "configuration, found none; start the node with `knnper fed client`, or "
+            "with flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
         )
     return read_client(Path(path))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -18,9 +17,8 @@ from safetensors.torch import save
 
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples
-from knnper.datastore.examples import Ids
 from knnper.datastore.prediction import ClassPrior, KernelName
-from knnper.datastore.store import StoreReader, read_identity
+from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
 from knnper.files import make_private, sync_folder, write_atomically
@@ -30,49 +28,9 @@ class ResidenceError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
 
 
-MOST = 100_000
-"""Names that are kept: some megabytes."""
-
-
-class Names:
-    """Names by id, which stands for the same example for ever.
-
-    Parameters
-    ----------
-    store
-        Knows them.
-    """
-
-    def __init__(self, store: StoreReader) -> None:
-        self._store = store
-        self._known: dict[int, str | None] = {}
-
-    def of(self, ids: Ids) -> list[list[str | None]]:
-        """Return the names of ids (n, k); None where there is none, or no longer."""
-        if len(self._known) > MOST:
-            self.forget()
-        # Another thread may forget meanwhile, which leaves this dictionary alone.
-        rows, known = ids.tolist(), self._known
-        missing = sorted({one for row in rows for one in row} - known.keys())
-        if missing:
-            found = self._store.external_ids(np.array(missing, np.int64))
-            known.update(zip(missing, found, strict=True))
-        return [[known[one] for one in row] for row in rows]
-
-    def forget(self) -> None:
-        """Keep no name of what was deleted."""
-        self._known = {}
-
-
 @dataclass(frozen=True)
 class Places:
-    """The parts of a client's state folder.
-
-    Attributes
-    ----------
-    folder
-        The client's state folder.
-    """
+    """The parts of a client's state folder."""
 
     folder: Path
 
@@ -132,23 +90,7 @@ class Places:
 
 
 def claim(places: Places, name: str, key_sha256: str | None) -> None:
-    """Make the folder that of a client, or refuse it.
-
-    Parameters
-    ----------
-    places
-        The folder; created if it is missing, and closed to other users.
-    name
-        The client's.
-    key_sha256
-        Of its public key, in hexadecimal; None where none is used: the first one that
-        is counts from then on.
-
-    Raises
-    ------
-    ResidenceError
-        If the folder is another client's, or cannot be written.
-    """
+    """Make the folder that of a client, or refuse it."""
     try:
         make_private(places.folder)
         with places.committing():
@@ -161,18 +103,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
 
 
 def require_own(places: Places, name: str, key_sha256: str | None) -> None:
-    """Refuse a folder that is another client's; write nothing.
-
-    Parameters
-    ----------
-    places, name, key_sha256
-        See `claim`.
-
-    Raises
-    ------
-    ResidenceError
-        If it is another's.
-    """
+    """Refuse a folder that is another client's; write nothing."""
     _require_own(_known(places), places, name, key_sha256)
 
 
@@ -223,13 +154,7 @@ _DIGITS = 24  # of SHA-256: names themselves may tell of whoever was deleted
 
 
 class Offered:
-    """The names that were offered to the store that is there.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, with a store.
-    """
+    """The names that were offered to the store that is there."""
 
     def __init__(self, places: Places) -> None:
         self._path = places.offered
@@ -284,19 +209,7 @@ are stored, with a choice that was made without it: the validation split's, or a
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of a site's examples that were predicted rightly; None is not known.
-
-    Attributes
-    ----------
-    global_model
-        Of the global model alone.
-    knn
-        Of the neighbours alone.
-    mixed
-        Of both, as they are served.
-    num_examples, measured_on
-        On how many, and on which.
-    """
+    """Shares of a site's examples that were predicted rightly; None is not known."""
 
     global_model: float | None = None
     knn: float | None = None
@@ -307,72 +220,36 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Gain:
-    """What the memory adds to the global model's accuracy, as far as can be known.
+    """What the memory adds to the global model's accuracy; None is not known.
 
-    Attributes
-    ----------
-    expected
-        Accuracy of what is served less that of the global model; None is not known.
-    margin
-        Half the width of its interval of 95 % (Agresti and Min, "Simple improved
-        confidence intervals for comparing matched proportions", 2005).
-    num_examples
-        On how many it was measured.
+    ``margin`` is half the width of its interval of 95 % (Agresti and Min, "Simple
+    improved confidence intervals for comparing matched proportions", 2005).
     """
 
     expected: float | None = None
     margin: float | None = None
     num_examples: int = 0
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether mixing is worse than the global model beyond doubt."""
+        if self.expected is None or self.margin is None:
+            return False
+        return self.expected + self.margin < 0
+
 
 @dataclass(frozen=True)
 class TunedOn:
-    """On what λ, k, σ and the class prior were chosen.
-
-    Attributes
-    ----------
-    evidence
-        See `knnper.datastore.tuning.TuningSettings`.
-    num_examples
-        On how many; 0 where nothing could be scored.
-    overruled
-        Whether the choice is not served, since it was found to lose.
-    """
+    """On what λ, k, σ and the class prior were chosen."""
 
     evidence: EvidenceKind
     num_examples: int
-    overruled: bool = False
+    overruled: bool = False  # not served, since it was found to lose
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model, and how a client mixes it with its memory.
-
-    Attributes
-    ----------
-    model
-        Fingerprint of the global model.
-    knn_weight, num_neighbors, kernel, kernel_scale
-        λ, k, the kernel's name and σ.
-    tuned_on
-        How they were chosen.
-    accuracy
-        What was measured.
-    expected_gain
-        Over the global model.
-    num_train, num_validation, num_test
-        The site's examples when this was installed.
-    run
-        Name of the experiment that trained the model.
-    installed
-        Seconds since 1970 (UTC).
-    previous
-        Fingerprint of the model that was served before; None of the first.
-    class_prior
-        How the global model is adapted to the labels that are stored; None is not.
-    format
-        Of the file.
-    """
+    """A model, and how a client mixes it with its memory."""
 
     model: str
     knn_weight: float
@@ -387,7 +264,7 @@ class Serving:
     num_test: int
     run: str
     installed: float
-    previous: str | None = None
+    previous: str | None = None  # the model before
     class_prior: ClassPrior | None = None
     format: Literal[1] = 1
 
@@ -396,13 +273,7 @@ _SERVING = TypeAdapter(Serving)
 
 
 def read_serving(path: Path) -> Serving | None:
-    """Return what the file says; None without a file.
-
-    Raises
-    ------
-    ResidenceError
-        If it says something else.
-    """
+    """Return what the file says; None without a file."""
     try:
         return _SERVING.validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -410,7 +281,7 @@ def read_serving(path: Path) -> Serving | None:
     except ValidationError as error:
         raise ResidenceError(
             f"{path} is damaged or of another version ({error.error_count()} problems"
-            "); remove it, and get the model again: knnper onboard"
+            "); remove it, and get the model again: knnper site onboard"
         ) from error
 
 
@@ -426,17 +297,7 @@ _NAMES, _MOVED = "names", "moved"
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An installation that is prepared.
-
-    Attributes
-    ----------
-    serving
-        What is served when it is done.
-    new
-        What is added to the store first.
-    moved
-        The owner's names of what leaves the store before: they are in the test split.
-    """
+    """An installation that is prepared."""
 
     serving: Serving
     new: NamedExamples
@@ -470,13 +331,7 @@ def pending_serving(places: Places) -> Serving | None:
 
 
 def read_pending(places: Places) -> Pending | None:
-    """Return what is prepared, with the examples; None if nothing is.
-
-    Raises
-    ------
-    ResidenceError
-        If it cannot be read.
-    """
+    """Return what is prepared, with the examples; None if nothing is."""
     with places.committing():
         serving = pending_serving(places)
         return None if serving is None else Pending(serving, *_examples(places))
@@ -503,7 +358,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ResidenceError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
-            "model again: knnper onboard"
+            "model again: knnper site onboard"
         ) from error
     examples = Examples(images, labels.to(torch.int64))
     return NamedExamples(examples, tuple(names)), tuple(moved)

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
-from knnper.data.builtin import DownloadSettings
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.leaf import FemnistHubSettings
+from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (
     ConfigError,
     DataError,

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from knnper.data.builtin import SyntheticMixtureSettings, density
 from knnper.data.examples import ClientData
+from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.loading import load_experiment, results_identity
 from knnper.server.checkpoint import CheckpointFolder

@@ -258,8 +258,8 @@ _LOOK_S = 0.1
 class Presence:
     """When each registered client was last heard of, by the key of its client.
 
-    Flower tells a client neither that nor its name, and `knnper doctor` asks for both;
-    see `knnper.transport.diagnosis`.
+    Flower tells a client neither that nor its name, and `knnper site doctor` asks for
+    both; see `knnper.transport.diagnosis`.
     """
 
     clients: Clients

@@ -41,7 +41,7 @@ _ADVICE = MappingProxyType(
         "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not accept the server's "
         "certificate",
         "SSLV3_ALERT_CERTIFICATE_EXPIRED": "to the client's clock, the server's "
-        "certificate has expired; renew it: knnper federation renew",
+        "certificate has expired; renew it: knnper fed renew",
         "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept the server's "
         "certificate",
     }
@@ -251,7 +251,7 @@ def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
                 raise
             except ssl.SSLError as error:
                 reason = error.reason or str(error)
-                advice = _ADVICE.get(reason, "see `knnper doctor` on the client")
+                advice = _ADVICE.get(reason, "see `knnper site doctor` on the client")
                 notices.warn("a TLS handshake failed", reason, f"{reason} ({advice})")
                 raise
 

@@ -46,7 +46,7 @@ def test_every_client_serves_what_the_simulation_found(
     for client, result in results.items():
         residence = Residence(tmp_path / client, client)
         data = site_of(model, client)
-        serving = residence.install(exported, data, took_part=result["seen"])
+        serving = residence.install(exported, data, took_part=result["seen"]).serving
         chosen, personal = result["chosen"], result["personal"]
         count = personal["num_examples"]
         assert serving.knn_weight == chosen["knn_weight"]

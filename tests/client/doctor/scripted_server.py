@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from knnper.client.settings import ClientSettings, read_client
 from knnper.transport.credentials import Identity
 from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions
 
@@ -106,3 +107,11 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body.encode())
 
     return Handler
+
+
+def client(folder: Path, server: str = "127.0.0.1:1") -> ClientSettings:
+    """Return the settings of a client whose file is in ``folder``."""
+    path = folder / "client.yaml"
+    data = "data: {name: image_folder, path: data}"
+    path.write_text(f"name: site-a\nserver: {server}\ninsecure: true\n{data}\n")
+    return read_client(path)

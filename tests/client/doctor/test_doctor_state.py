@@ -1,18 +1,20 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from knnper.client.doctor import Kept, State
+from knnper.client.doctor import State
 from knnper.client.flower_node import holder, locked
 from knnper.client.install import Residence
 from knnper.client.limits import note_refusal
 from knnper.client.node import Activation
-from knnper.client.state import Places, read_serving
+from knnper.client.state import read_serving
 from knnper.files import write_atomically
 from knnper.strategies.core.exported_model import save_model
 from knnper.transport.credentials import fingerprint, new_node_key, write_node_key
 from knnper.transport.diagnosis import Check, Finding, Verdict, examine
+from tests.client.doctor.scripted_server import client
 from tests.client.residence.small_site import NAME, site, small_model
 
 MODEL = small_model()
@@ -20,7 +22,7 @@ MODEL = small_model()
 
 @pytest.fixture
 def state(tmp_path: Path) -> State:
-    return State(Places(tmp_path / "state"), NAME, None)
+    return State(client(tmp_path))
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def residence(tmp_path: Path) -> Residence:
 
 
 def kept(residence: Residence) -> list[Finding]:
-    found = Kept(residence.places)
+    found = State(client(residence.places.folder.parent))
     checks = [Check("model", found.models), Check("memory", found.store, ("model",))]
     return [one.finding for one in examine(checks)]
 
@@ -55,7 +57,7 @@ def test_the_folder_of_another_key(state: State, tmp_path: Path) -> None:
     key = tmp_path / "site-a.key"
     write_node_key(key, new_node_key())
     Residence(state.places.folder, NAME, fingerprint(new_node_key().public_key()))
-    finding = State(state.places, NAME, key).is_own()
+    finding = State(replace(state.settings, key=key)).is_own()
     assert finding.verdict is Verdict.PROBLEM
     assert "bring the key back" in finding.mend
 
@@ -104,11 +106,12 @@ def test_a_refusal_from_before_the_model_is_past(residence: Residence) -> None:
     assert serving is not None
     line = '{"time": "2001-01-01T00:00:00+00:00", "about": "model", "reason": "x"}\n'
     (residence.places.folder / "refusals.jsonl").write_text(line)
-    assert State(residence.places, NAME, None).last_refusal().verdict is Verdict.OK
+    found = State(client(residence.places.folder.parent)).last_refusal()
+    assert found.verdict is Verdict.OK
 
 
 def test_nothing_is_installed(state: State) -> None:
-    assert Kept(state.places).models().verdict is Verdict.SKIPPED
+    assert state.models().verdict is Verdict.SKIPPED
 
 
 def test_a_model_and_a_memory_as_they_should_be(residence: Residence) -> None:
@@ -124,7 +127,7 @@ def test_the_served_model_is_missing(residence: Residence) -> None:
     model, memory = kept(residence)
     assert model.verdict is Verdict.PROBLEM
     assert "which is not in" in model.found
-    assert "knnper onboard --model FOLDER" in model.mend
+    assert "knnper site onboard --model FOLDER" in model.mend
     assert memory.verdict is Verdict.SKIPPED
 
 
@@ -160,7 +163,7 @@ def test_a_memory_of_another_model(residence: Residence) -> None:
     assert model.verdict is Verdict.OK
     assert memory.verdict is Verdict.PROBLEM
     assert memory.expected == f"the model that is served, {other.fingerprint[:12]}"
-    assert memory.mend == "start knnper serve, which embeds them anew"
+    assert memory.mend == "start knnper site serve, which embeds them anew"
 
 
 def test_a_memory_that_is_gone(residence: Residence) -> None:

@@ -45,7 +45,7 @@ def test_the_doctor_names_it(tmp_path: Path) -> None:
     keep = keeper_of(settings, assembly, site(), expected="0" * 64)
     with pytest.raises(ModelError, match="expected the model 000000000000"):
         keep(cast(Personalized, SimpleNamespace(reference=handed)))
-    checks = client_checks(settings)
+    checks = list(client_checks(settings))
     finding = looked_at(checks, "refusals")
     assert finding.verdict is Verdict.PROBLEM
     assert "the model that the server handed over: expected the model" in finding.found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Estimate, Filled, Residence, decide
+from knnper.client.install import Residence, decide
 from knnper.client.served import open_served
 from knnper.client.state import Accuracy, Gain, read_serving, write_serving
 from knnper.data.examples import Examples
@@ -121,12 +121,13 @@ def test_a_loss_beyond_doubt_takes_the_class_prior_back(
     residence: Residence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = small_model(**ADAPTING), few_classes()
-    lost = Estimate(Accuracy(0.6, 0.5, 0.5, 30, "validation"), Gain(-0.1, 0.05, 30))
+    lost = (Accuracy(0.6, 0.5, 0.5, 30, "validation"), Gain(-0.1, 0.05, 30))
     monkeypatch.setattr("knnper.client.install.estimate", lambda *_: lost)
     with open_served(residence, writable=False) as served:
         tuned = _tuned(model, data)
-        filled = Filled(served.store, tuned, len(data.train))
-        decided = decide(model, filled, data, took_part=False)
+        decided = decide(
+            model, served.store, tuned, len(data.train), data, took_part=False
+        )
 
     assert tuned.choice.class_prior == PRIOR
     assert decided.serving.tuned_on.overruled

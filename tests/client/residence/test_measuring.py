@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.client.install import FEWEST, Estimate, estimate, paired_gain
+from knnper.client.install import FEWEST, estimate, paired_gain
 from knnper.client.state import Accuracy, Gain
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
@@ -76,7 +76,7 @@ def test_the_gain_is_the_difference_of_the_accuracies(
 def test_the_neighbours_part_is_that_of_leaving_one_out() -> None:
     model, data = small_model(), site()
     store, fixed = filled(model, data), KnnSettings(knn_weights=(1.0,), num_neighbors=1)
-    found = estimate(model, store, torch.arange(50), fixed, "leave_one_out")
+    accuracy, _ = estimate(model, store, torch.arange(50), fixed, "leave_one_out")
 
     both = data.client_data().train_and_validation()
     embeddings = model.embed(both.images).double()
@@ -84,7 +84,7 @@ def test_the_neighbours_part_is_that_of_leaving_one_out() -> None:
     right = both.labels[distances.argmin(dim=1)] == both.labels
     alone = model.head(model.embed(both.images)).argmax(dim=1) == both.labels
     expected = float(right.double().mean())
-    assert found.accuracy == Accuracy(
+    assert accuracy == Accuracy(
         float(alone.double().mean()), expected, expected, 50, "leave_one_out"
     )
 
@@ -92,19 +92,20 @@ def test_the_neighbours_part_is_that_of_leaving_one_out() -> None:
 def test_only_the_examples_that_are_asked_for_are_measured() -> None:
     model, data = small_model(), site()
     positions = torch.arange(30, 50)
-    found = estimate(model, filled(model, data), positions, KnnSettings(), "validation")
-    assert found.accuracy.num_examples == 20
+    store = filled(model, data)
+    accuracy, _ = estimate(model, store, positions, KnnSettings(), "validation")
+    assert accuracy.num_examples == 20
     labels = data.validation.examples.labels
     alone = model.head(model.embed(data.validation.examples.images)).argmax(dim=1)
-    assert found.accuracy.global_model == float((alone == labels).double().mean())
+    assert accuracy.global_model == float((alone == labels).double().mean())
 
 
 def test_of_few_examples_nothing_is_said() -> None:
     model, data = small_model(), site()
     few = torch.arange(FEWEST - 1)
     found = estimate(model, filled(model, data), few, KnnSettings(), "leave_one_out")
-    assert found == Estimate(Accuracy(), Gain(num_examples=FEWEST - 1))
-    assert not found.is_loss
+    assert found == (Accuracy(), Gain(num_examples=FEWEST - 1))
+    assert not found[1].is_loss
 
 
 def test_the_choice_is_not_judged_by_what_it_was_made_on() -> None:
@@ -125,8 +126,8 @@ def test_the_choice_is_not_judged_by_what_it_was_made_on() -> None:
         new = NewExamples(model.embed(noise.images), noise.labels)
         nothing = NewExamples(new.embeddings[:0], new.labels[:0])
         tuned = remember(store, new, nothing, model.head, grid)
-        found = estimate(model, store, torch.arange(60), grid, "leave_one_out")
-        gains.append(found.gain.expected or 0.0)
+        _, gain = estimate(model, store, torch.arange(60), grid, "leave_one_out")
+        gains.append(gain.expected or 0.0)
         fooled.append(in_sample_gain(tuned, grid))
 
     assert np.mean(fooled) > 0.08
@@ -152,7 +153,7 @@ def test_where_the_memory_loses_the_global_model_is_served(tmp_path: Path) -> No
     labels = model.head(model.embed(images)).argmax(dim=1)
     train = NamedExamples(Examples(images, labels), drawn("train", 400).names)
     data = SiteData(train, drawn("validation", 0), drawn("test", 0), TASK)
-    serving = new_residence(tmp_path).install(model, data, took_part=False)
+    serving = new_residence(tmp_path).install(model, data, took_part=False).serving
 
     assert serving.knn_weight == 0.0
     assert serving.tuned_on.overruled
@@ -169,14 +170,14 @@ def test_who_took_part_is_measured_on_validation_only(
     tmp_path: Path, sizes: tuple[int, int, int], num_measured: int | None
 ) -> None:
     residence = new_residence(tmp_path)
-    serving = residence.install(small_model(), site(*sizes), took_part=True)
+    serving = residence.install(small_model(), site(*sizes), took_part=True).serving
     assert serving.accuracy.num_examples == num_measured
     assert serving.accuracy.measured_on == ("validation" if num_measured else None)
 
 
 def test_the_test_split_tells_the_accuracies(tmp_path: Path) -> None:
     model, data = small_model(knn_weights=[0.5]), site(30, 20, 15)
-    serving = new_residence(tmp_path).install(model, data, took_part=False)
+    serving = new_residence(tmp_path).install(model, data, took_part=False).serving
     test, key = data.test.examples, RandomKey(0).child("personalize", NAME)
     base = ModelPredictor(model.task, model.weights)
     predictor = memorize(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from knnper.client import install as decision
-from knnper.client.install import Estimate
 from knnper.client.state import Accuracy, Gain
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import ModelError
@@ -25,7 +24,7 @@ DATA = site(30, 20, 15)
 
 
 def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
-    decided = new_residence(tmp_path).install_and_test(MODEL, DATA, took_part=True)
+    decided = new_residence(tmp_path).install(MODEL, DATA, took_part=True)
     predictor = memorize(
         ModelPredictor(MODEL.task, MODEL.weights),
         MODEL.spec.num_classes,
@@ -34,40 +33,40 @@ def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
         RandomKey(MODEL.card.seed).child("personalize", NAME),
     )
     test = DATA.test.examples
-    assert decided.tested.mixed == evaluate(predictor, test)
+    assert decided.mixed == evaluate(predictor, test)
     alone = dataclasses.replace(predictor, knn_weight=0.0)
-    assert decided.tested.global_model == evaluate(alone, test)
+    assert decided.global_model == evaluate(alone, test)
     only = dataclasses.replace(predictor, knn_weight=1.0)
-    assert decided.tested.knn is not None
-    assert decided.tested.knn.num_correct == evaluate(only, test).num_correct
+    assert decided.knn is not None
+    assert decided.knn.num_correct == evaluate(only, test).num_correct
     assert decided.chosen == predictor.describe()
-    assert decided.serving.accuracy.mixed == decided.tested.mixed.accuracy
+    assert decided.serving.accuracy.mixed == decided.mixed.accuracy
 
 
 def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = Estimate(Accuracy(), Gain(-0.5, 0.1, 20))
+    loss = (Accuracy(), Gain(-0.5, 0.1, 20))
     monkeypatch.setattr(decision, "estimate", lambda *_: loss)
-    decided = new_residence(tmp_path).install_and_test(
+    decided = new_residence(tmp_path).install(
         small_model(knn_weights=[0.9]), DATA, took_part=True
     )
     assert decided.serving.tuned_on.overruled
     assert decided.chosen["knn_weight"] == decided.serving.knn_weight == 0
-    assert decided.tested.mixed == decided.tested.global_model
+    assert decided.mixed == decided.global_model
 
 
 def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
     residence = new_residence(tmp_path)
     residence.install(MODEL, DATA, took_part=True)
     fewer = dataclasses.replace(DATA, train=drawn("train", 10))
-    decided = residence.install_and_test(MODEL, fewer, took_part=True)
+    decided = residence.install(MODEL, fewer, took_part=True)
     assert decided.chosen["num_stored"] == 50
 
 
 def test_without_a_test_split_nothing_is_known(tmp_path: Path) -> None:
-    decided = new_residence(tmp_path).install_and_test(MODEL, site(), took_part=True)
-    assert decided.tested.mixed.num_examples == 0
+    decided = new_residence(tmp_path).install(MODEL, site(), took_part=True)
+    assert decided.mixed.num_examples == 0
     assert decided.serving.accuracy.measured_on == "validation"
 
 
@@ -76,7 +75,7 @@ def test_a_damaged_model_is_mended_by_installing_it_again(tmp_path: Path) -> Non
     residence.install(MODEL, DATA, took_part=True)
     folder = residence.places.model(MODEL.fingerprint)
     (folder / "model.json").write_text("{}")
-    with pytest.raises(ModelError, match="get it again: knnper onboard"):
+    with pytest.raises(ModelError, match="get it again: knnper site onboard"):
         residence.load(MODEL.fingerprint)
     residence.install(MODEL, DATA, took_part=True)
     assert residence.load(MODEL.fingerprint).fingerprint == MODEL.fingerprint

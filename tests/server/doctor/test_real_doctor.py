@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from knnper.client.doctor import Connection, Credentials, Trust
+from knnper.client.settings import read_client
 from knnper.server.link.doctor import server_checks
 from knnper.server.link.registration import census
 from knnper.server.link.setup import FederationFolder, Founding, add_client, found
@@ -36,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder
             ports.append(listening.getsockname()[1])
     found(place, Founding(["127.0.0.1"], *ports))
     add_client(place, "site-a", Address("127.0.0.1", ports[0]))
-    with _process("server", place.server_file, until="is ready"):
+    with _process("fed", "server", place.server_file, until="is ready"):
         yield place
 
 
@@ -62,9 +64,8 @@ def registration(place: FederationFolder, key: Path | None = None) -> Finding:
     assert trust.connection.gateway_answers().verdict is Verdict.OK
     assert trust.certificate_is_accepted().verdict is Verdict.OK
     key = key or client / "site-a.key"
-    return Credentials(
-        "site-a", key, server, client / "ca.crt", key.parent / "state"
-    ).key_is_registered()
+    own = replace(read_client(client / "client.yaml"), state=key.parent / "state")
+    return Credentials(own, key, client / "ca.crt").key_is_registered()
 
 
 def status(place: FederationFolder) -> str:
@@ -90,7 +91,7 @@ def test_a_second_node_and_the_first_is_not_disturbed(
 ) -> None:
     copied = shutil.copy(place.client("site-a") / "site-a.key", tmp_path)
     config = place.client("site-a") / "client.yaml"
-    with _process("client", "--config", config, until="in the federation of"):
+    with _process("fed", "client", config, until="in the federation of"):
         assert "its node runs" in registration(place).found
         second = registration(place, Path(copied))
         assert second.verdict is Verdict.PROBLEM
