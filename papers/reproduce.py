@@ -40,6 +40,7 @@ from knnper.simulation.batches.folder import (
     require_inputs,
     sign,
 )
+from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import (
     Comparison,
     Sweep,
@@ -47,17 +48,8 @@ from knnper.simulation.batches.plan import (
     read_sweep,
 )
 from knnper.simulation.batches.progress import Advance
-from knnper.simulation.batches.runner import folder_of
-from knnper.simulation.batches.tables import (
-    compare,
-    estimated,
-    num_runs,
-    num_steps,
-    run_sweep,
-    table_of,
-    write_comparison,
-    write_sweep,
-)
+from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
+from knnper.simulation.batches.tables import rows_of
 from knnper.simulation.reports.charts import Picture, as_svg
 from knnper.simulation.reports.report import (
     as_html,
@@ -207,7 +199,7 @@ def read_file(path: Path) -> File:
         message = f"found {found}, expected a key that tells its kind ({known})"
         raise ConfigError([Problem("document", message)], str(path))
     plan = _READERS[kind](path)
-    name = plan.settings.name if isinstance(plan, Sweep) else plan.name
+    name = plan.name
     return File(path, path.read_text(encoding="utf-8"), name, kind, plan)
 
 
@@ -274,10 +266,8 @@ def _experiments_of(plan: Plan) -> Iterator[Experiment]:
     match plan:
         case Experiment():
             yield plan
-        case Sweep():
+        case Sweep() | Comparison():
             yield from plan.experiments
-        case Comparison():
-            yield from (one.tuning for row in plan.rows for one in row.candidates)
         case FigurePlan(experiment=Experiment() as experiment):
             yield experiment
 
@@ -553,21 +543,13 @@ class Maker:
         folder, command = self.output / file.name, (*COMMAND, str(file.path))
         num_processes = self.num_workers or usable_cores()
         match file.plan:
-            case Sweep() as sweep:
-                with self.watcher.counting(num_steps(sweep), "steps") as advance:
-                    points = run_sweep(sweep, folder, num_processes, advance, command)
-                shown = write_sweep(sweep, points, estimated(points), folder)
-                runs = [path for one in points for path in one.runs.values()]
+            case (Sweep() | Comparison()) as plan:
+                with self.watcher.counting(num_steps(plan), "steps") as advance:
+                    rows = run_batch(plan, folder, num_processes, advance, command)
+                shown = write_batch(plan, rows, rows_of(plan, rows), folder)
+                runs = [path for one in rows for path in one.runs.values()]
                 averages = write_own_report(folder, runs, shown.remarks)
                 return shown if shown.charts else replace(shown, charts=averages)
-            case Comparison() as plan:
-                with self.watcher.counting(num_runs(plan), "runs") as advance:
-                    rows = compare(plan, folder, num_processes, advance, command)
-                table = table_of(rows, plan.reference)
-                shown = write_comparison(plan, rows, table, folder)
-                runs = [path for one in rows for path in one.runs.values()]
-                charts = write_own_report(folder, runs, shown.remarks)
-                return replace(shown, charts=charts)
             case Experiment() as experiment:
                 self._run(experiment, folder, command)
                 cells = as_cells(table_of_run(load_run(folder)))

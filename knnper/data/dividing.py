@@ -81,18 +81,10 @@ class FractionSettings(Settings):
 
 
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
-    """Return the split of each example.
+    """Return the split of each example, which depends on its name and the seed alone.
 
-    An example's split depends on its name and the settings alone, so it stays where it
-    is when others are added. Only where no example would be left to train on, the one
-    that comes nearest to it is trained on.
-
-    Parameters
-    ----------
-    names
-        Of the examples.
-    fractions
-        Of the splits; they are met on average.
+    So it stays where it is when others are added. Only where no example would be left
+    to train on, the one that comes nearest to it is trained on.
     """
     places = [_place(name, fractions.seed) for name in names]
     splits = [_split_at(place, fractions) for place in places]

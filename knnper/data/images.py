@@ -94,14 +94,7 @@ def read_image(
 
 @contextlib.contextmanager
 def open_image(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image, of which nothing is decoded yet.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, in this block either, or its pixels are grey ones of more
-        than 8 bits. Pillow itself scales colours of 16 bits to 8.
-    """
+    """Open an image, of which nothing is decoded yet."""
     try:
         with Image.open(path) as image:
             found = wide_pixels(image.mode)
@@ -118,10 +111,7 @@ def open_image(path: str | Path) -> Iterator[Image.Image]:
 
 
 def wide_pixels(mode: str) -> str | None:
-    """Return what pixels of more than 8 bits a mode of Pillow's has; None with others.
-
-    To convert them would cut them off at 255.
-    """
+    """Return what pixels of more than 8 bits a mode has, which would be cut off."""
     # The modes I;16B, I;16L and I;16N differ in the order of the bytes.
     return _WIDE_PIXELS.get(mode[:4])
 
@@ -218,24 +208,7 @@ def write_images(
     image_size: int | None,
     channels: int,
 ) -> None:
-    """Decode the files of each split, in their order; ``train`` has one at least.
-
-    Logs a warning where test images are copies of training images.
-
-    Parameters
-    ----------
-    image_size
-        Height and width that every image is resized to, in pixels; None keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
-
-    Raises
-    ------
-    DataError
-        If a split has no files, files cannot be read, or the sizes differ while they
-        are kept. The message names the files.
-    """
+    """Decode the files of each split, in their order; ``train`` has one at least."""
     first = paths["train"][0]
     width = height = image_size or 0
     if image_size is None:
@@ -306,10 +279,7 @@ class ClassFolders:
 
 
 def list_class_folders(root: Path) -> ClassFolders:
-    """Return the images in ``root``, without hidden files and those of other suffixes.
-
-    A `DataError` says that something lies where it does not belong.
-    """
+    """Return the images in ``root``, without hidden files and other suffixes."""
     suffixes = Image.registered_extensions()
 
     def is_image(entry: os.DirEntry[str]) -> bool:
@@ -415,16 +385,7 @@ class ImageFolderSettings(Settings):
 
 
 def load_image_folder(settings: ImageFolderSettings) -> Dataset:
-    """Return the images below ``settings.root``; the classes are those of ``train``.
-
-    Hidden files are left out.
-
-    Raises
-    ------
-    DataError
-        If the folder is not laid out as expected, images cannot be read, or the sizes
-        differ while ``image_size`` is null. The message names the files.
-    """
+    """Return the images below ``settings.root``; the classes are those of ``train``."""
     root = Path(settings.root).expanduser().absolute()
     class_names = _folder_names(root / "train", _LAYOUT)
     unknown = sorted(set(_folder_names(root / "test", _LAYOUT)) - set(class_names))
@@ -519,18 +480,7 @@ class DomainFolderSettings(Settings):
 
 
 def load_domain_folder(settings: DomainFolderSettings) -> Dataset:
-    """Return the images below ``settings.root`` with the domain that each is from.
-
-    The classes are those of all domains together; a domain need not have all of them.
-    Hidden files are left out.
-
-    Raises
-    ------
-    DataError
-        If the folder is not laid out as expected, a domain is called as a split is,
-        images cannot be read, or the sizes differ while ``image_size`` is null. The
-        message names the files.
-    """
+    """Return the images below ``settings.root`` with the domain that each is from."""
     root = Path(settings.root).expanduser().absolute()
     domains = _folder_names(root, _DOMAIN_LAYOUT, "domain")
     if not domains:
@@ -680,14 +630,7 @@ def collect_image_folder(
     base: Path,
     task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
 ) -> Collected:
-    """Return the images in a folder; their names are their paths in it.
-
-    Raises
-    ------
-    DataError
-        If there is no such folder, it holds no images, or something lies where it does
-        not belong.
-    """
+    """Return the images in a folder; their names are their paths in it."""
     root = place_of(base, settings.path)
     if not root.is_dir():
         raise DataError(

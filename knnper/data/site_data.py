@@ -134,21 +134,7 @@ def sites_settings(task: SiteTask) -> SitesSettings:
 
 
 def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
-    """Return the task that an exported model's description holds.
-
-    Parameters
-    ----------
-    document
-        Plain values with the keys ``spec`` (as `InputSpec`), ``class_names`` and
-        optionally ``feature_names``; others are left alone.
-    source
-        Where it is from; named in errors.
-
-    Raises
-    ------
-    DataError
-        If a key is missing or holds something else.
-    """
+    """Return the task that an exported model's description holds: `_TASK_KEYS`."""
     known = {key: document[key] for key in _TASK_KEYS if key in document}
     try:
         task = TypeAdapter(SiteTask).validate_python(known)
@@ -177,15 +163,7 @@ def _require_unique(what: str, names: Sequence[str]) -> None:
 
 
 def place_of(base: Path, path: str) -> Path:
-    """Return where ``path`` leads from the folder ``base``, with no way back in it.
-
-    Parameters
-    ----------
-    base
-        Where a relative path starts.
-    path
-        As in a client's file; ``~`` is the home of its owner.
-    """
+    """Return where ``path`` leads from the folder ``base``, with no way back in it."""
     given = base / Path(path).expanduser()
     short = Path(os.path.normpath(given))
     # From behind a symbolic link, .. leads elsewhere.
@@ -448,13 +426,7 @@ def _shown(shape: Sequence[object]) -> str:
 
 
 def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
-    """Return ``texts``, each of which says a split.
-
-    Raises
-    ------
-    DataError
-        With the first one that does not, and their number.
-    """
+    """Return ``texts``, each of which says a split."""
     wrong = Counter(text for text in texts if text not in SPLITS)
     if wrong:
         text, count = wrong.most_common(1)[0]

@@ -88,23 +88,7 @@ class OfficialFiles:
 
 @contextlib.contextmanager
 def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
-    """Yield a root where torchvision finds the files; nothing in ``root`` is changed.
-
-    Parameters
-    ----------
-    files
-        Of a data set.
-    root
-        The folder that the user named. The files may be in torchvision's place below
-        it, in ``raw`` or in itself, packed or not.
-
-    Raises
-    ------
-    MissingFilesError
-        If one is nowhere; with the places, and what to download.
-    DataError
-        If one is damaged, or that of another data set.
-    """
+    """Yield a root where torchvision finds the files; ``root`` is not changed."""
     if all((root / files.folder / name).is_file() for name in files.names):
         yield root
         return
@@ -245,46 +229,22 @@ class EmnistSettings(DownloadSettings):
 
 
 def load_cifar10(settings: DownloadSettings) -> Dataset:
-    """Return CIFAR-10: 50,000 and 10,000 images of shape (32, 32, 3), ten classes.
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    """Return CIFAR-10: 50,000 and 10,000 images of shape (32, 32, 3), ten classes."""
     return _load("cifar10", "CIFAR10", settings)
 
 
 def load_cifar100(settings: DownloadSettings) -> Dataset:
-    """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3).
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3)."""
     return _load("cifar100", "CIFAR100", settings, coarse_of=COARSE_OF)
 
 
 def load_fashion_mnist(settings: DownloadSettings) -> Dataset:
-    """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1).
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1)."""
     return _load("fashion_mnist", "FashionMNIST", settings)
 
 
 def load_emnist(settings: EmnistSettings) -> Dataset:
-    """Return one of EMNIST's data sets, images upright, of shape (28, 28, 1).
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    """Return one of EMNIST's data sets, images upright, of shape (28, 28, 1)."""
 
     def build(writer: EntryWriter) -> Contents:
         # The official files hold the images mirrored along the diagonal.

@@ -97,14 +97,6 @@ def load_user_csv(settings: UserCsvSettings) -> Dataset:
     Visual Classification with Real-World Data Distribution", ECCV 2020. The classes are
     those of ``train``, in the order of their names, or of their numbers where all are
     whole numbers.
-
-    Raises
-    ------
-    DataError
-        If a list cannot be read, lacks a column or a value or has one too many, or
-        names an image that is not there; if two lines name one image; if test images
-        have classes that no training image has; if an image cannot be read, or the
-        sizes differ while ``image_size`` is null.
     """
     listed = _read(settings.train, settings, needs_user=True)
     class_names = values_in_order(row.class_name for row in listed)

@@ -26,8 +26,8 @@ from tests.papers.small_files import (
     without_data,
     write,
 )
+from tests.simulation.batches.small_sweep import in_this_process
 from tests.simulation.reporting.parsed_page import Page
-from tests.simulation.sweep.small_sweep import in_this_process
 
 NAMES = ["weak-and-strong", "lost", "neighbors", "methods", "base", "shift"]
 
@@ -58,7 +58,7 @@ class Reproduced:
 @pytest.fixture(autouse=True, scope="module")
 def here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        place = "knnper.simulation.batches.tables.play_side_by_side"
+        place = "knnper.simulation.batches.runner.run_in_workers"
         patch.setattr(place, in_this_process)
         yield
 

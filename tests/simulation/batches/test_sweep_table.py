@@ -14,21 +14,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 
 from knnper.errors import RunError
+from knnper.simulation.batches.outputs import best_points, chosen_sweep, write_batch
 from knnper.simulation.batches.plan import TERMS, Sweep, read_sweep
-from knnper.simulation.batches.tables import (
-    COLUMNS,
-    PointFigures,
-    RunningOutcome,
-    best_points,
-    chosen_sweep,
-    csv_text,
-    plot_of,
-    table_as_cells,
-    table_as_csv,
-    write_sweep,
-)
+from knnper.simulation.batches.plot import plot_of
+from knnper.simulation.batches.runner import Outcome
+from knnper.simulation.batches.tables import COLUMNS, Row, csv_of, csv_text, table_of
 from knnper.simulation.reports.runs import estimate
-from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, read
+from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
 
 RATE = "training.learning_rate"
 # t of 2 degrees of freedom at 97.5 %, from a table.
@@ -39,16 +31,21 @@ def row(
     values: Mapping[str, Any],
     figures: Mapping[str, Sequence[float | None]],
     variant: str = "alone",
-) -> PointFigures:
+) -> Row:
     estimates = {column: estimate(figures.get(column, ())) for column in COLUMNS}
-    return PointFigures(variant, variant.upper(), values, 3, 0, estimates)
+    return Row(variant, variant.upper(), values, 3, 0, estimates)
 
 
-def rows(*accuracies: Sequence[float | None], **others: Any) -> list[PointFigures]:
+def rows(*accuracies: Sequence[float | None], **others: Any) -> list[Row]:
     return [
         row({NEIGHBORS: place}, {"seen.accuracy_weighted": accuracy, **others})
         for place, accuracy in zip((1, 5), accuracies, strict=False)
     ]
+
+
+def cells(sweep: Sweep, found: Sequence[Row]) -> list[list[str]]:
+    table = table_of(sweep, found)
+    return [list(table.header), *map(list, table.rows)]
 
 
 class TestTable:
@@ -56,7 +53,7 @@ class TestTable:
 
     def test_the_interval_is_students(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, seeds=[0, 1, 2])
-        _, one, _ = table_as_cells(rows([0.5, 0.6, 0.7], [0.5]), sweep.settings)
+        _, one, _ = cells(sweep, rows([0.5, 0.6, 0.7], [0.5]))
         # Mean 0.6, s = 0.1, half width t · 0.1 / √3 = 0.2484.
         half = T2 * 0.1 / 3**0.5
         assert half == pytest.approx(0.2484, abs=1e-4)
@@ -64,33 +61,33 @@ class TestTable:
 
     def test_the_interval_ends_where_fractions_end(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, seeds=[0, 1])
-        _, high, low = table_as_cells(rows([0.8, 0.9], [0.1, 0.2]), sweep.settings)
+        _, high, low = cells(sweep, rows([0.8, 0.9], [0.1, 0.2]))
         # t = 12.7 with one degree of freedom: the half width is 63.5 points.
         assert [high[3], low[3]] == ["21.5 to 100.0", "0.0 to 78.5"]
 
     def test_of_one_seed_there_is_no_interval(self, tmp_path: Path) -> None:
-        cells = table_as_cells(rows([0.5], [0.25]), read(tmp_path).settings)
-        assert [line[1:4] for line in cells[1:]] == [
+        lines = cells(read(tmp_path), rows([0.5], [0.25]))
+        assert [line[1:4] for line in lines[1:]] == [
             ["50.0", "-", "-"],
             ["25.0", "-", "-"],
         ]
 
     def test_the_header_names_what_is_varied(self, tmp_path: Path) -> None:
-        header, one = table_as_cells(rows([0.5]), read(tmp_path).settings)
+        header, one = cells(read(tmp_path), rows([0.5]))
         assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
         assert one[:3] == ["1", "50.0", "-"]
 
     def test_a_setting_without_a_word_keeps_its_key(self, tmp_path: Path) -> None:
         key = "model.embedding_dim"
         sweep = read(tmp_path, vary={key: [4]})
-        header, _ = table_as_cells([row({key: 4}, {})], sweep.settings)
+        header, _ = cells(sweep, [row({key: 4}, {})])
         assert header[0] == key
 
     def test_no_two_settings_have_one_word(self) -> None:
         assert len(set(TERMS.values())) == len(TERMS)
 
     def test_the_csv_has_every_figure(self, tmp_path: Path) -> None:
-        text = table_as_csv(rows([0.5, 0.6, 0.7]), read(tmp_path).settings)
+        text = csv_of(read(tmp_path), [], rows([0.5, 0.6, 0.7]))
         (found,) = csv.DictReader(io.StringIO(text))
         assert found[NEIGHBORS] == "1"
         assert float(found["seen.accuracy_weighted"]) == pytest.approx(0.6)
@@ -104,9 +101,9 @@ class TestTable:
     ) -> None:
         sweep = read(tmp_path, y="global.log_loss", group="unseen")
         one = row({NEIGHBORS: 1}, {"unseen.global.log_loss": [0.25]})
-        header, cells = table_as_cells([one], sweep.settings)
+        header, line = cells(sweep, [one])
         assert header[1] == "global model's log-loss"
-        assert cells[1] == "0.25"
+        assert line[1] == "0.25"
 
     def test_a_row_of_a_failed_run_has_empty_cells(self) -> None:
         text = csv_text([{"seed": 1}, {"seed": 2, "figure": 0.5, "list": [1]}])
@@ -116,7 +113,7 @@ class TestTable:
 class TestPlot:
     """What is drawn is what the rows say."""
 
-    def axes(self, sweep: Sweep, found: Sequence[PointFigures]) -> Axes:
+    def axes(self, sweep: Sweep, found: Sequence[Row]) -> Axes:
         figure = plot_of(found, sweep.settings)
         assert figure is not None
         (axes,) = figure.axes
@@ -139,8 +136,8 @@ class TestPlot:
 
     def test_the_title_names_the_axis(self, tmp_path: Path) -> None:
         sweep = read(tmp_path, x=NEIGHBORS)
-        outcomes = [RunningOutcome(point, {}, {}) for point in sweep.points]
-        shown = write_sweep(sweep, outcomes, rows([0.5], [0.6]), tmp_path)
+        outcomes = [Outcome(point, {}, {}) for point in sweep.points]
+        shown = write_batch(sweep, outcomes, rows([0.5], [0.6]), tmp_path)
         (chart,) = shown.charts
         assert chart.title.startswith("Accuracy of seen clients by k;")
 

@@ -1,18 +1,18 @@
-"""Families that are played in no time, and one that no process survives."""
+"""Families that are made in no time, and one that no process survives."""
 
 import os
 import signal
 import time
 from dataclasses import dataclass
 
-from knnper.simulation.batches.runner import Event, Step, Tell
+from knnper.simulation.batches.family import Event, Step, Tell
 
 
 @dataclass(frozen=True)
 class Doomed:
     """Stands in for a family; needs no import that takes seconds."""
 
-    orders: tuple[str, ...] = ("run",)
+    runs: tuple[str, ...] = ("run",)
 
 
 def die(family: Doomed, tell: object) -> None:

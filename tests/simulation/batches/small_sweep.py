@@ -1,12 +1,13 @@
-"""Sweeps on digits, small enough for seconds."""
+"""Sweeps on digits, small enough for seconds, made without worker processes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from knnper.loading import dump_yaml
+from knnper.simulation.batches.family import Event, Family, make_runs
 from knnper.simulation.batches.plan import Sweep, read_sweep
-from knnper.simulation.batches.runner import Event, Family, Told, play
+from knnper.simulation.batches.progress import Told
 
 PARTITION = {
     "name": "dirichlet",
@@ -21,6 +22,7 @@ BASE: dict[str, Any] = {
     "training": {"num_rounds": 2, "batch_size": 16, "learning_rate": 0.1},
     "method": {"name": "knn_per"},
 }
+WORKERS = "knnper.simulation.batches.runner.run_in_workers"
 NEIGHBORS = "personalization.num_neighbors"
 FRACTION = "partition.unseen_train_fraction"
 
@@ -44,8 +46,17 @@ def read(folder: Path, *overrides: str, **changes: Any) -> Sweep:
 def in_this_process(
     families: Sequence[Family], num_workers: int
 ) -> Iterator[Sequence[Told]]:
-    """Stand in for `play_side_by_side`, whose processes take seconds to start."""
+    """Stand in for `run_in_workers`, whose processes take seconds to start."""
     for number, family in enumerate(families):
         events = list[Event]()
-        play(family, events.append)
+        make_runs(family, events.append)
         yield [(number, event) for event in events]
+
+
+def ignore(progress: object) -> None:
+    """Want to know nothing of how a batch gets on."""
+
+
+def rounds(made: Sequence[tuple[Path, int]]) -> list[int]:
+    """Return how many rounds each run had when it was made."""
+    return [number for _, number in made]

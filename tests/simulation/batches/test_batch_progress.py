@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from knnper.simulation.batches.progress import Tracker
-from knnper.simulation.batches.runner import (
-    Event,
-    Family,
-    Order,
-    Step,
-    TellingObserver,
-    Told,
-)
+from knnper.simulation.batches.family import Event, Family, Step, TellingObserver
+from knnper.simulation.batches.progress import Told, Tracker
 
 ROUNDS = 10
 
@@ -33,7 +26,7 @@ class Work:
     @property
     def seconds(self) -> float:
         """In all."""
-        return ROUNDS * self.round_s + len(self.family.orders) * self.hand_over_s
+        return ROUNDS * self.round_s + len(self.family.runs) * self.hand_over_s
 
 
 def work(
@@ -44,22 +37,20 @@ def work(
     num_runs: int = 1,
     **settings: Any,
 ) -> Work:
-    def order(place: int) -> Order:
-        document = {
-            "training": settings,
-            "personalization": {"k": place},
-            "run": {"seed": name},
-        }
-        return Order(json.dumps(document), folder / name / str(place))
+    def document(place: int) -> str:
+        personalization, run = {"k": place}, {"seed": name}
+        return json.dumps(
+            {"training": settings, "personalization": personalization, "run": run}
+        )
 
-    orders = tuple(map(order, range(num_runs)))
-    return Work(Family(orders, ROUNDS, ()), round_s, hand_over_s)
+    runs = {folder / name / str(place): document(place) for place in range(num_runs)}
+    return Work(Family(runs, ROUNDS, ()), round_s, hand_over_s)
 
 
 def played(number: int, one: Work, start: float) -> Iterator[tuple[float, Told]]:
     """Yield what a worker tells that plays a family from a moment on."""
     now = start
-    for place in range(len(one.family.orders)):
+    for place in range(len(one.family.runs)):
         yield now, (number, Event(Step.BEGAN, now, place))
         first = 1 if place == 0 else ROUNDS + 1
         yield now, (number, Event(Step.TRAINS, now, ROUNDS, first))
@@ -226,7 +217,7 @@ def test_an_observer_tells_its_steps() -> None:
 
 def test_what_was_made_before_tells_how_long_it_takes(tmp_path: Path) -> None:
     works = [work(tmp_path, name, 1.0, 2.0) for name in ("made", "missing")]
-    made = works[0].family.orders[0].folder
+    made = next(iter(works[0].family.runs))
     made.mkdir(parents=True)
     training = {"num_rounds": ROUNDS, "seconds": 20.0, "personalization_seconds": 7.0}
     (made / "results.json").write_text(json.dumps({"training": training}))

@@ -16,7 +16,7 @@ from knnper.simulation.batches.plan import (
     drawn,
     read_sweep,
 )
-from tests.simulation.sweep.small_sweep import BASE, FRACTION, NEIGHBORS, read
+from tests.simulation.batches.small_sweep import BASE, FRACTION, NEIGHBORS, read
 
 RATE = "training.learning_rate"
 
@@ -291,7 +291,7 @@ def test_an_override_must_leave_the_sweep_one(
 
 def test_an_override_inside_a_varied_section_is_not_lost(tmp_path: Path) -> None:
     vary = {"training": [{"num_rounds": 2}, {"num_rounds": 3}]}
-    message = f"override {RATE}: is varied with training: an override would"
+    message = f"override {RATE}: is varied too with training"
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, f"{RATE}=0.9", vary=vary)
 

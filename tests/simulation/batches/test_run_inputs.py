@@ -25,22 +25,12 @@ from knnper.simulation.batches.folder import (
     require_inputs,
 )
 from knnper.simulation.batches.plan import Sweep
-from knnper.simulation.batches.tables import run_sweep
+from knnper.simulation.batches.runner import run_batch
 from knnper.simulation.partition.split import Partition
 from knnper.simulation.workbench import deal
-from tests.simulation.sweep.small_sweep import BASE, NEIGHBORS, in_this_process, read
+from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, ignore, read
 
 MADE = Inputs("d" * 64, None, "s" * 64)
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "knnper.simulation.batches.tables.play_side_by_side"
-    monkeypatch.setattr(where, in_this_process)
-
-
-def ignore(progress: object) -> None:
-    """Want to know nothing of how a sweep gets on."""
 
 
 def rows(path: Path, first: str) -> None:
@@ -60,13 +50,13 @@ def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     file, folder = tmp_path / "rows.csv", tmp_path / "out"
     rows(file, "0.0")
-    first = run_sweep(on_table(tmp_path, 1), folder, 1, ignore)
+    first = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
     rows(file, "0.5")
     for neighbors in ((1,), (1, 3)):  # shown again, and taken over
         with pytest.raises(RunError, match="the data set is not what it was when the"):
-            run_sweep(on_table(tmp_path, *neighbors), folder, 1, ignore)
+            run_batch(on_table(tmp_path, *neighbors), folder, 1, ignore)
     rows(file, "0.0")
-    again = run_sweep(on_table(tmp_path, 1), folder, 1, ignore)
+    again = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
     assert [one.runs for one in again] == [one.runs for one in first]
 
 
@@ -77,19 +67,19 @@ def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
     save_file(model.named(model.read()), file)
     base = {**BASE, "model": {**BASE["model"], "weights": str(file)}}
     sweep = read(tmp_path, base=base, vary={}, seeds=[1])
-    run_sweep(sweep, tmp_path / "out", 1, ignore)
+    run_batch(sweep, tmp_path / "out", 1, ignore)
 
     changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
     save_file(changed, file)
     with pytest.raises(RunError, match="the file of weights is not what it was"):
-        run_sweep(sweep, tmp_path / "out", 1, ignore)
+        run_batch(sweep, tmp_path / "out", 1, ignore)
 
 
 def test_runs_of_another_split_are_refused_although_they_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = read(tmp_path, base=BASE, vary={NEIGHBORS: [1, 3]}, seeds=[1])
-    first = run_sweep(sweep, tmp_path / "out", 1, ignore)
+    first = run_batch(sweep, tmp_path / "out", 1, ignore)
     dealt: list[Experiment] = []
 
     def deal_with(seed: int, experiment: Experiment, dataset: Dataset) -> Partition:
@@ -99,9 +89,9 @@ def test_runs_of_another_split_are_refused_although_they_ended(
 
     monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 2))
     with pytest.raises(RunError, match="the split is not what it was when the run in"):
-        run_sweep(sweep, tmp_path / "out", 1, ignore)
+        run_batch(sweep, tmp_path / "out", 1, ignore)
     monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 1))
-    again = run_sweep(sweep, tmp_path / "out", 1, ignore)
+    again = run_batch(sweep, tmp_path / "out", 1, ignore)
     assert [one.runs for one in again] == [one.runs for one in first]
     assert len(dealt) == 2  # once a call, since both runs have the same split
 

@@ -7,33 +7,24 @@ from typing import Any
 
 import pytest
 
-import knnper.simulation.batches.runner as playing
+import knnper.simulation.batches.family as family_runs
 from knnper.errors import CheckpointError, RunError
 from knnper.server.observer import SilentObserver
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import Inputs, keep_inputs, sign
 from knnper.simulation.batches.plan import Sweep
-from knnper.simulation.batches.tables import RunningOutcome, run_rows, run_sweep
+from knnper.simulation.batches.runner import Outcome, run_batch
+from knnper.simulation.batches.tables import run_rows
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import open_workbench
-from tests.simulation.sweep.small_sweep import NEIGHBORS, in_this_process, read
+from tests.simulation.batches.small_sweep import NEIGHBORS, ignore, read, rounds
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "knnper.simulation.batches.tables.play_side_by_side"
-    monkeypatch.setattr(where, in_this_process)
+def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[Outcome]:
+    return run_batch(sweep, folder, 1, ignore, earlier=earlier)
 
 
-def ignore(progress: object) -> None:
-    """Want to know nothing of how a sweep gets on."""
-
-
-def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[RunningOutcome]:
-    return run_sweep(sweep, folder, 1, ignore, earlier=earlier)
-
-
-def figures(outcomes: Sequence[RunningOutcome]) -> list[dict[str, Any]]:
+def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [dict(row) for row in run_rows(outcomes)]
 
 
@@ -65,22 +56,22 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_its_training_is_not_made_again(
-    sweep: Sweep, earlier: Path, tmp_path: Path, made: list[int]
+    sweep: Sweep, earlier: Path, tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
     expected = figures(swept(sweep, tmp_path / "anew"))
     before = content(earlier)
     made.clear()
     found = swept(sweep, tmp_path / "out", earlier)
-    assert made == [2, 2]
+    assert rounds(made) == [2, 2]
     assert figures(found) == expected
     assert content(earlier) == before
 
 
 def test_others_of_the_sweep_are_trained(
-    earlier: Path, tmp_path: Path, made: list[int]
+    earlier: Path, tmp_path: Path, made: list[tuple[Path, int]]
 ) -> None:
     swept(read(tmp_path, seeds=[1, 2]), tmp_path / "out", earlier)
-    assert made == [2, 2, 0, 2]
+    assert rounds(made) == [2, 2, 0, 2]
 
 
 def test_a_run_that_was_trained_otherwise_is_refused(
@@ -188,7 +179,7 @@ def test_it_takes_the_place_of_rounds_that_were_begun(
     sweep: Sweep,
     earlier: Path,
     tmp_path: Path,
-    made: list[int],
+    made: list[tuple[Path, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = figures(swept(sweep, tmp_path / "anew"))
@@ -200,12 +191,12 @@ def test_it_takes_the_place_of_rounds_that_were_begun(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(playing, "simulate", interrupted)
+        patch.setattr(family_runs, "simulate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             swept(sweep, tmp_path / "out")
     made.clear()
     assert figures(swept(sweep, tmp_path / "out", earlier)) == expected
-    assert made == [2, 2]
+    assert rounds(made) == [2, 2]
 
 
 def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
@@ -228,13 +219,13 @@ class TestStatesOfClients:
         return read(tmp_path, seeds=[1], vary={}, set=settings)
 
     def test_they_are_taken_over(
-        self, ditto: Sweep, tmp_path: Path, made: list[int]
+        self, ditto: Sweep, tmp_path: Path, made: list[tuple[Path, int]]
     ) -> None:
         expected = figures(swept(ditto, tmp_path / "anew"))
         earlier = trained(ditto, tmp_path)
         made.clear()
         assert figures(swept(ditto, tmp_path / "out", earlier)) == expected
-        assert made == [2]
+        assert rounds(made) == [2]
 
     def test_without_them_the_run_is_refused(
         self, ditto: Sweep, tmp_path: Path

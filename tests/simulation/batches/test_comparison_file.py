@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError
+from knnper.experiment import Experiment
 from knnper.loading import dump_yaml
-from knnper.simulation.batches.plan import Comparison, read_comparison
-from knnper.simulation.batches.runner import key_of
+from knnper.simulation.batches.plan import Comparison, Point, read_comparison
+from knnper.simulation.batches.runner import folder_of
 
 PARTITION = {"name": "iid", "num_clients": 4}
 BASE = {
@@ -38,18 +39,27 @@ def read(tmp_path: Path, *overrides: str, **changes: Any) -> Comparison:
     return read_comparison(path, overrides)
 
 
+def rows_of(tmp_path: Path, *overrides: str, **changes: Any) -> list[list[Point]]:
+    return list(read(tmp_path, *overrides, **changes).variants.values())
+
+
+def tuning_of(point: Point) -> Experiment:
+    assert point.tuning is not None
+    return point.tuning
+
+
 def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
     grid = {"personalization.num_epochs": [1, 3]}
     rows = {
         "mean": {"method": {"name": "fedavg"}},
         "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
     }
-    mean, tuned = read(tmp_path, rows=rows).rows
-    assert [dict(one.values) for one in mean.candidates] == [
+    mean, tuned = rows_of(tmp_path, rows=rows)
+    assert [dict(one.values) for one in mean] == [
         {"training.learning_rate": 0.1},
         {"training.learning_rate": 0.01},
     ]
-    assert [tuple(one.values.values()) for one in tuned.candidates] == [
+    assert [tuple(one.values.values()) for one in tuned] == [
         (0.1, 1),
         (0.1, 3),
         (0.01, 1),
@@ -58,28 +68,25 @@ def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> 
 
 
 def test_candidates_are_experiments(tmp_path: Path) -> None:
-    (row,) = read(tmp_path, "training.batch_size=8").rows
-    candidate = row.candidates[1]
-    assert candidate.tuning.training.learning_rate == 0.01
-    assert candidate.tuning.training.batch_size == 8
-    assert candidate.tuning.run.seed == 7
-    assert candidate.tuning.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+    (points,) = rows_of(tmp_path, "training.batch_size=8")
+    point = points[1]
+    assert tuning_of(point).training.learning_rate == 0.01
+    assert tuning_of(point).training.batch_size == 8
+    assert tuning_of(point).run.seed == 7
+    assert tuning_of(point).partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
     for seed in (5, 6):
-        experiment = candidate.tested(seed)
+        experiment = point.runs[seed]
         assert experiment.run.seed == seed
         assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
         assert experiment.run.engine == "serial"
-    folders = {
-        key_of(candidate.tuning),
-        *(key_of(candidate.tested(seed)) for seed in (5, 6)),
-    }
-    assert len(folders) == 3
+    experiments = [point.tuning, *point.runs.values()]
+    assert len({folder_of(one, tmp_path) for one in experiments if one}) == 3
 
 
 def test_the_tuning_may_train_less(tmp_path: Path) -> None:
     shorter = {"training.num_rounds": 1, "training.momentum": 0.5}
-    (row,) = read(tmp_path, tuning_set=shorter).rows
-    tuning, tested = row.candidates[1].tuning, row.candidates[1].tested(5)
+    (points,) = rows_of(tmp_path, tuning_set=shorter)
+    tuning, tested = tuning_of(points[1]), points[1].runs[5]
     assert (tuning.training.num_rounds, tuning.training.momentum) == (1, 0.5)
     assert (tested.training.num_rounds, tested.training.momentum) == (2, 0.0)
     assert tuning.training.learning_rate == tested.training.learning_rate == 0.01
@@ -87,20 +94,20 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
 
 def test_an_override_goes_before_what_differs_in_the_tuning(tmp_path: Path) -> None:
     shorter = {"training.num_rounds": 1}
-    (row,) = read(tmp_path, "training.num_rounds=4", tuning_set=shorter).rows
-    candidate = row.candidates[0]
-    assert candidate.tuning.training.num_rounds == 4
-    assert candidate.tested(5).training.num_rounds == 4
+    (points,) = rows_of(tmp_path, "training.num_rounds=4", tuning_set=shorter)
+    point = points[0]
+    assert tuning_of(point).training.num_rounds == 4
+    assert point.runs[5].training.num_rounds == 4
 
 
 def test_an_empty_list_takes_a_key_out(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": []}}
     }
-    (row,) = read(tmp_path, rows=rows).rows
-    (candidate,) = row.candidates
-    assert candidate.values == {}
-    assert candidate.tuning.training.learning_rate == 0.03
+    (points,) = rows_of(tmp_path, rows=rows)
+    (point,) = points
+    assert point.values == {}
+    assert tuning_of(point).training.learning_rate == 0.03
 
 
 def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
@@ -108,7 +115,7 @@ def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
         "mean": {"method": {"name": "fedem"}, "personalization": {"name": "knn"}},
         "own": {"method": {"name": "fedavg"}, "title": "The mean"},
     }
-    titles = [row.title for row in read(tmp_path, rows=rows).rows]
+    titles = [row[0].title for row in rows_of(tmp_path, rows=rows)]
     assert titles == ["FedEM + kNN", "The mean"]
 
 
@@ -118,18 +125,21 @@ def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
         "named": {"method": {"name": "fedem"}, "title": "Three models"},
         "tuned": {"method": {"name": "fedavg"}, "personalization": {"name": "protonn"}},
     }
-    found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
-    assert [row.name for row in found] == [*rows, "mean-knn", "named-knn"]
-    assert [row.title for row in found[-2:]] == ["FedAvg + kNN", "Three models + kNN"]
-    assert len(found[-2].candidates) == 4
-    assert found[-2].candidates[0].tuning.personalization.name == "knn"
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == [*rows, "mean-knn", "named-knn"]
+    assert [row[0].title for row in found[-2:]] == [
+        "FedAvg + kNN",
+        "Three models + kNN",
+    ]
+    assert len(found[-2]) == 4
+    assert tuning_of(found[-2][0]).personalization.name == "knn"
 
 
 def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
     rows = {"mean": {"method": {"name": "fedavg"}, "training": {"momentum": 0.5}}}
-    (row,) = read(tmp_path, rows=rows).rows
-    assert row.candidates[0].tuning.training.momentum == 0.5
-    assert row.candidates[0].tuning.training.batch_size == 16
+    (points,) = rows_of(tmp_path, rows=rows)
+    assert tuning_of(points[0]).training.momentum == 0.5
+    assert tuning_of(points[0]).training.batch_size == 16
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,7 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ({"tuning_set": {"run.seed": 1}}, "tuning_set run.seed: the comparison itself"),
         (
             {"tuning_set": {"training.learning_rate": 0.5}},
-            "tuning_set training.learning_rate: is in a grid",
+            "tuning_set training.learning_rate: is varied too",
         ),
         ({"tuning_set": {"training.rounds": 1}}, "rows.mean: training.rounds: unknown"),
         ({"base": {**BASE, "method": {"name": "fedavg"}}}, "base.method: unknown"),
@@ -157,12 +167,12 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ),
         ({"seeds": [0, 0, 1]}, r"seeds: found \[0, 0, 1\], expected each one once"),
         (
-            {"tuning_set": {"training": {"num_rounds": 1}}},
-            "tuning_set training: is in a grid with training.learning_rate: its",
+            {"tuning_set": {"training": {"learning_rate": 1}}},
+            "tuning_set training.learning_rate: is varied too; take one of the two out",
         ),
         (
             {"grid": {"training": [{}]}, "tuning_set": {"training.num_rounds": 1}},
-            "tuning_set training.num_rounds: is in a grid with training: its",
+            "tuning_set training.num_rounds: is varied too with training; take",
         ),
         (
             {"grid": {"training": [{}], "training.momentum": [0.0, 0.5]}},
@@ -208,8 +218,8 @@ def test_what_is_wrong_is_said(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.learning_rate=0.5", "override training.learning_rate: is in a grid"),
-        ("training={num_rounds: 3}", "override training: is in a grid with training.l"),
+        ("training.learning_rate=0.5", "override training.learning_rate: is varied"),
+        ("training={learning_rate: 3}", "override training.learning_rate: is varied"),
         ("partition.validation_fraction=0", "validation_fraction: found 0, expected"),
         ("name=other", "override name: the comparison itself"),
         ("run={seed: 3}", "override run.seed: the comparison itself"),
@@ -227,15 +237,15 @@ def test_an_override_must_leave_the_comparison_one(
 
 def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [0.1]}
-    (row,) = read(tmp_path, "partition.validation_fraction=0", grid=grid).rows
-    tested = row.candidates[0].tested(5).partition.settings
+    (points,) = rows_of(tmp_path, "partition.validation_fraction=0", grid=grid)
+    tested = points[0].runs[5].partition.settings
     assert tested.validation_fraction == 0  # type: ignore[attr-defined]
 
 
 def test_tested_runs_read_the_test_split_whatever_the_base_says(tmp_path: Path) -> None:
     partition = {**PARTITION, "evaluate_on": "validation"}
-    (row,) = read(tmp_path, base={**BASE, "partition": partition}).rows
-    tested = row.candidates[0].tested(5).partition.settings
+    (points,) = rows_of(tmp_path, base={**BASE, "partition": partition})
+    tested = points[0].runs[5].partition.settings
     assert tested.evaluate_on == "test"  # type: ignore[attr-defined]
 
 
@@ -249,8 +259,8 @@ def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
             "title": "FedAvg of 8",
         },
     }
-    found = read(tmp_path, rows=rows, each_also_with={"name": "knn"}).rows
-    assert [row.name for row in found] == ["mean", "memory", "wide", "wide-knn"]
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
 
 
 def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
