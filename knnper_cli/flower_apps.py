@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from knnper.client.app import Host, Player, make_client_app
+from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteHost
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
@@ -29,7 +30,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.sites import (
     OVER_NETWORK,
     Directory,
-    Latecomers,
+    LateClients,
     Registry,
     SiteFederation,
 )
@@ -52,7 +53,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.transport.messages import Job, Purpose
-from knnper.transport.polling import Pace, quick_pulls
+from knnper.transport.polling import Pace
 
 
 class AnyHost:
@@ -198,7 +199,7 @@ log = logging.getLogger("flwr")
 
 
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Train and hand over; stay for those who come late; return the run's folder.
+    """Train, distribute the model; stay for late clients; return the run's folder.
 
     Raises
     ------
@@ -221,12 +222,12 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
         conductor = Conductor(assembly, federation, folder, observer)
         trained = conductor.train(roster, ["flwr", "run"])
         messenger.model = _leave_model(folder, assembly, task, trained)
-        conductor.hand_over(trained, roster)
-        late = Latecomers(conductor, federation, trained)
+        conductor.distribute(trained, roster)
+        late = LateClients(conductor, federation, trained)
         late.serve(roster, experiment.run.federation.stay_s)
     if not folder.is_finished():
         raise RunError(
-            "training is done, and no client could be handed the model; the log says "
+            "training is done, and no client got the model; the log says "
             "why of each. Resume the run when they can"
         )
     return folder

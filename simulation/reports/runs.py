@@ -183,7 +183,7 @@ class Run:
     @functools.cached_property
     def _of_everybody(self) -> Mapping[str, Any]:
         model = self.results["training"]["state_sha256"]
-        handed = self.folder.hand_overs.reported(model).values()
+        handed = self.folder.distributed.reported(model).values()
         everybody = summarise([result for result in handed if result is not None])
         return everybody.as_document()
 
