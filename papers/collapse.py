@@ -32,7 +32,7 @@ from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate
-from knnper.strategies.core.method import Method
+from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
@@ -193,7 +193,7 @@ class _Diary:
             self.similarity[after.num_rounds] = self._similarity_of(after)
             return after
 
-        return replace(method, client_update=client_update, aggregate=aggregate)
+        return changed(method, client_update=client_update, aggregate=aggregate)
 
     def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
         """Return similarity and entropy, from before the first round on."""

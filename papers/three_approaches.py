@@ -28,8 +28,7 @@ from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.tables import Table
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.core.method import Predictor
-from knnper.strategies.core.predictors import Evaluation, evaluate
+from knnper.strategies.core.predictors import Evaluation, Predictor, evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord
 
 SampleCount = Annotated[int, Field(ge=3)]
