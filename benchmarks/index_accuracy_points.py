@@ -18,8 +18,7 @@ from benchmarks.index_kinds import kinds_to_compare
 from benchmarks.measurement import Measurement, rounded
 from benchmarks.models import ModelAndData, add_run_option, model_and_data
 from knnper.data.examples import LabelledArrays
-from knnper.datastore.index_catalogue import IndexSettings
-from knnper.datastore.index_kinds import FlatSettings
+from knnper.datastore.index_kinds import FlatSettings, IndexSettings
 from knnper.datastore.prediction import NeighborClassifier, interpolate
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, memory_store
