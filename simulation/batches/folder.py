@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+import knnper
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
@@ -25,15 +26,16 @@ CODE = "code.txt"
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-_PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
+_ROOMS = ("datastore", "strategies", "client", "server", "simulation")
 
 
 @functools.cache
 def code_fingerprint() -> str:
     """Return a SHA-256, in hexadecimal, of the project's Python files."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*.py")):
+    # Installed, the rooms are inside of knnper; in a checkout they are beside it.
+    for place in (Path(knnper.__file__).parent, *(_ROOT / room for room in _ROOMS)):
+        for path in sorted(place.rglob("*.py")):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(_ROOT)}\n{len(content)}\n".encode())
             digest.update(content)
@@ -87,15 +89,15 @@ TABLE = "table.md"
 """In a batch's folder: the table for people."""
 
 _RUN = re.compile(r"[0-9a-f]{16}")
-"""What names a run's folder, see `knnper.simulation.batches.runner.key_of`."""
+"""What names a run's folder, see `knnper.simulation.batches.runner.folder_of`."""
 
 
 @dataclass(frozen=True)
 class Identity:
     """What tells a batch from others."""
 
-    kind: str
-    name: str
+    kind: str  # what people call it, as in ``sweep``
+    name: str  # in its file
 
 
 _DOCUMENT = TypeAdapter(Identity)
@@ -194,9 +196,9 @@ _ROWS_AT_ONCE = 4096
 class Inputs:
     """What a run is made from beside its settings, as SHA-256 in hexadecimal."""
 
-    data: str
-    weights: str | None
-    split: str | None = None
+    data: str  # the content of the data set
+    weights: str | None  # the file that training begins with; None without one
+    split: str | None = None  # who has which examples; compared where both tell it
 
 
 _INPUTS_DOCUMENT = TypeAdapter(Inputs)

@@ -172,7 +172,7 @@ def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
     ]
 
 
-IN_SECTION = {"vary": {"training": [{}]}}
+IN_SECTION: dict[str, Any] = {"vary": {"training": [{}]}}
 DRAWN = {"num_points": 2, "keys": {RATE: {"low": 2, "high": 1}}}
 LOG = {"num_points": 2, "keys": {RATE: {"low": 0, "high": 1, "scale": "log"}}}
 WIDE = {"model": {"embedding_dim": 8}}
