@@ -13,7 +13,7 @@ from knnper.files import write_atomically
 from knnper.loading import from_json, results_identity
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.comparison import ExplodedError
-from knnper.server.hand_over import HandOverError
+from knnper.server.distribution import DistributionError
 from knnper.server.observer import SilentObserver
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
@@ -224,7 +224,7 @@ class _Maker:
         keep_inputs(folder.path, inputs)
         try:
             self._run(bench, folder)
-        except (TooManyFailuresError, ExplodedError, HandOverError) as error:
+        except (TooManyFailuresError, ExplodedError, DistributionError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
         self._recall(bench, folder)
 

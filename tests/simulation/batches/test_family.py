@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import knnper.simulation.batches.family as family_runs
-from knnper.server.hand_over import HandOverError
+from knnper.server.distribution import DistributionError
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
@@ -106,7 +106,7 @@ def test_a_hand_over_that_fails_leaves_its_training_to_others(
         found = simulate(bench, folder, *others)
         if bench.experiment.personalization.settings.num_neighbors == 1:
             (folder.path / "results.json").unlink()
-            raise HandOverError("client 0000 could not be served")
+            raise DistributionError("client 0000 could not be served")
         return found
 
     monkeypatch.setattr(family_runs, "simulate", failing_first)

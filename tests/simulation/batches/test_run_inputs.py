@@ -13,7 +13,7 @@ import knnper
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
-from knnper.experiment import Choice, Experiment
+from knnper.experiment import Choice, Settings
 from knnper.models.catalogue import build_model
 from knnper.models.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
@@ -28,8 +28,7 @@ from knnper.simulation.batches.folder import (
 )
 from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import run_batch
-from knnper.simulation.partition.split import Partition
-from knnper.simulation.workbench import deal
+from knnper.simulation.partition.split import Partition, make_partition
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, ignore, read
 
 MADE = Inputs("d" * 64, None, "s" * 64)
@@ -82,20 +81,21 @@ def test_runs_of_another_split_are_refused_although_they_ended(
 ) -> None:
     sweep = read(tmp_path, base=BASE, vary={NEIGHBORS: [1, 3]}, seeds=[1])
     first = run_batch(sweep, tmp_path / "out", 1, ignore)
-    dealt: list[Experiment] = []
+    seeds: list[int] = []
 
-    def deal_with(seed: int, experiment: Experiment, dataset: Dataset) -> Partition:
-        dealt.append(experiment)
-        run = replace(experiment.run, seed=seed)
-        return deal(replace(experiment, run=run), dataset)
+    def split_by(
+        seed: int, dataset: Dataset, choice: Choice[Settings], _key: RandomKey
+    ) -> Partition:
+        seeds.append(seed)
+        return make_partition(dataset, choice, RandomKey(seed))
 
-    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 2))
+    monkeypatch.setattr(inputs, "make_partition", functools.partial(split_by, 2))
     with pytest.raises(RunError, match="the split is not what it was when the run in"):
         run_batch(sweep, tmp_path / "out", 1, ignore)
-    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 1))
+    monkeypatch.setattr(inputs, "make_partition", functools.partial(split_by, 1))
     again = run_batch(sweep, tmp_path / "out", 1, ignore)
     assert [one.runs for one in again] == [one.runs for one in first]
-    assert len(dealt) == 2  # once a call, since both runs have the same split
+    assert seeds == [2, 1]  # once a call, since both runs have the same split
 
 
 @pytest.mark.parametrize(

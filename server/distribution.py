@@ -21,34 +21,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Handed:
-    """A client that has the model.
-
-    Attributes
-    ----------
-    client
-        Its name.
-    result
-        What it reports; None if it keeps that to itself.
-    """
+class Delivered:
+    """A client that has the model."""
 
     client: str
     result: ClientResult | None
 
 
 @dataclass(frozen=True)
-class HandOver:
-    """Gives the trained state to clients, seen or unseen.
-
-    Attributes
-    ----------
-    method
-        What was trained.
-    federation
-        The clients.
-    key
-        The experiment's root key.
-    """
+class ModelDistribution:
+    """Gives the trained state to clients, seen or unseen."""
 
     method: Method
     federation: Federation
@@ -60,26 +42,8 @@ class HandOver:
         sizes: Mapping[str, int],
         seen: Collection[str],
         done: Collection[str] = (),
-    ) -> Iterator[Handed]:
-        """Yield each client that is not ``done`` as soon as it has the model.
-
-        Parameters
-        ----------
-        trained
-            What training ended with.
-        sizes
-            All clients, and how many images each has; who is served together depends
-            on it alone, whatever is done already.
-        seen
-            The clients that may have taken part in training.
-        done
-            The clients whose results are known.
-
-        Raises
-        ------
-        HandOverError
-            If a client cannot personalise, where none may be away.
-        """
+    ) -> Iterator[Delivered]:
+        """Yield each client that is not ``done`` as soon as it has the model."""
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
             trained.server_round,
@@ -90,10 +54,10 @@ class HandOver:
             found = self._results(reply, seen)
             for result in found.results:
                 if result.client not in done:
-                    yield Handed(result.client, result)
+                    yield Delivered(result.client, result)
             for client in found.withheld:
                 if client not in done:
-                    yield Handed(client, None)
+                    yield Delivered(client, None)
             for client, reason in found.failures.items():
                 self._failed(client, reason)
 
@@ -136,13 +100,7 @@ class HandOver:
                     yield Request(clients, payload, reference, is_seen, rounds)
 
     def _results(self, reply: Reply, seen: Collection[str]) -> ClientResults:
-        """Return what the clients of one request report, as far as it can be true.
-
-        Raises
-        ------
-        HandOverError
-            If they report nothing that can be, where none may be away.
-        """
+        """Return what the clients of one request report, as far as it can be true."""
         names = ", ".join(reply.clients)
         if not isinstance(reply.record, ClientResults):
             self._failed(names, reply.failure)
@@ -158,19 +116,16 @@ class HandOver:
     def _failed(self, client: str, reason: str | None) -> None:
         message = f"client {client} could not personalise: {reason}"
         if not self.federation.may_be_away:
-            raise HandOverError(message)
+            raise DistributionError(message)
         log.warning("%s", message)
 
 
-class HandOverError(RunError):
+class DistributionError(RunError):
     """A client could not be served, where none may be away."""
 
 
 def _possible(told: ClientResults, seen: Collection[str]) -> ClientResults:
-    """Return what clients told, those as failures who told what cannot be.
-
-    Whether a client is seen, the server knows better.
-    """
+    """Return what clients told, those as failures who told what cannot be."""
     problems = {result.client: result_problem(result) for result in told.results}
     failures = {name: printable(reason) for name, reason in told.failures.items()}
     impossible = {name: problem for name, problem in problems.items() if problem}

@@ -7,8 +7,8 @@ import torch
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint
+from knnper.server.distribution import Delivered, ModelDistribution
 from knnper.server.federation import Federation, Reply, Request
-from knnper.server.hand_over import Handed, HandOver
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -72,9 +72,9 @@ class Recorder(Federation):
         return Reply(clients, ClientResults(results, failures))
 
 
-def hand_over(recorder: Recorder) -> list[Handed]:
+def distribute(recorder: Recorder) -> list[Delivered]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = HandOver(method(together=False), recorder, RandomKey(0))
+    made = ModelDistribution(method(together=False), recorder, RandomKey(0))
     return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
 
 
@@ -82,7 +82,7 @@ def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return who is served together, and whose results come of it."""
     sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
-    made = HandOver(method(together=True), recorder, RandomKey(0))
+    made = ModelDistribution(method(together=True), recorder, RandomKey(0))
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     results = list(made.personalize(trained, sizes, set("acdef"), done))
     asked = [request.clients for request in recorder.requests]
@@ -91,7 +91,7 @@ def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
 
 def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
     recorder = Recorder()
-    results = hand_over(recorder)
+    results = distribute(recorder)
     assert [result.client for result in results] == ["aa", "bbb"]
     seen, unseen = recorder.requests
     assert isinstance(seen.payload, ModelPayload)
@@ -103,7 +103,7 @@ def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
 
 def test_a_client_that_cannot_personalise_is_named() -> None:
     with pytest.raises(RunError, match="client bbb could not personalise: no disk"):
-        hand_over(Recorder(failing="bbb"))
+        distribute(Recorder(failing="bbb"))
 
 
 def test_clients_are_served_together_up_to_a_number_of_images() -> None:
@@ -119,10 +119,10 @@ def test_the_groups_are_the_same_when_some_are_done() -> None:
     assert clients == ["e", "c", "f", "b"]
 
 
-def served(recorder: Recorder, *clients: str) -> Iterator[Handed]:
+def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
     """Serve some clients together."""
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = HandOver(method(together=True), recorder, RandomKey(0))
+    made = ModelDistribution(method(together=True), recorder, RandomKey(0))
     return made.personalize(trained, dict.fromkeys(clients, 1), seen=set(clients))
 
 
@@ -170,7 +170,7 @@ def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
         def answer(self, clients: tuple[str, ...]) -> Reply:
             return Reply(clients, ClientResults((), {}, withheld=clients))
 
-    assert list(served(Discreet(), "a")) == [Handed("a", None)]
+    assert list(served(Discreet(), "a")) == [Delivered("a", None)]
 
 
 def telling(record: ClientResults) -> Recorder:
@@ -206,8 +206,8 @@ def test_a_report_that_cannot_be_true_is_its_client_s_failure(
 
 def test_whether_a_client_is_seen_the_server_knows() -> None:
     recorder = telling(ClientResults((result("aa"),)))
-    made = HandOver(method(together=False), recorder, RandomKey(0))
+    made = ModelDistribution(method(together=False), recorder, RandomKey(0))
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    (handed,) = made.personalize(trained, {"aa": 1}, seen=set())
-    assert handed.result is not None
-    assert not handed.result.seen
+    (delivered,) = made.personalize(trained, {"aa": 1}, seen=set())
+    assert delivered.result is not None
+    assert not delivered.result.seen
