@@ -17,8 +17,7 @@ and every linear layer counts.
 from dataclasses import dataclass
 
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.strategies.core.method import Method, MethodSpec
-from knnper.strategies.core.sharing import Sharing, partly_shared
+from knnper.strategies.core.sharing import PartlyShared
 from knnper.strategies.core.task import Task, first_layers, layers_left
 
 
@@ -40,31 +39,21 @@ class FedPerSettings(Settings):
     newcomer_epochs: PositiveInt = 10
 
 
-def fedper(task: Task, settings: FedPerSettings) -> Method:
-    """Return FedPer on ``task``.
+class FedPer(PartlyShared):
+    """A shared model whose last layers stay with each client."""
 
-    Raises
-    ------
-    ConfigError
-        If the model has no layer left to share.
-    """
-    num_base_layers = layers_left(
-        task.model, settings.num_personal_layers, "num_personal_layers"
-    )
-    sharing = Sharing(first_layers(task.model, num_base_layers))
-    return partly_shared(task, sharing, settings.newcomer_epochs)
+    title = "FedPer"
+    source = "Arivazhagan et al. 2019, Algorithms 1 and 2"
+    upload = "< 1 (all but the last layers)"
+    client_state = "< 1 (the last layers)"
+    unseen = "trains its own last layers on the shared ones"
+    reference_title = None
 
+    settings: FedPerSettings
 
-SPEC = MethodSpec(
-    title="FedPer",
-    summary="A shared model whose last layers stay with each client.",
-    source="Arivazhagan et al. 2019, Algorithms 1 and 2",
-    build=fedper,
-    upload="< 1 (all but the last layers)",
-    download="1",
-    client_state="< 1 (the last layers)",
-    server_state="1",
-    unseen="trains its own last layers on the shared ones",
-    reference_title=None,
-    settings_type=FedPerSettings,
-)
+    def __init__(self, task: Task, settings: FedPerSettings) -> None:
+        num_base_layers = layers_left(
+            task.model, settings.num_personal_layers, "num_personal_layers"
+        )
+        shared = first_layers(task.model, num_base_layers)
+        super().__init__(task, settings, shared, settings.newcomer_epochs)

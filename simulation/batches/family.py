@@ -31,7 +31,7 @@ from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import ended_run
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.catalogue import METHODS
+from knnper.strategies.catalogue import trained_as
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
@@ -122,8 +122,7 @@ def as_trained(experiment: Experiment) -> Experiment:
     """Return one experiment for all that train as this one does."""
     # What is put on top may differ, the name that the method has with it, and how much
     # data the clients have that never train.
-    build = METHODS[experiment.method.name].build
-    name = next(name for name, spec in METHODS.items() if spec.build is build)
+    name = trained_as(experiment.method.name)
     partition = experiment.partition
     if isinstance(partition.settings, PartitionSettings):
         settings = replace(partition.settings, unseen_train_fraction=1.0)

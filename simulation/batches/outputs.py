@@ -35,7 +35,7 @@ from knnper.simulation.batches.tables import (
     run_rows,
     table_of,
 )
-from knnper.simulation.reports.figure import FigureFolder
+from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.runs import GROUPS
 from knnper.simulation.reports.tables import Chart, Shown
 
@@ -192,7 +192,7 @@ def _write_plot(
     figure = plot_of(rows, settings)
     if figure is None:
         return ()
-    FigureFolder(folder).write_pictures(PLOT, figure)
+    write_pictures(folder, PLOT, figure)
     label, key = label_of(settings.y), term_of(settings.x or "")
     title = (
         f"{label[0].upper()}{label[1:]} of {settings.group} clients by {key}; "

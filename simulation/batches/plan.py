@@ -28,7 +28,7 @@ from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, Summary
 from knnper.simulation.partition.assignment import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
 from knnper.strategies.core.method import AS_IT_IS
 
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
@@ -472,13 +472,13 @@ def _both(row: RowSettings, on_top: Section) -> str | None:
 
 def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -> bool:
     """Return whether a row can be shown with ``on_top``, and is not already there."""
-    spec = METHODS.get(str(row.method.get("name")))
-    if spec is None or spec.personalization != AS_IT_IS:
+    method = str(row.method.get("name"))
+    if method not in METHODS or METHODS[method].personalization != AS_IT_IS:
         return False
     same = {
         name
         for name, one in METHODS.items()
-        if one.build is spec.build and one.personalization == on_top.get("name")
+        if trained_as(name) == method and one.personalization == on_top.get("name")
     }
     return not any(
         other.method.get("name") in same and other.model == row.model

@@ -12,7 +12,7 @@ from knnper.strategies.core.networks import Hypernetwork, Layer, generate
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.pfedhn import PFedHNSettings, PFedHNState, pfedhn
+from knnper.strategies.pfedhn import PFedHN, PFedHNSettings, PFedHNState
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -29,7 +29,7 @@ STATE = PFedHNState(("a", "b"), torch.tensor([[2.0], [1.0]]), NETWORK, torch.emp
 
 
 def pfedhn_of(task: Task, **settings: Any) -> Method:
-    return pfedhn(task, PFedHNSettings(**settings))
+    return PFedHN(task, PFedHNSettings(**settings))
 
 
 def update_of(weights: list[float], num_examples: int = 1) -> ModelUpdate:
