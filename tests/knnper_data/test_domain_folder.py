@@ -66,13 +66,6 @@ def test_each_domain_has_a_balanced_test_split(root: Path) -> None:
     }
 
 
-def test_the_second_time_it_is_read_from_the_cache(root: Path) -> None:
-    first = load_domain_folder(DomainFolderSettings(str(root)))
-    again = load_domain_folder(DomainFolderSettings(str(root)))
-    assert again.domain_names == first.domain_names
-    assert rows_of(again.test) == rows_of(first.test)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from("abc"), min_size=1, max_size=40),
@@ -121,12 +114,6 @@ def test_no_domains(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no domains"):
         load_domain_folder(DomainFolderSettings(str(tmp_path / "empty")))
-
-
-def test_unequal_sizes_are_named(root: Path) -> None:
-    save(root / "sketch" / "cat" / "large.png", 1, size=5)
-    with pytest.raises(DataError, match=r"large\.png.* 5x5"):
-        load_domain_folder(DomainFolderSettings(str(root)))
 
 
 def test_nothing_to_test_on(tmp_path: Path) -> None:

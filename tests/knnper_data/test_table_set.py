@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.tables import TableSettings, load_table
 from knnper.errors import DataError
@@ -157,7 +156,3 @@ def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
         loaded(empty)
     with pytest.raises(DataError, match=r"found the columns ward \(string\)"):
         loaded(path)
-
-
-def test_it_is_in_the_catalogue() -> None:
-    assert DATA_SETS["table"].settings_type is TableSettings

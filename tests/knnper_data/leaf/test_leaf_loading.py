@@ -211,8 +211,3 @@ def test_settings_without_effect_are_named(
     femnist(tmp_path, min_samples=9, split="time", seed=3)
     assert "data.split, data.seed, data.min_samples without effect" in caplog.text
     assert "test_fraction" not in caplog.text
-
-
-def test_windows_of_text_are_divided_in_time() -> None:
-    assert LeafTextSettings(root=".").split == "time"
-    assert LeafSettings(root=".").split == "random"
