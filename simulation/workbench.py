@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import (
     ClientData,
     Dataset,
@@ -138,7 +138,7 @@ def over_sites(experiment: Experiment) -> Experiment:
     """
     if experiment.data.name == SITES:
         return experiment
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     return replace(
         experiment,
         data=Choice(SITES, sites_settings(task_of(dataset))),
@@ -263,7 +263,7 @@ def open_workbench(
         If it cannot be loaded.
     """
     require_central(experiment)
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     partition = deal(experiment, dataset)
     if _tests_on_validation(experiment):
         dataset = replace(dataset, test=dataset.train)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import load_data
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
@@ -257,7 +257,7 @@ def inputs_of(experiment: Experiment) -> Inputs:
     RunError
         If the file of weights cannot be read.
     """
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     weights = getattr(experiment.model.settings, "weights", None)
     return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
 
@@ -270,7 +270,7 @@ def split_of(experiment: Experiment) -> str:
     DataError
         If the data cannot be loaded or dealt.
     """
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     return fingerprint(deal(experiment, dataset))
 
 

@@ -18,7 +18,7 @@ from typing import Protocol as Interface
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (
@@ -509,7 +509,7 @@ def require_data(plan: Plan) -> None:
 
 def _load(data: Choice[Settings]) -> None:
     try:
-        DATA_SETS[data.name].load(data.settings)
+        load_data(data)
     except DataError as error:
         if _is_elsewhere(data.settings):
             raise MissingDataError(str(error)) from error

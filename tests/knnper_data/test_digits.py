@@ -13,15 +13,13 @@ from knnper.data.digits import (
     DigitsSettings,
     digit_images,
     domains_of,
-    load_digit_domains,
-    load_digits,
 )
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.seeding import RandomKey
 
 
 def test_shapes_and_split() -> None:
-    digits = load_digits(DigitsSettings())
+    digits = DigitsSettings().load()
     assert digits.spec.image_shape == (8, 8, 1)
     assert digits.spec.num_classes == 10
     assert digits.class_names == tuple("0123456789")
@@ -36,7 +34,7 @@ def test_shapes_and_split() -> None:
 def test_the_splits_are_scikit_learns_images() -> None:
     from sklearn import datasets
 
-    digits = load_digits(DigitsSettings())
+    digits = DigitsSettings().load()
     both = np.concatenate([digits.train.images, digits.test.images])[..., 0]
     found = sorted(image.tobytes() for image in both)
     expected = np.rint(datasets.load_digits().images / 16 * 255).astype(np.uint8)
@@ -82,7 +80,7 @@ def test_a_domain_by_hand(name: str) -> None:
 
 
 def test_every_class_of_every_domain_is_tested_alike() -> None:
-    found = load_digit_domains(DigitDomainsSettings())
+    found = DigitDomainsSettings().load()
     assert list(found.domain_names) == NAMES
     assert found.class_names == tuple("0123456789")
     assert found.spec.image_shape == (8, 8, 1)
@@ -97,7 +95,7 @@ def test_every_class_of_every_domain_is_tested_alike() -> None:
 
 
 def test_each_digit_is_in_one_domain() -> None:
-    found = load_digit_domains(DigitDomainsSettings(seed=5))
+    found = DigitDomainsSettings(seed=5).load()
     images, labels = digit_images()
     key = RandomKey(5, ("digit_domains", "domain"))
     domain_of = domains_of(labels, key)
@@ -110,15 +108,15 @@ def test_each_digit_is_in_one_domain() -> None:
     ("settings", "same_domains"), [({"seed": 1}, False), ({"test_fraction": 0.4}, True)]
 )
 def test_what_the_settings_change(settings: dict[str, Any], same_domains: bool) -> None:
-    first = load_digit_domains(DigitDomainsSettings())
-    other = load_digit_domains(DigitDomainsSettings(**settings))
+    first = DigitDomainsSettings().load()
+    other = DigitDomainsSettings(**settings).load()
     assert (images_of(first, 0) == images_of(other, 0)) is same_domains
     assert not np.array_equal(first.test.images, other.test.images)
 
 
 def test_the_second_time_it_is_read_from_the_cache() -> None:
-    first = load_digit_domains(DigitDomainsSettings())
-    again = load_digit_domains(DigitDomainsSettings())
+    first = DigitDomainsSettings().load()
+    again = DigitDomainsSettings().load()
     assert again.domain_names == first.domain_names
     assert np.array_equal(again.train.images, first.train.images)
     assert np.array_equal(domain_ids(again.test), domain_ids(first.test))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.tables import TableSettings, load_table
+from knnper.data.tables import TableSettings
 from knnper.errors import DataError
 
 pytest.importorskip("pyarrow")
@@ -27,7 +27,7 @@ def put(folder: Path, text: str, name: str = "train.csv") -> str:
 
 
 def loaded(path: str, **settings: Any) -> Dataset:
-    return load_table(TableSettings(path, "kind", **settings))
+    return TableSettings(path, "kind", **settings).load()
 
 
 def test_two_files(tmp_path: Path) -> None:

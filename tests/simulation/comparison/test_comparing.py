@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import knnper.simulation.batches.runner as playing
-import knnper.simulation.workbench as workbench
-from knnper.data.catalogue import DATA_SETS
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, RunError
 from knnper.server.run_folder import RunFolder
@@ -236,13 +234,14 @@ def test_no_test_split_is_read_to_tune(
     comparison = plan(tmp_path)
     expected = compare(comparison, tmp_path / "sound", 1, ignore)
 
+    load = DigitsSettings.load
+
     def spoilt(settings: DigitsSettings) -> Dataset:
-        data = load_digits(settings)
+        data = load(settings)
         test = replace(data.test, images=np.zeros_like(data.test.images))
         return replace(data, test=test)
 
-    entry = replace(DATA_SETS["digits"], load=spoilt)
-    monkeypatch.setattr(workbench, "DATA_SETS", {**DATA_SETS, "digits": entry})
+    monkeypatch.setattr(DigitsSettings, "load", spoilt)
     found = compare(comparison, tmp_path / "spoilt", 1, ignore)
     for one, other in zip(expected, found, strict=True):
         assert [tried.score for tried in one.tried] == [
