@@ -1,6 +1,5 @@
 """All that is looked at of one client."""
 
-import json
 import os
 import socket
 import ssl
@@ -15,12 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.error import ApiErrorCode
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from knnper.client.flower_node import LOCK_FILE, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
@@ -80,6 +74,18 @@ from knnper.transport.diagnosis import (
     told_versions,
     version_finding,
     warning,
+)
+from knnper.transport.flower_protocol import (
+    ACTIVATE,
+    AGO_S,
+    AHEAD_S,
+    BAD_HEARTBEAT,
+    NOT_ACCEPTED,
+    FlowerError,
+    http_client,
+    post,
+    public_pem,
+    signed_headers,
 )
 
 _HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
@@ -191,15 +197,15 @@ class Connection:
         ahead = self.health.seconds_ahead()
         if ahead is None:
             return skipped("the server does not tell its time")
-        latest = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        latest = AGO_S + AHEAD_S
         where = "ahead of" if ahead > 0 else "behind"
         found = f"this machine's clock is {abs(ahead):.1f} s {where} the server's"
         expected = (
-            f"at most {SYSTEM_TIME_TOLERANCE} s ahead, and {latest} s behind: Flower "
+            f"at most {AHEAD_S} s ahead, and {latest} s behind: Flower "
             "refuses signatures of another time"
         )
         advice = "set the clocks of both machines by NTP (timedatectl set-ntp true)"
-        if not -latest < ahead < SYSTEM_TIME_TOLERANCE:
+        if not -latest < ahead < AHEAD_S:
             return problem(found, advice, expected)
         if not -_NOTABLE_BEHIND_S < ahead < _NOTABLE_AHEAD_S:
             return warning(found, advice, expected)
@@ -539,8 +545,6 @@ def did_not_leave(folder: Path) -> bool:
 _FORGOTTEN_S = 60.0
 """After two missed signs of life, 30 s apart, Flower takes a node for gone."""
 
-_LONGEST_QUOTE = 200
-
 
 @dataclass(frozen=True)
 class Credentials:
@@ -580,8 +584,9 @@ class Credentials:
             return problem(
                 "the server did not answer", "try again, and look into the server's log"
             )
-        code, told = _parts(response.text)
-        if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        error = FlowerError.of(response.text)
+        code, told = error.code, error.extra or error.detail
+        if code == NOT_ACCEPTED:
             return self._unknown(key)
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             return problem(
@@ -589,7 +594,7 @@ class Credentials:
                 "set the clocks of both machines; if they agree, have the operator "
                 "register this key anew",
             )
-        if code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        if code != BAD_HEARTBEAT:
             return problem(
                 f"the server's answer cannot be understood (HTTP status "
                 f"{response.status_code}): {told}",
@@ -598,23 +603,15 @@ class Credentials:
         return self._standing(standing_in(response.text))
 
     def _asked(self, key: ec.EllipticCurvePrivateKey) -> httpx.Response | None:
-        public = key.public_key()
         request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(public),
+            public_key=public_pem(key.public_key()),
             heartbeat_interval=IMPOSSIBLE_PAUSE_S,
         )
-        signing = NodeAuthHttpInterceptor(key, public)
-        certificate = self.ca.read_bytes()
-        with FleetHttpClient.from_server_address(
-            self.settings.server, False, certificate, interceptors=[signing]
-        ) as client:
-            try:
-                client.ActivateNode(request)
-            except httpx.HTTPStatusError as error:
-                return error.response
-            except httpx.HTTPError:
-                pass
-        return None
+        try:
+            with http_client(self.settings.server, self.ca) as client:
+                return post(client, ACTIVATE, request, signed_headers(key))
+        except httpx.HTTPError:
+            return None
 
     def _unknown(self, key: ec.EllipticCurvePrivateKey) -> Finding:
         return problem(
@@ -656,15 +653,6 @@ class Credentials:
             "another key: knnper fed add-client",
             "no other node with this client's name and key",
         )
-
-
-def _parts(body: str) -> tuple[int, str]:
-    """Return Flower's code and what it, or the gateway, has to say."""
-    try:
-        error = json.loads(body)
-        return int(error.get("code", 0)), str(error.get("extra") or error["detail"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return 0, body[:_LONGEST_QUOTE]
 
 
 _COPY = "copy the federation's ca.crt there, or correct `tls.ca`"

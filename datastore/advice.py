@@ -9,12 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knnper.datastore.database import Rows, Version
 from knnper.datastore.examples import Contents, Ids, Neighbors
 from knnper.datastore.index import LossySettings, Vectors
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
-from knnper.datastore.index_kinds import FlatSettings, LearningIndex
+from knnper.datastore.index_kinds import (
+    INDEX_KINDS,
+    FlatSettings,
+    IndexSettings,
+    LearningIndex,
+)
 from knnper.datastore.prediction import KERNELS, KernelName, neighbor_vote
-from knnper.datastore.rows import Rows, Version
+from knnper.datastore.search import VectorsOf, View
 from knnper.datastore.tuning import (
     CRITERIA,
     Queries,
@@ -23,7 +28,6 @@ from knnper.datastore.tuning import (
     held_out,
     num_correct,
 )
-from knnper.datastore.view import ReadVectors, View
 from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
@@ -39,19 +43,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class AdviceSettings:
-    """How the neighbours vote.
-
-    Attributes
-    ----------
-    num_neighbors
-        k.
-    kernel
-        A name of `knnper.datastore.prediction.KERNELS`.
-    kernel_scale
-        σ.
-    seed
-        Of the split.
-    """
+    """How the neighbours vote."""
 
     num_neighbors: int = 10
     kernel: KernelName = "paper"
@@ -82,30 +74,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured of one kind of index.
-
-    Attributes
-    ----------
-    title
-        Its name, and whether it ranks anew.
-    settings
-        Of the index.
-    knn_accuracy
-        Of the neighbours' vote.
-    mixed_accuracy, knn_weight
-        Of its mixture with the global model, and λ; None without that.
-    recall
-        Share of the k nearest that are found.
-    example_bytes
-        What the index takes for one example.
-    query_ms
-        Median time of one query.
-    build_s
-        Time to build it.
-    has_learnt
-        Whether it is what it will be; a kind that learns how to make vectors smaller
-        keeps them as they are while there are too few.
-    """
+    """What was measured of one kind of index."""
 
     title: str
     settings: IndexSettings
@@ -128,36 +97,16 @@ class Trial:
 def all_kinds() -> Iterator[tuple[str, IndexSettings]]:
     """Yield each kind with its default values, and lossy ones with re-ranking too."""
     for name, kind in INDEX_KINDS.items():
-        plain: IndexSettings = kind.settings_type()
+        plain: IndexSettings = kind()
         yield name, plain
-        if issubclass(kind.settings_type, LossySettings):
-            again: IndexSettings = kind.settings_type(rerank=RERANK)
+        if issubclass(kind, LossySettings):
+            again: IndexSettings = kind(rerank=RERANK)
             yield f"{name}, rerank {RERANK}", again
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The examples on which all kinds are measured.
-
-    Attributes
-    ----------
-    stored
-        In the index.
-    asked
-        Looked up in it.
-    tuned
-        Looked up to choose λ; used where there is a ``head``.
-    num_classes
-        c.
-    settings
-        How the neighbours vote.
-    version
-        Whose embeddings these are.
-    read_vectors
-        Reads embeddings from where the store keeps them.
-    head
-        The global model; None leaves the mixture out.
-    """
+    """The examples on which all kinds are measured."""
 
     stored: Part
     asked: Part
@@ -165,21 +114,11 @@ class Trials:
     num_classes: int
     settings: AdviceSettings
     version: Version
-    read_vectors: ReadVectors
+    read_vectors: VectorsOf
     head: Head | None
 
     def measure(self, title: str, settings: IndexSettings, nearest: Ids) -> Trial:
-        """Return what one kind achieves.
-
-        Parameters
-        ----------
-        title
-            Its name.
-        settings
-            Of the kind.
-        nearest
-            Ids of the nearest of each query, as `nearest` returns them.
-        """
+        """Return what one kind achieves."""
         start = time.perf_counter()
         view, num_bytes = self._view(settings)
         build_s = time.perf_counter() - start
@@ -214,7 +153,7 @@ class Trials:
 
     def _view(self, settings: IndexSettings) -> tuple[View, int]:
         ids, vectors = self.stored.contents.ids, self.stored.vectors
-        index = build_index(settings, vectors.shape[1], ids, vectors)
+        index = settings.build(vectors.shape[1], ids, vectors)
         view = View(
             index, self.stored.contents, settings, self.version, self.read_vectors
         )
@@ -279,23 +218,7 @@ SMALL_BYTES = 16e6
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured, and what follows.
-
-    Attributes
-    ----------
-    num_examples
-        N, in the store.
-    num_indexed, num_asked
-        Of them, those in the indexes and those that were looked up.
-    global_accuracy
-        Of the global model alone; None without one.
-    trials
-        The flat index first; none where the examples are too few.
-    recommended
-        Title of a trial.
-    reason
-        Why.
-    """
+    """What was measured, and what follows."""
 
     num_examples: int
     num_indexed: int
@@ -314,24 +237,7 @@ def advise(
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Advice:
-    """Measure every kind of index on a split of the stored examples.
-
-    A fifth is looked up in an index of the others. With the global model, a tenth more
-    is left out of the index, on which λ is chosen for each kind.
-
-    Parameters
-    ----------
-    rows
-        The examples.
-    num_classes
-        c.
-    settings
-        How the neighbours vote, and the seed of the split.
-    head
-        The global model that belongs to the embeddings; None leaves it out.
-    on_start, on_progress
-        Are told how many kinds there are, and how many more are done.
-    """
+    """Measure every kind of index on a split of the stored examples."""
     with rows.reading():
         contents, active = rows.contents(), rows.head().active
         if len(contents) < FEWEST:
@@ -365,11 +271,7 @@ def advise(
 
 
 def recommend(trials: Sequence[Trial], num_examples: int) -> tuple[str, str]:
-    """Return the title of the best of ``trials``, the flat index first, and why.
-
-    It is the flat one where that is small for ``num_examples`` anyway, else the one
-    with the fewest bytes that loses at most half a point of accuracy.
-    """
+    """Return the title of the best of ``trials``, the flat index first, and why."""
     flat, *_ = trials
     flat_bytes = flat.example_bytes * num_examples
     if flat_bytes <= SMALL_BYTES:

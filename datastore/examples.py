@@ -194,10 +194,7 @@ SHOWN = 10
 
 
 class StoreError(KnnPerError):
-    """A store cannot do what it was asked; it holds what it held before.
-
-    The one exception is `NotErasedError`.
-    """
+    """A store cannot do what it was asked; it holds what it held before."""
 
 
 class StoreFullError(StoreError):

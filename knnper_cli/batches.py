@@ -54,23 +54,35 @@ def compare(
 
     Interrupted, it goes on with the same command; what is done is not done again.
     """
-    # All below loads torch, which `knnper --help` need not wait for.
-    from pydantic_core import to_jsonable_python
-
-    from knnper.process import usable_cores
+    # It loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.batches.plan import read_comparison
-    from knnper.simulation.batches.tables import compare as run_comparison
-    from knnper.simulation.batches.tables import num_runs, table_of, write_comparison
 
-    plan = read_comparison(comparison, overrides or ())
+    _run(read_comparison(comparison, overrides or ()), output, workers, as_json)
+
+
+def _run(
+    plan: "Plan",
+    output: Path | None,
+    workers: int | None,
+    as_json: bool,
+    trained: Sequence[Path] = (),
+) -> None:
+    from knnper.process import usable_cores
+    from knnper.simulation.batches.outputs import write_batch
+    from knnper.simulation.batches.runner import num_runs, num_steps, run_batch
+    from knnper.simulation.batches.tables import documents_of, rows_of
+
     folder = output or Path("runs") / plan.name
-    num_workers = workers or usable_cores()
-    with counting(num_runs(plan), "runs", folder) as advance:
-        outcomes = run_comparison(plan, folder, num_workers, advance, typed_command())
-    rows = table_of(outcomes, plan.reference)
-    shown = write_comparison(plan, outcomes, rows, folder)
-    print_shown_or_json(shown, to_jsonable_python(rows), as_json=as_json)
-    say(f"The table, as Markdown and as CSV with what was chosen, is in {folder}")
+    total, there = num_runs(plan, folder)
+    say(f"{total} runs, {there} of them there")
+    with counting(num_steps(plan), "steps", folder) as advance:
+        outcomes = run_batch(
+            plan, folder, workers or usable_cores(), advance, typed_command(), trained
+        )
+    rows = rows_of(plan, outcomes)
+    shown = write_batch(plan, outcomes, rows, folder)
+    print_shown_or_json(shown, documents_of(plan, outcomes, rows), as_json=as_json)
+    say(f"Tables, and the plot of a sweep with x, are in {folder}")
 
 
 RunFolder = Annotated[
@@ -96,6 +108,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 if TYPE_CHECKING:
+    from knnper.simulation.batches.plan import Plan
     from knnper.simulation.reports.figure import OnPart
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -627,33 +640,7 @@ def sweep(
 
     Interrupted, it goes on with the same command; what is done is not done again.
     """
-    # All below loads torch, which `knnper --help` need not wait for.
-    from pydantic_core import to_jsonable_python
-
-    from knnper.process import usable_cores
+    # It loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.batches.plan import read_sweep
-    from knnper.simulation.batches.tables import (
-        estimated,
-        num_steps,
-        run_sweep,
-        runs_there,
-        write_sweep,
-    )
 
-    plan = read_sweep(sweep, overrides or ())
-    folder = output or Path("runs") / plan.settings.name
-    num_runs, num_there = runs_there(plan, folder)
-    say(f"{num_runs} runs, {num_there} of them there")
-    with counting(num_steps(plan), "steps", folder) as advance:
-        outcomes = run_sweep(
-            plan,
-            folder,
-            workers or usable_cores(),
-            advance,
-            typed_command(),
-            trained or (),
-        )
-    rows = estimated(outcomes)
-    shown = write_sweep(plan, outcomes, rows, folder)
-    print_shown_or_json(shown, to_jsonable_python(rows), as_json=as_json)
-    say(f"Tables, and a plot where x is given, are in {folder}")
+    _run(read_sweep(sweep, overrides or ()), output, workers, as_json, trained or ())

@@ -27,7 +27,7 @@ from knnper.experiment import (
 )
 from knnper.models.catalogue import MODELS, build_model
 from knnper.models.flat import ModelSettings
-from knnper.process import prepare_process
+from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.strategies import (
     agnostic,
@@ -194,6 +194,7 @@ def assemble(
     on_trained
         See `Task`.
     """
+    require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
     task = build_task(
         experiment.model,

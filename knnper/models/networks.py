@@ -216,22 +216,7 @@ class MobileNetV2Settings(ModelSettings):
 
 
 class MobileNetV2(EmbeddingModel):
-    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280.
-
-    The tensors carry torchvision's names. A grey channel is repeated three times.
-
-    Parameters
-    ----------
-    settings
-        Normalisation and dropout.
-    spec
-        Images with 1 or 3 channels.
-
-    Raises
-    ------
-    ConfigError
-        If the images have another number of channels.
-    """
+    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280."""
 
     def __init__(self, settings: MobileNetV2Settings, spec: InputSpec) -> None:
         super().__init__()
@@ -666,15 +651,7 @@ class StackedLstm(EmbeddingModel):
 
 
 class PartHead(nn.Module):
-    """A linear layer on a part of the representation.
-
-    Parameters
-    ----------
-    start, width
-        Where this part begins, and its length.
-    num_classes
-        c.
-    """
+    """A linear layer on a part of the representation."""
 
     def __init__(self, start: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -716,20 +693,7 @@ class TinyCnnSettings(ModelSettings):
 
 
 class TinyCnn(EmbeddingModel):
-    """Two 3x3 convolutions with pooling, one hidden layer.
-
-    Parameters
-    ----------
-    settings
-        Width of the hidden layer and number of poolings.
-    spec
-        Images with height and width that every pooling can halve.
-
-    Raises
-    ------
-    ConfigError
-        If height or width cannot be halved as often.
-    """
+    """Two 3x3 convolutions with pooling, one hidden layer."""
 
     def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
         super().__init__()

@@ -49,13 +49,7 @@ _LOG = "the server's log says why; a key that was removed cannot come back"
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a server.
-
-    Attributes
-    ----------
-    settings
-        Of the server.
-    """
+    """The clients of a server."""
 
     settings: ServerSettings
 
@@ -106,13 +100,7 @@ _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the server shows to clients.
-
-    Attributes
-    ----------
-    files
-        Where it is.
-    """
+    """What the server shows to clients."""
 
     files: TlsFiles
 
@@ -170,23 +158,14 @@ def _no_passphrase() -> str:
 
 
 _HEALTH = "/health"
-
 _OK = 200
-
 _SILENT_S = 30.0
-
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a server listens.
-
-    Attributes
-    ----------
-    settings
-        Of the server.
-    """
+    """Where a server listens."""
 
     settings: ServerSettings
 
@@ -289,10 +268,7 @@ def _taken(address: Address, setting: str) -> Finding:
 
 
 def server_checks(settings: ServerSettings) -> list[Check]:
-    """Return the checks of a server, in the order in which they make sense.
-
-    None of them changes anything, whether the server runs or not.
-    """
+    """Return the checks of a server, in the order in which they make sense."""
     return list(_checks(settings))
 
 

@@ -16,9 +16,9 @@ from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
 from knnper.files import draft_of, write_atomically
+from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
-from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.workbench import deal
+from knnper.simulation.partition.split import fingerprint, make_partition
 
 CODE = "code.txt"
 """In a run's folder: the fingerprint of the code that made it."""
@@ -271,7 +271,8 @@ def split_of(experiment: Experiment) -> str:
         If the data cannot be loaded or dealt.
     """
     dataset = load_data(experiment.data)
-    return fingerprint(deal(experiment, dataset))
+    key = RandomKey(experiment.run.seed)
+    return fingerprint(make_partition(dataset, experiment.partition, key))
 
 
 def keep_inputs(folder: Path, inputs: Inputs) -> None:

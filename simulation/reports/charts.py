@@ -866,7 +866,7 @@ def _reported(run: Run) -> list[ClientResult]:
     model = run.results["training"].get("state_sha256")
     if model is None:
         return []
-    handed = run.folder.hand_overs.reported(model).values()
+    handed = run.folder.distributed.reported(model).values()
     return [result for result in handed if result is not None]
 
 

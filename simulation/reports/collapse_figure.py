@@ -24,7 +24,7 @@ from knnper.loading import results_identity, to_document
 from knnper.process import with_fixed_threads
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.hand_over import HandOver
+from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.run import round_loop, untrained
 from knnper.simulation.flower_engine import runtime_of
@@ -155,7 +155,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
         start = untrained(watched, roster)
         trained = loop.train(start)
-        handed = HandOver(bench.method, federation, bench.key).personalize(
+        handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
         results = [one.result for one in handed if one.result is not None]

@@ -29,7 +29,7 @@ from knnper.experiment import (
 )
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment, Integers
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.drift_alarm import (
     DriftAlarm,

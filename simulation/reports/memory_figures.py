@@ -42,7 +42,7 @@ from knnper.experiment import (
 from knnper.loading import alternatives
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Integers, PartitionSettings
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import (
     SOFT,

@@ -50,6 +50,7 @@ from knnper.simulation.batches.folder import (
     require_inputs,
     sign,
 )
+from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import (
     Comparison,
     Sweep,
@@ -58,17 +59,8 @@ from knnper.simulation.batches.plan import (
     shared_sections,
 )
 from knnper.simulation.batches.progress import Advance
-from knnper.simulation.batches.runner import folder_of
-from knnper.simulation.batches.tables import (
-    compare,
-    estimated,
-    num_runs,
-    num_steps,
-    run_sweep,
-    table_of,
-    write_comparison,
-    write_sweep,
-)
+from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
+from knnper.simulation.batches.tables import rows_of
 from knnper.simulation.reports.charts import Picture, as_svg
 from knnper.simulation.reports.figure import OnPart
 from knnper.simulation.reports.figure_catalogue import (
@@ -531,10 +523,8 @@ def _experiments_of(plan: Plan) -> Iterator[Experiment]:
     match plan:
         case Experiment():
             yield plan
-        case Sweep():
+        case Sweep() | Comparison():
             yield from plan.experiments
-        case Comparison():
-            yield from (one.tuning for row in plan.rows for one in row.candidates)
         case FigurePlan(experiment=Experiment() as experiment):
             yield experiment
 
@@ -808,34 +798,22 @@ class Player:
         folder = self.output / protocol.name
         command = ("knnper", "reproduce", str(protocol.path))
         match protocol.plan:
-            case Sweep() as sweep:
-                return self._sweep(sweep, folder, command)
-            case Comparison() as comparison:
-                return self._comparison(comparison, folder, command)
+            case (Sweep() | Comparison()) as batch:
+                return self._batch(batch, folder, command)
             case FigurePlan() as figure:
                 return self._figure(figure, folder, command)
             case Experiment() as experiment:
                 return self._experiment(experiment, folder, command)
 
-    def _sweep(self, sweep: Sweep, folder: Path, command: Sequence[str]) -> Shown:
-        with self.watcher.counting(num_steps(sweep), "steps") as advance:
-            outcomes = run_sweep(sweep, folder, self._num_processes, advance, command)
-        shown = write_sweep(sweep, outcomes, estimated(outcomes), folder)
+    def _batch(
+        self, plan: Sweep | Comparison, folder: Path, command: Sequence[str]
+    ) -> Shown:
+        with self.watcher.counting(num_steps(plan), "steps") as advance:
+            outcomes = run_batch(plan, folder, self._num_processes, advance, command)
+        shown = write_batch(plan, outcomes, rows_of(plan, outcomes), folder)
         runs = [path for one in outcomes for path in one.runs.values()]
         averages = write_own_report(folder, runs, shown.remarks)
         return shown if shown.charts else replace(shown, charts=averages)
-
-    def _comparison(
-        self, comparison: Comparison, folder: Path, command: Sequence[str]
-    ) -> Shown:
-        with self.watcher.counting(num_runs(comparison), "runs") as advance:
-            outcomes = compare(
-                comparison, folder, self._num_processes, advance, command
-            )
-        rows = table_of(outcomes, comparison.reference)
-        shown = write_comparison(comparison, outcomes, rows, folder)
-        runs = [path for one in outcomes for path in one.runs.values()]
-        return replace(shown, charts=write_own_report(folder, runs, shown.remarks))
 
     def _experiment(
         self, experiment: Experiment, folder: Path, command: Sequence[str]

@@ -11,7 +11,7 @@ from knnper.loading import dump_yaml
 from knnper.simulation.batches.progress import Progress, TimeLeft
 from knnper_cli.app import app
 from knnper_cli.terminal import line_counter, roughly, time_left
-from tests.simulation.sweep.small_sweep import in_this_process
+from tests.simulation.batches.small_sweep import in_this_process
 
 COMPARISON: dict[str, Any] = {
     "name": "small",
@@ -32,7 +32,7 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "knnper.simulation.batches.tables.play_side_by_side"
+    where = "knnper.simulation.batches.runner.run_in_workers"
     monkeypatch.setattr(where, in_this_process)
 
 
@@ -47,7 +47,9 @@ def test_a_table_is_printed_and_written(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.exit_code == 0, done.output
     assert "kNN-Per" in done.stdout
-    assert "2/2 runs" in done.stderr
+    assert "2 runs, 0 of them there" in done.stderr
+    # One training of one round for both.
+    assert "3/3 steps" in done.stderr
     markdown = (tmp_path / "out/table.md").read_text()
     assert [line.split("|")[1].strip() for line in markdown.splitlines()] == [
         "method",
@@ -76,7 +78,7 @@ def test_interrupted_it_says_how_to_go_on(
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    where = "knnper.simulation.batches.tables.play_side_by_side"
+    where = "knnper.simulation.batches.runner.run_in_workers"
     monkeypatch.setattr(where, interrupted)
     monkeypatch.setattr(
         "sys.argv", ["/bin/knnper", "compare", "a b.yaml", "--set", "x=1"]

@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.files import JsonLines
-from knnper.simulation.batches.runner import Family, Told
+from knnper.simulation.batches.family import Family
+from knnper.simulation.batches.progress import Told
 from knnper_cli.app import app
+from tests.simulation.batches.small_sweep import in_this_process
 from tests.simulation.reproducing.small_files import SWEEP, without_data, write
-from tests.simulation.sweep.small_sweep import in_this_process
 
-WHERE = "knnper.simulation.batches.tables.play_side_by_side"
+WHERE = "knnper.simulation.batches.runner.run_in_workers"
 
 
 @pytest.fixture(autouse=True)

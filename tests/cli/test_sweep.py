@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from knnper.loading import dump_yaml
 from knnper_cli.app import app
-from tests.simulation.sweep.small_sweep import NEIGHBORS, document, in_this_process
+from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
 
-WHERE = "knnper.simulation.batches.tables.play_side_by_side"
+WHERE = "knnper.simulation.batches.runner.run_in_workers"
 
 
 @pytest.fixture(autouse=True)

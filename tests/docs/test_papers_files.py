@@ -10,8 +10,8 @@ import pytest
 
 from knnper.experiment import Experiment
 from knnper.loading import dump_yaml, parse_yaml, read_yaml
+from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
-from knnper.simulation.batches.runner import training_identity
 from knnper.simulation.partition.assignment import PartitionSettings
 from knnper.simulation.reports.collapse_figure import VARIANTS
 from knnper.simulation.reports.reproduce import (
@@ -58,7 +58,7 @@ def skeleton(plan: Plan) -> object:
         axes = one.x, one.series, one.y, one.group
         return axes, one.vary.keys(), one.variants.keys()
     if isinstance(plan, Comparison):
-        keys = {row.name: row.candidates[0].values.keys() for row in plan.rows}
+        keys = {name: row[0].values.keys() for name, row in plan.variants.items()}
         return plan.reference, keys
     assert isinstance(plan, FigurePlan)
     return plan.figure, getattr(plan.options, "only", None)
@@ -73,10 +73,9 @@ def trainings_of(plan: Plan) -> str:
     if isinstance(plan, Sweep):
         return str(num_trainings(plan.experiments))
     if isinstance(plan, Comparison):
-        candidates = [one for row in plan.rows for one in row.candidates]
-        tuned = num_trainings(one.tuning for one in candidates)
+        tuned = num_trainings(one.tuning for one in plan.points if one.tuning)
         tested = num_trainings(
-            row.candidates[0].tested(seed) for row in plan.rows for seed in plan.seeds
+            run for row in plan.variants.values() for run in row[0].runs.values()
         )
         return f"{tuned} + {tested}"
     assert isinstance(plan, FigurePlan)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from knnper.client.settings import LimitSettings
-from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import INDEX_KINDS
 from knnper.datastore.prediction import ClassPriorSettings
 from knnper.datastore.protonn import ProtoNNSettings
 from knnper.datastore.settings import StoreSettings
@@ -42,9 +42,7 @@ TYPES: Mapping[str, SettingsTypes] = {
     "personalization.tuning.prior": {"": PriorPoint},
     "personalization.prototypes": {"": ProtoNNSettings},
     "personalization.store": {"": StoreSettings},
-    "personalization.store.index": {
-        name: kind.settings_type for name, kind in INDEX_KINDS.items()
-    },
+    "personalization.store.index": dict(INDEX_KINDS),
     "run": {"": RunSettings},
     "run.federation": {"": FederationSettings},
 }
@@ -102,7 +100,7 @@ def test_a_method_has_its_page(tables: Tables, folder: str, name: str) -> None:
     assert Path(page).read_text().splitlines()[0] == f"# {title} (`{name}`)"
     found = tables(page)["Settings", ""]
     rows = {key: tuple(cells[:2]) for key, cells in found.items()}
-    assert rows == expected_rows(spec.settings_type)
+    assert rows == expected_rows(spec)
     assert all(cells[2] for cells in found.values())
 
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
 from knnper.experiment import Choice
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 
 SMALL = SyntheticMixtureSettings(

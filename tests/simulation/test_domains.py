@@ -15,7 +15,7 @@ from knnper.loading import read_experiment
 from knnper.server.observer import SilentObserver
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
-from knnper.simulation.partition.pflbed import PflbedSettings
+from knnper.simulation.partition.schemes import PflbedSettings
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.predictors import ModelPredictor

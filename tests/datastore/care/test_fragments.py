@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.datastore.verify import Fragments, distinctive
+from knnper.datastore.erasure import Fragments, distinctive
 
 
 def noise(num_bytes: int, seed: int = 0) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.server.hand_over import Handed
+from knnper.server.distribution import Delivered
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
 from knnper.strategies.core.predictors import ClientResult, score
@@ -94,7 +94,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
         )
     for result in results:
-        folder.hand_overs.append(STATE, Handed(result.client, result))
+        folder.distributed.append(STATE, Delivered(result.client, result))
     folder.write_clients_csv(results)
     experiment = {
         "name": "made",

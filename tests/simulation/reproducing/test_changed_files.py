@@ -8,6 +8,7 @@ import pytest
 
 from knnper.files import JsonLines
 from knnper.simulation.reports.reproduce import Played, Player, read_protocols
+from tests.simulation.batches.small_sweep import in_this_process
 from tests.simulation.reproducing.quiet_watcher import QuietWatcher
 from tests.simulation.reproducing.small_files import (
     BASE,
@@ -16,7 +17,6 @@ from tests.simulation.reproducing.small_files import (
     SWEEP,
     write,
 )
-from tests.simulation.sweep.small_sweep import in_this_process
 
 PLAIN_SWEEP = {key: value for key, value in SWEEP.items() if key != "x"}
 NEIGHBORS = "personalization.num_neighbors"
@@ -24,7 +24,7 @@ NEIGHBORS = "personalization.num_neighbors"
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "knnper.simulation.batches.tables.play_side_by_side"
+    place = "knnper.simulation.batches.runner.run_in_workers"
     monkeypatch.setattr(place, in_this_process)
 
 
@@ -101,7 +101,7 @@ def test_faults_of_the_code_do_not_stop_the_other_files(
         raise KeyError("lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("knnper.simulation.reports.reproduce.run_sweep", faulty)
+        patch.setattr("knnper.simulation.reports.reproduce.run_batch", faulty)
         failed, done = play(tmp_path, SWEEP, BASE)
     place = tmp_path / "out/errors/neighbors.txt"
     assert failed.failure == (

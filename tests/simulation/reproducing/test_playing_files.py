@@ -17,6 +17,7 @@ from knnper.simulation.reports.reproduce import (
     read_protocols,
     write_report,
 )
+from tests.simulation.batches.small_sweep import in_this_process
 from tests.simulation.reporting.parsed_page import Page
 from tests.simulation.reproducing.quiet_watcher import QuietWatcher
 from tests.simulation.reproducing.small_files import (
@@ -27,7 +28,6 @@ from tests.simulation.reproducing.small_files import (
     without_data,
     write,
 )
-from tests.simulation.sweep.small_sweep import in_this_process
 
 NAMES = ["weak-and-strong", "lost", "neighbors", "methods", "base", "shift"]
 
@@ -58,7 +58,7 @@ class Reproduced:
 @pytest.fixture(autouse=True, scope="module")
 def here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        place = "knnper.simulation.batches.tables.play_side_by_side"
+        place = "knnper.simulation.batches.runner.run_in_workers"
         patch.setattr(place, in_this_process)
         yield
 

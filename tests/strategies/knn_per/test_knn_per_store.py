@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import ProductSettings, ScalarSettings
+from knnper.datastore.index_kinds import INDEX_KINDS, ProductSettings, ScalarSettings
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import TuningSettings
 from knnper.errors import ConfigError
@@ -43,7 +42,7 @@ def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
 
 @pytest.mark.parametrize("name", INDEX_KINDS)
 def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -> None:
-    index = INDEX_KINDS[name].settings_type()
+    index = INDEX_KINDS[name]()
     tuning = TuningSettings(evidence="leave_one_out")
     store = StoreSettings(index=index)
     settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
