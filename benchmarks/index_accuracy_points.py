@@ -25,7 +25,7 @@ from knnper.datastore.store import Store, memory_store
 from knnper.datastore.tuning import PAPER_KNN_WEIGHTS, choose_knn_weight
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
-from knnper.simulation.reports.memory_figures import Embedded
+from papers.memory import Embedded
 
 NUM_NEIGHBORS = 10
 

@@ -517,7 +517,10 @@ def counted(number: int, noun: str) -> str:
 
 def typed_command() -> list[str]:
     """Return the command and its arguments, the program by its name alone."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    program = Path(sys.argv[0])
+    is_module = program.name == "__main__.py"
+    name = ["python", "-m", program.parent.name] if is_module else [program.name]
+    return [*name, *sys.argv[1:]]
 
 
 if TYPE_CHECKING:

@@ -118,17 +118,20 @@ class PartlyShared(Method):
     ----------
     shared
         Which weights are shared, bool of shape (num_weights,).
+    unseen_epochs
+        Passes over both splits in which a client without a personal part trains one at
+        the hand-over.
     """
 
     update_type = SharedUpdate
     client_state_type = PersonalPart
 
     def __init__(
-        self, task: Task, settings: Settings, shared: Tensor, newcomer_epochs: int
+        self, task: Task, settings: Settings, shared: Tensor, unseen_epochs: int
     ) -> None:
         super().__init__(task, settings)
         self.sharing = Sharing(shared)
-        self.newcomer_epochs = newcomer_epochs
+        self.unseen_epochs = unseen_epochs
 
     def client_update(
         self,
@@ -164,7 +167,7 @@ class PartlyShared(Method):
             payload.weights,
             data,
             rng,
-            num_epochs=self.newcomer_epochs,
+            num_epochs=self.unseen_epochs,
             learning_rate=newcomer_rate(self.task),
             trainable=self.sharing.personal,
         )

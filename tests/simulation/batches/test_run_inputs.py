@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+import knnper
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
@@ -20,6 +21,7 @@ from knnper.simulation.batches import folder as inputs
 from knnper.simulation.batches.folder import (
     INPUTS,
     Inputs,
+    code_fingerprint,
     content_digest,
     keep_inputs,
     require_inputs,
@@ -136,3 +138,16 @@ def test_the_digest_is_of_every_example(name: str) -> None:
     array[-1] += 1
     assert same == content_digest(digits)
     assert changed(**{name: array}) != same
+
+
+@pytest.mark.parametrize("file", ["loading.py", "server/rounds.py"])
+def test_all_code_of_an_installed_package_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (tmp_path / "server").mkdir()
+    monkeypatch.setattr(inputs, "_ROOT", tmp_path)
+    monkeypatch.setattr(knnper, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / file).write_text("one")
+    before = code_fingerprint.__wrapped__()
+    (tmp_path / file).write_text("two")
+    assert code_fingerprint.__wrapped__() != before
