@@ -18,11 +18,12 @@ from knnper.errors import CheckpointError, KnnPerError, TrainingDivergedError
 from knnper.files import write_atomically
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, Predictor
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import (
     ClientResult,
     ClientResults,
     Evaluation,
+    Predictor,
     evaluate,
     score,
 )
