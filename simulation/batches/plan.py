@@ -884,7 +884,7 @@ TERMS: Mapping[str, str] = {
     "training.participation": "client sampling rate",
     "training.weight_decay": "weight decay",
 }
-"""By dotted key, all different; the symbols are those of knn-per.txt."""
+"""By dotted key, all different; the symbols are those of Marfoq et al. 2022."""
 
 
 def term_of(key: str) -> str:
