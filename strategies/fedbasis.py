@@ -1,7 +1,7 @@
 """FedBasis: every client is served its own convex combination of a few shared models.
 
 "Learning Shareable Bases for Personalized Federated Image Classification"
-(fedbasis-pflbed.txt), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
+(Chen et al. 2023), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
 major basis v' (section 4.4), a client's model is, block by block,
 
     θ_m = ½ v' + ½ Σ_k α_m[k] v_k,    α_m = softmax(ψ_m)
@@ -118,7 +118,7 @@ class FedBasis(Method):
     """Each client combines the weights of a few shared models, block by block."""
 
     title = "FedBasis"
-    source = "fedbasis-pflbed.txt, section 4, Algorithms 1 and 2"
+    source = "Chen et al. 2023, section 4, Algorithms 1 and 2"
     upload = "K + 1 (num_bases)"
     download = "K + 1 (num_bases)"
     server_state = "K + 1 (num_bases)"
@@ -234,17 +234,7 @@ def local_round(
     learning_rate: float,
     rng: RandomKey,
 ) -> tuple[Tensor, BasesUpdate]:
-    """Train as a client does in a round; return α, shape (K, B), and the update.
-
-    Parameters
-    ----------
-    task, settings
-        What is learned, and how.
-    payload, examples
-        The server's models, and what to train on.
-    learning_rate, rng
-        Of the bases; that of the client in this round.
-    """
+    """Train as a client does in a round; return α, shape (K, B), and the update."""
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
     temperature = settings.temperature

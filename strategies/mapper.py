@@ -2,7 +2,7 @@
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
 Federated Learning", 2020, section 6 and appendix E.2
-(three-approaches-hypcluster-dapper-mapper.txt). A client that takes part in a round,
+(Mansour et al. 2020). A client that takes part in a round,
 with h_c the central model that it is sent:
 
     1. for each λ of a cover of [0, 1]
@@ -85,18 +85,10 @@ class MapperSettings(Settings):
 
 @dataclass(frozen=True)
 class Pair:
-    """A local model and its part.
+    """A local model and its part."""
 
-    Attributes
-    ----------
-    interpolation_weight
-        λ.
-    local
-        h_l, shape (num_weights,).
-    """
-
-    interpolation_weight: float
-    local: Tensor
+    interpolation_weight: float  # λ
+    local: Tensor  # h_l, shape (num_weights,)
 
 
 class Mapper(Method):
@@ -213,18 +205,12 @@ def best_pair(
 
     On the validation split; without one on the training split. Of equals the first;
     without training data the central model alone, whatever the pairs are.
-    three-approaches-hypcluster-dapper-mapper.txt, Eq. 11.
+    Mansour et al. 2020, Eq. 11.
 
     Parameters
     ----------
-    task
-        Gives the architecture.
     central
         h_c, shape (num_weights,).
-    pairs
-        At least one; local models trained on the training split.
-    data
-        The client's splits.
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -251,10 +237,6 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
 
     Parameters
     ----------
-    task
-        Gives the architecture.
-    share
-        s, the part of the model that is trained, above 0.
     fixed
         Weights of h', shape (num_weights,); it is in evaluation mode.
     """

@@ -3,9 +3,9 @@
 Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning with
 Gaussian Processes", NeurIPS 2021, section 4 and Algorithm 1, with the tree of binary
 processes of Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process
-Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of knn-per.txt
-(section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone; a
-client's classifier is a Gaussian process with the kernel
+Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of Marfoq et al.
+2022 (section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone;
+a client's classifier is a Gaussian process with the kernel
 
     k(x, x') = s κ(φ(x) / l, φ(x') / l)
 
@@ -87,25 +87,15 @@ class SharedNetwork(Record):
 
 @dataclass(frozen=True)
 class GaussianProcessPredictor:
-    """Serves a client's Gaussian processes on φ.
+    """Serves a client's Gaussian processes on φ."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    network
-        φ, as in `SharedNetwork`.
-    head
-        From representations (n, p) to probabilities (n, c); the same for all who have
-        no examples.
-    trained_alone
-        Makes the predictor that does not know the validation split; None where this
-        one does not.
-    """
-
-    task: Task
-    network: Tensor
+    task: Task  # Gives the architecture
+    network: Tensor  # φ, as in `SharedNetwork`
+    # From representations (n, p) to probabilities (n, c); the same for all who have no
+    # examples.
     head: TreeClassifier
+    # Makes the predictor that does not know the validation split; None where this one
+    # does not.
     trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -129,7 +119,7 @@ class PFedGP(Method):
     """A shared network; each client's classifier is Gaussian processes on it."""
 
     title = "pFedGP"
-    source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; knn-per.txt, section 5"
+    source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; Marfoq et al. 2022"
     unseen = "the shared network and Gaussian processes over the client's own examples"
     reference_title = None
     serves_one_model = False

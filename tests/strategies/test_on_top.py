@@ -24,9 +24,7 @@ from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -127,7 +125,7 @@ def test_a_memory_alone_is_the_vote_on_the_methods_representation(
 def _vote(
     embed: Callable[[Tensor], Tensor], data: ClientData, queries: Tensor, k: int
 ) -> Tensor:
-    """p_kNN of knn-per.txt, Eq. 6, σ = 1, by brute force in float64."""
+    """p_kNN of Marfoq et al. 2022, Eq. 6, σ = 1, by brute force in float64."""
     # Each split in its batch, as a client embeds them.
     keys = torch.cat([embed(data.train.images), embed(data.validation.images)])
     asked, labels = embed(queries), data.train_and_validation().labels
