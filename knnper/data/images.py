@@ -162,6 +162,8 @@ def decode_files(
 def require_all_read(failed: Iterable[str]) -> None:
     """Raise a `DataError` with the first reasons why examples could not be read."""
     reasons = list(failed)
+    if len(reasons) == 1:
+        raise DataError(reasons[0])
     if reasons:
         left = len(reasons) - _MOST_SHOWN
         lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
@@ -470,7 +472,7 @@ class DomainFolderSettings(DataFormat):
     test_fraction
         Part of each domain that is tested on, (0, 1), about: the same number of images
         of every class, but at most half of those that a class has. 0.15 in
-        fedbasis-pflbed.txt, section 5.
+        Chen et al. 2023, section 5.
     seed
         Of the choice of these images.
     """
