@@ -489,6 +489,8 @@ def load_experiment(
 
 RENAMED_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
+        "method.newcomer_epochs": "unseen_epochs",
+        "method.newcomer_steps": "unseen_steps",
         "run.federation.hand_over_timeout_s": "distribution_timeout_s",
     }
 )

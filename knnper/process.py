@@ -32,11 +32,6 @@ def import_torchvision() -> ModuleType:
     compiled operators cannot be loaded, and a plain import then fails on
     ``torchvision::nms``. Their schemas are declared first in that case; where the
     operators load, nothing is declared.
-
-    Raises
-    ------
-    ImportError
-        If torchvision is not installed.
     """
     if not _operators_load(_package_folder()):
         _declare_operators()
@@ -120,13 +115,7 @@ def with_fixed_threads(experiment: Experiment) -> Experiment:
 
 
 def compute_device(run: RunSettings) -> torch.device:
-    """Return where a process that plays clients computes.
-
-    Raises
-    ------
-    RunError
-        If clients are to use a GPU and torch finds none.
-    """
+    """Return where a process that plays clients computes."""
     if run.gpus_per_client == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -153,11 +142,6 @@ def require_precision(precision: Precision, device: torch.device) -> None:
 
     Some virtual machines name AMX among the processor's features and do not run it:
     the process ends with SIGILL in oneDNN. Whether it does is tried in another process.
-
-    Raises
-    ------
-    RunError
-        If it would.
     """
     if precision == "float32" or device.type != "cpu" or not _has_amx():
         return

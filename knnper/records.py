@@ -298,12 +298,6 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
 
     A record of one tensor keeps the memory of ``flat.vector``, which is as torch
     allocates it.
-
-    Raises
-    ------
-    CodecError
-        If the vector is not as long as the layout says, or of another record, or a
-        field is not what its type hint says. Nothing else is raised, whatever arrived.
     """
     structure, shapes = _read_layout(flat.layout)
     lengths = [math.prod(shape) for shape in shapes.values()]

@@ -113,11 +113,6 @@ def order_of(run_config: Mapping[str, object]) -> Order:
 
     An experiment's relative path is looked up in the app's folder. A run that is taken
     up has the experiment with which it was started, changed by ``set``.
-
-    Raises
-    ------
-    ConfigError, RunError
-        If the experiment is described wrongly, or there is no run to be taken up.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])

@@ -57,14 +57,14 @@ class ApflSettings(Settings):
         Where it adapts, what every client starts from.
     adaptive
         Whether each client learns an α of its own.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that took no part in training trains v
         and, where it adapts, α; w is fixed.
     """
 
     mixing_weight: UnitInterval = 0.5
     adaptive: bool = False
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Apfl(Method):
             examples,
             rate,
             rng,
-            num_epochs=self.settings.newcomer_epochs,
+            num_epochs=self.settings.unseen_epochs,
             local_step=lambda model: personal.step(model, model.next_batch()),
         )
         return personal.state()

@@ -54,12 +54,12 @@ class DittoSettings(Settings):
     prox_weights
         The values of λ that a client chooses from, all different; the default is the
         grid of knn-per.txt. A client keeps and trains one model for each.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its personal model.
     """
 
     prox_weights: ProxWeights = (10.0, 1.0, 0.1, 0.01)
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Ditto(Method):
 
         def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
             hook = pull(weights, prox_weight, rate, self.task.training.weight_decay)
-            epochs = self.settings.newcomer_epochs
+            epochs = self.settings.unseen_epochs
             result = local_sgd(
                 self.task,
                 weights,

@@ -48,12 +48,12 @@ class FedMTLSettings(Settings):
     ----------
     prox_weight
         λ; 0 is local training.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 class FedMTL(Method):
@@ -104,7 +104,7 @@ class FedMTL(Method):
             payload.weights,
             data,
             rng,
-            num_epochs=self.settings.newcomer_epochs,
+            num_epochs=self.settings.unseen_epochs,
             learning_rate=rate,
             gradient_hook=self._pulled_to(payload.weights, rate),
         )

@@ -90,7 +90,7 @@ class FedBasisSettings(Settings):
     warm_start_fraction
         Part of the rounds in which FedAvg's one model is trained, to become the bases;
         0 starts from random ones.
-    newcomer_epochs
+    unseen_epochs
         Passes over a client's data to find its combination after the last round, for
         clients that were seen too: nothing of a combination is kept.
     personal_classifier
@@ -105,7 +105,7 @@ class FedBasisSettings(Settings):
     combination_learning_rate: PositiveFloat = 1.0
     combination_epochs: PositiveInt = 5
     warm_start_fraction: ProperFraction = 0.3
-    newcomer_epochs: PositiveInt = 20
+    unseen_epochs: PositiveInt = 20
     personal_classifier: bool = True
 
     @property
@@ -189,7 +189,7 @@ class FedBasis(Method):
             examples,
             rate,
             rng,
-            self.settings.newcomer_epochs if to_learn else 0,
+            self.settings.unseen_epochs if to_learn else 0,
             free=head,
         ).weights
         return ModelPredictor(self.task, weights, combination.describe(free=head))

@@ -28,13 +28,13 @@ class FedBNSettings(Settings):
 
     Attributes
     ----------
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn learns scale, shift
         and running statistics; 20 in fedbasis-pflbed.txt. The statistics are moving
         averages, which a few mini-batches hardly move from where they start.
     """
 
-    newcomer_epochs: PositiveInt = 20
+    unseen_epochs: PositiveInt = 20
 
 
 class FedBN(PartlyShared):
@@ -58,4 +58,4 @@ class FedBN(PartlyShared):
                 "choose that, or another model"
             )
             raise ConfigError([Problem("method.name", message)])
-        super().__init__(task, settings, ~local, settings.newcomer_epochs)
+        super().__init__(task, settings, ~local, settings.unseen_epochs)

@@ -42,14 +42,14 @@ class FedEMSettings(Settings):
     num_components
         M, the shared models: traffic and training cost M times FedAvg's. 3 in the
         paper; 1 is FedAvg.
-    newcomer_steps
+    unseen_steps
         E-steps, each with an M-step on π alone, by which a client that took no part in
         training finds π. 1 is a single pass, as any other client makes; more come
         nearer to the π under which its data are most likely.
     """
 
     num_components: PositiveInt = 3
-    newcomer_steps: PositiveInt = 1
+    unseen_steps: PositiveInt = 1
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class FedEM(Method):
         rng: RandomKey,
     ) -> Predictor:
         """Return the mixture whose π is of both splits."""
-        num_steps = self.settings.newcomer_steps if client_state is None else 1
+        num_steps = self.settings.unseen_steps if client_state is None else 1
         start = self._mixture_weights(client_state)
         components = payload.components
         of_train, of_validation = (

@@ -31,12 +31,12 @@ class FedPerSettings(Settings):
         K_P, the personalisation layers, counted from the end: linear layers or
         convolutions, each with the normalisation behind it. 1 to 4 in the paper; 1 is
         the head of all models here, 0 is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn trains them.
     """
 
     num_personal_layers: NonNegativeInt = 1
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 class FedPer(PartlyShared):
@@ -56,4 +56,4 @@ class FedPer(PartlyShared):
             task.model, settings.num_personal_layers, "num_personal_layers"
         )
         shared = first_layers(task.model, num_base_layers)
-        super().__init__(task, settings, shared, settings.newcomer_epochs)
+        super().__init__(task, settings, shared, settings.unseen_epochs)

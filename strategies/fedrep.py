@@ -47,13 +47,13 @@ class FedRepSettings(Settings):
         α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
         the training section's. Either is multiplied by the schedule's factor: of the
         round, of the last round in the end, and of the first round for a new head.
-    newcomer_epochs
+    unseen_epochs
         Passes in the end of a client that was never drawn, whose head is new.
     """
 
     head_epochs: PositiveInt = 10
     head_learning_rate: PositiveFloat | None = None
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 class FedRep(PartlyShared):
@@ -70,7 +70,7 @@ class FedRep(PartlyShared):
 
     def __init__(self, task: Task, settings: FedRepSettings) -> None:
         self._head = task.head_mask
-        super().__init__(task, settings, ~self._head, settings.newcomer_epochs)
+        super().__init__(task, settings, ~self._head, settings.unseen_epochs)
 
     def _head_rate(self, server_round: int) -> float:
         rate = self.settings.head_learning_rate or self.task.training.learning_rate
@@ -110,7 +110,7 @@ class FedRep(PartlyShared):
         part = part_in_use(client_state, data)
         epochs, rate_of = self.settings.head_epochs, self.task.training.num_rounds
         if part is None:
-            epochs, rate_of = self.settings.newcomer_epochs, 1
+            epochs, rate_of = self.settings.unseen_epochs, 1
         return trained_on_both_splits(
             self.task,
             self.sharing.join(payload.weights, part),

@@ -54,13 +54,13 @@ class L2GDSettings(FedMTLSettings):
     aggregation_probability
         p, of a step towards the mean; 0 is local training. The paper's best p grows
         with λ: λ / (L + λ), where L is the smoothness of the loss.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
     aggregation_probability: ProperFraction = 0.2
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)

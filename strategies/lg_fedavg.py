@@ -31,12 +31,12 @@ class LGFedAvgSettings(Settings):
     num_local_layers
         Layers of ℓ, counted from the start: convolutions or linear layers, each with
         the normalisation behind it. Null is all but the head; 0 is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn trains them.
     """
 
     num_local_layers: NonNegativeInt | None = None
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 class LGFedAvg(PartlyShared):
@@ -56,4 +56,4 @@ class LGFedAvg(PartlyShared):
         if num_local is not None:
             layers_left(task.model, num_local, "num_local_layers")
             shared = ~first_layers(task.model, num_local)
-        super().__init__(task, settings, shared, settings.newcomer_epochs)
+        super().__init__(task, settings, shared, settings.unseen_epochs)

@@ -60,7 +60,7 @@ class PFedHNSettings(Settings):
         α, of the steps on φ and v.
     weight_decay
         On φ only.
-    newcomer_steps
+    unseen_steps
         Steps on v of a client that took no part in training, each after one round's
         worth of local training at the first round's rate.
     """
@@ -70,7 +70,7 @@ class PFedHNSettings(Settings):
     num_hidden_layers: PositiveInt = 1
     learning_rate: PositiveFloat = 0.01
     weight_decay: NonNegativeFloat = 0.0
-    newcomer_steps: PositiveInt = 20
+    unseen_steps: PositiveInt = 20
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class PFedHN(Method):
             return weights
         rate = newcomer_rate(self.task)
         _, buffers = _split(weights, self.task.model.num_parameters)
-        for number in range(self.settings.newcomer_steps):
+        for number in range(self.settings.unseen_steps):
             result = local_sgd(
                 self.task, weights, examples, rate, rng.child("step", number)
             )

@@ -95,11 +95,6 @@ class EmbeddingModel(nn.Module, ABC):
     def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return -log h(x)[y] of each prediction that `losses` is the mean of.
 
-        Parameters
-        ----------
-        inputs, labels
-            See `losses`.
-
         Returns
         -------
         Tensor
@@ -142,13 +137,6 @@ class FlatModel:
     buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
     averaged between clients. Four-dimensional tensors lie channels-last inside the
     vector, the layout in which convolutions train fastest.
-
-    Parameters
-    ----------
-    module
-        The model; from here on it is driven through this object only.
-    device
-        Where the model computes. What is loaded and read stays on the CPU.
     """
 
     def __init__(
@@ -229,13 +217,7 @@ class FlatModel:
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return the flat vector of named tensors; the inverse of `named`.
-
-        Raises
-        ------
-        ValueError
-            If a name is missing or a shape differs.
-        """
+        """Return the flat vector of named tensors; the inverse of `named`."""
         weights = torch.empty(self.num_weights, dtype=torch.float32)
         for entry in self.entries:
             found = tensors.get(entry.name)

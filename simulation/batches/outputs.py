@@ -43,20 +43,12 @@ LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
 
 
 def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
-    """Return the best point of each variant, of equal ones the first.
-
-    A point counts only if it has the figure with every seed: the mean over fewer is
-    not to be compared.
-
-    Raises
-    ------
-    RunError
-        If a variant has no such point.
-    """
+    """Return the best point of each variant, of equal ones the first."""
     column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
     is_loss = sweep.settings.y.removeprefix(GLOBAL) in LOWER_IS_BETTER
     best = []
     for name in variants_of(sweep.settings):
+        # The mean over fewer seeds is not to be compared.
         complete = [
             row
             for row in rows

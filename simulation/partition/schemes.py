@@ -71,11 +71,6 @@ def natural(
     ----------
     train_client_ids, test_client_ids
         Whom each sample belongs to, shapes (n_train,) and (n_test,).
-
-    Raises
-    ------
-    DataError
-        If the data set does not say whom its samples belong to.
     """
     if train_client_ids is None or test_client_ids is None:
         raise DataError(
@@ -105,10 +100,6 @@ def draw_log_dirichlet(
         α > 0. Small values put nearly all weight on one entry.
     shape
         Of the result.
-
-    Returns
-    -------
-    Finite; exp of it is proportional to the Dirichlet vector, see `normalise`.
 
     Notes
     -----
@@ -203,12 +194,6 @@ def pathological(
     ----------
     train_labels, test_labels
         Shapes (n_train,) and (n_test,).
-
-    Raises
-    ------
-    DataError
-        If c exceeds the number of labels, some label would go to nobody, or a label
-        has fewer training samples than clients.
     """
     totals = np.bincount(
         train_labels, minlength=num_labels_of(train_labels, test_labels)
@@ -314,11 +299,6 @@ def pachinko(
         Shapes (n_train,) and (n_test,).
     coarse_of
         The coarse label of each label.
-
-    Raises
-    ------
-    DataError
-        If the data set has no coarse labels.
     """
     num_labels = num_labels_of(train_labels, test_labels)
     coarse = _coarse_labels(coarse_of, num_labels)
@@ -453,21 +433,6 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
     is spread by q ~ Dir(α). Each client is tested on the whole test split of its
     domain, in which an example counts as the client's share P_m(y) of training data
     with its label. A client whose labels the test split lacks is not tested.
-
-    Parameters
-    ----------
-    data
-        Says which domain each sample is from.
-
-    Returns
-    -------
-    Assignment
-        Domain after domain, of each the seen clients first.
-
-    Raises
-    ------
-    DataError
-        If the data set does not know domains.
     """
     train_domains, test_domains = data.train.domain_ids, data.test.domain_ids
     if train_domains is None or test_domains is None:

@@ -122,7 +122,7 @@ class PartlyShared(Method):
         See `Method`.
     shared
         Which weights are shared, bool of shape (num_weights,).
-    newcomer_epochs
+    unseen_epochs
         Passes over both splits in which a client without a personal part trains one at
         the hand-over.
     """
@@ -131,11 +131,11 @@ class PartlyShared(Method):
     client_state_type = PersonalPart
 
     def __init__(
-        self, task: Task, settings: Settings, shared: Tensor, newcomer_epochs: int
+        self, task: Task, settings: Settings, shared: Tensor, unseen_epochs: int
     ) -> None:
         super().__init__(task, settings)
         self.sharing = Sharing(shared)
-        self.newcomer_epochs = newcomer_epochs
+        self.unseen_epochs = unseen_epochs
 
     def client_update(
         self,
@@ -171,7 +171,7 @@ class PartlyShared(Method):
             payload.weights,
             data,
             rng,
-            num_epochs=self.newcomer_epochs,
+            num_epochs=self.unseen_epochs,
             learning_rate=newcomer_rate(self.task),
             trainable=self.sharing.personal,
         )

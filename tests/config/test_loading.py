@@ -14,7 +14,8 @@ from knnper.experiment import (
     FederationSettings,
     MultiStepSchedule,
 )
-from knnper.loading import load_experiment, read_experiment
+from knnper.loading import load_experiment, read_experiment, results_identity
+from knnper.simulation.workbench import experiment_catalogue
 
 
 def problems_of(
@@ -320,3 +321,16 @@ def test_settings_by_their_old_names(
     with pytest.raises(ConfigError, match=new) as caught:
         load_experiment(document, catalogue)
     assert [one.place for one in caught.value.problems] == [f"run.federation.{old}"]
+
+
+def test_a_run_of_before_stays_the_same_run() -> None:
+    document = {
+        "name": "x",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "ditto"},
+    }
+    # As 0.1.0 computed it, by the names that settings had.
+    identity = results_identity(load_experiment(document, experiment_catalogue()))
+    assert identity.startswith("3d3667ea729e672d")

@@ -37,7 +37,7 @@ SMALL = (
     "training.local_epochs=1",
     "method.num_bases=2",
     "method.combination_epochs=1",
-    "method.newcomer_epochs=1",
+    "method.unseen_epochs=1",
     "method.warm_start_fraction=0.5",
 )
 
@@ -102,8 +102,8 @@ def follow(**method: Any) -> BasesFollowed:
 
 def test_bases_are_followed_from_round_to_round() -> None:
     settings = {"num_bases": 2, "major_basis": False, "warm_start_fraction": 0.0}
-    record = follow(**settings, newcomer_epochs=1).as_record()
-    assert record == follow(**settings, newcomer_epochs=1).as_record()
+    record = follow(**settings, unseen_epochs=1).as_record()
+    assert record == follow(**settings, unseen_epochs=1).as_record()
     assert len(record["similarity"]) == len(record["entropy"]) == 3
     assert all(-1 <= value <= 1 for value in record["similarity"])
     assert record["entropy"][0] == 1.0

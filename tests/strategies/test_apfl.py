@@ -185,7 +185,7 @@ class TestNewcomers:
         self, linear_task: MakeTask, white: MakeClient
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = Apfl(task, ApflSettings(mixing_weight=0.5, newcomer_epochs=1))
+        method = Apfl(task, ApflSettings(mixing_weight=0.5, unseen_epochs=1))
         state = method.init(("a",), RandomKey(1))
         predictor = served(method, state, None, white([0]))
         # v = ½ · ½, and v̄ = ½ v + ½ · 0.
@@ -197,7 +197,7 @@ class TestNewcomers:
         self, mixing_weight: float, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
-        settings = ApflSettings(mixing_weight, newcomer_epochs=2)
+        settings = ApflSettings(mixing_weight, unseen_epochs=2)
         method = Apfl(task, settings)
         start = task.initial_weights
         found = served(method, method.init(("a",), RandomKey(1)), None, data).weights
@@ -209,7 +209,7 @@ class TestNewcomers:
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
-        method = Apfl(task, ApflSettings(0.5, adaptive=True, newcomer_epochs=2))
+        method = Apfl(task, ApflSettings(0.5, adaptive=True, unseen_epochs=2))
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, data)
         alone = found.without_validation()
@@ -243,9 +243,9 @@ def test_a_mixing_weight_out_of_range_is_refused() -> None:
         "data": {"name": "digits"},
         "partition": {"name": "iid", "num_clients": 2},
         "model": {"name": "tiny_cnn"},
-        "method": {"name": "apfl", "mixing_weight": 1.5, "newcomer_epochs": 0},
+        "method": {"name": "apfl", "mixing_weight": 1.5, "unseen_epochs": 0},
     }
     with pytest.raises(ConfigError) as caught:
         load_experiment(document, experiment_catalogue())
     places = {problem.place for problem in caught.value.problems}
-    assert places == {"method.mixing_weight", "method.newcomer_epochs"}
+    assert places == {"method.mixing_weight", "method.unseen_epochs"}

@@ -140,7 +140,7 @@ def test_an_unseen_client_chooses_and_then_trains_on_both_splits(
     linear_task: MakeTask, white: MakeClient
 ) -> None:
     task = linear_task(TrainingSettings(batch_size=1, learning_rate=0.5))
-    settings = DittoSettings((100.0, 0.01), newcomer_epochs=4)
+    settings = DittoSettings((100.0, 0.01), unseen_epochs=4)
     data = dataclasses.replace(white([1, 1, 1]), validation=white([1, 1]).train)
 
     def pulled(prox_weight: float, examples: Any) -> torch.Tensor:

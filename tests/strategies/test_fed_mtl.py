@@ -97,7 +97,7 @@ def test_an_unseen_client_trains_on_both_splits(
         num_rounds=2, batch_size=3, learning_rate=0.1, weight_decay=0.01
     )
     task, data = normed_task(training), noisy(6, 4, seed=1)
-    method = FedMTL(task, FedMTLSettings(prox_weight=0.3, newcomer_epochs=3))
+    method = FedMTL(task, FedMTLSettings(prox_weight=0.3, unseen_epochs=3))
     mean = task.initial_weights
     served = method.personalize(ModelPayload(mean), None, data, key)
     assert isinstance(served, ModelPredictor)

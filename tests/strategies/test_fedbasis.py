@@ -33,7 +33,7 @@ TWO = FedBasisSettings(
     combination_learning_rate=10.0,
     combination_epochs=1,
     warm_start_fraction=0.0,
-    newcomer_epochs=1,
+    unseen_epochs=1,
     personal_classifier=False,
 )
 FAR = Bases((torch.tensor([1.0, -1.0]), torch.tensor([0.0, 0.0])))
@@ -102,7 +102,7 @@ def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
     training = TrainingSettings(
         num_rounds=4, learning_rate=1.0, schedule=MultiStepSchedule((3,))
     )
-    settings = replace(ONE, personal_classifier=True, newcomer_epochs=num_epochs)
+    settings = replace(ONE, personal_classifier=True, unseen_epochs=num_epochs)
     method = FedBasis(linear_task(training), settings)
     assert training.learning_rate_at(4) < 0.5
     payload = Bases((torch.zeros(2),))

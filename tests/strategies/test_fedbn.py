@@ -24,10 +24,10 @@ SIGMA_1 = 0.26894142  # σ(-1)
 HALF = TrainingSettings(learning_rate=0.5)
 
 
-def normed_pixel(newcomer_epochs: int = 20) -> Method:
+def normed_pixel(unseen_epochs: int = 20) -> Method:
     """Return FedBN where z = γ x̂ + β; weights (γ, β, b, running mean, variance)."""
     task = task_on_one_feature(nn.BatchNorm1d(1), HALF, 1, 0, 1, 0, 1)
-    return FedBN(task, FedBNSettings(newcomer_epochs))
+    return FedBN(task, FedBNSettings(unseen_epochs))
 
 
 def test_two_rounds_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
@@ -58,7 +58,7 @@ def test_newcomers_statistics_come_close_to_their_data(
     task = normed_task(TrainingSettings(batch_size=8, learning_rate=0.01))
     data = noisy(8, 0, seed=4)
     payload = ModelPayload(task.initial_weights)
-    method = FedBN(task, FedBNSettings(newcomer_epochs=60))
+    method = FedBN(task, FedBNSettings(unseen_epochs=60))
     served = one_model_of(method, payload, None, data, key)
     task.model.load(task.initial_weights)
     convolution = task.model.module.get_submodule("features.0")

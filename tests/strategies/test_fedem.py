@@ -115,7 +115,7 @@ def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
     held_out: list[int],
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = FedEM(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
     data = ClientData(white([0]).train, white(held_out).train)
     served = method.personalize(Components((EVEN, SKEWED)), memory, data, key)
     assert isinstance(served, MixturePredictor)
@@ -140,7 +140,7 @@ def test_losses_are_computed_once(
         return original(task, components, examples)
 
     monkeypatch.setattr(module, "example_losses", counted)
-    method = FedEM(linear_task(TrainingSettings()), FedEMSettings(2, newcomer_steps=5))
+    method = FedEM(linear_task(TrainingSettings()), FedEMSettings(2, unseen_steps=5))
     data = ClientData(white([0, 1, 0]).train, white([1, 1]).train)
     served = method.personalize(Components((EVEN, SKEWED)), None, data, key)
     assert isinstance(served, MixturePredictor)
@@ -159,7 +159,7 @@ def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
     of_newcomer: float,
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = FedEM(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
     payload = Components((EVEN, SKEWED))
 
     def share_of_even(memory: MixtureState | None) -> float:

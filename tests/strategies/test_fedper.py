@@ -56,12 +56,12 @@ def test_newcomers_train_their_part_at_the_first_rate(
     schedule = MultiStepSchedule(milestones=(2,))
     training = TrainingSettings(num_rounds=3, learning_rate=0.5, schedule=schedule)
     task = two_weights_task(training, a=1, b=1)
-    method = FedPer(task, FedPerSettings(newcomer_epochs=1))
+    method = FedPer(task, FedPerSettings(unseen_epochs=1))
     payload = ModelPayload(torch.tensor([2.0, 0.0]))
     served = one_model_of(method, payload, None, white([0]), key)
     # ∂b = -2a σ(0) = -2, at the rate ½.
     assert served.weights.tolist() == [2.0, 1.0]
-    again = FedPer(task, FedPerSettings(newcomer_epochs=2))
+    again = FedPer(task, FedPerSettings(unseen_epochs=2))
     longer = one_model_of(again, payload, None, white([0]), key).weights
     # ∂b = -2a σ(-2ab) = -4 σ(-4), σ(-4) = 0.01798621.
     assert longer.tolist() == pytest.approx([2.0, 1 + 2 * 0.01798621], abs=1e-6)

@@ -75,7 +75,7 @@ def test_the_schedule_is_that_of_the_heads_own_rate_too(
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
     training = TrainingSettings(num_rounds=2, learning_rate=0.5, schedule=schedule)
-    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, newcomer_epochs=1)
+    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, unseen_epochs=1)
     method = FedRep(two_weights_task(training, a=1, b=0), settings)
     payload = ModelPayload(torch.tensor([1.0, 0.0]))
     # ∂b = -1 at b = 0: a step is the rate, that of round 2 below.
@@ -102,7 +102,7 @@ def test_every_client_trains_its_head_on_the_final_body(
     training = TrainingSettings(num_rounds=3, learning_rate=0.5, schedule=schedule)
     method = FedRep(
         two_weights_task(training, a=1, b=0),
-        FedRepSettings(head_epochs=1, newcomer_epochs=2),
+        FedRepSettings(head_epochs=1, unseen_epochs=2),
     )
     payload, data = ModelPayload(torch.tensor([2.0, 0.0])), white([0])
     seen = one_model_of(method, payload, PersonalPart(torch.tensor([0.5])), data, key)

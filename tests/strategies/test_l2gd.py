@@ -191,8 +191,8 @@ def test_clients_are_served_as_by_fed_mtl(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(TrainingSettings(num_rounds=2)), noisy(6, 4, seed=1)
-    method = L2GD(task, L2GDSettings(prox_weight=0.7, newcomer_epochs=2))
-    alike = FedMTL(task, FedMTLSettings(prox_weight=0.7, newcomer_epochs=2))
+    method = L2GD(task, L2GDSettings(prox_weight=0.7, unseen_epochs=2))
+    alike = FedMTL(task, FedMTLSettings(prox_weight=0.7, unseen_epochs=2))
     payload = L2GDState(task.initial_weights, seed=1)
     own = ModelState(task.initial_weights + 1)
     for memory in (None, own):

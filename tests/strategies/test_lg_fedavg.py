@@ -39,7 +39,7 @@ def test_everyone_is_served_a_representation_of_its_own(
     white: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     method = LGFedAvg(
-        two_weights_task(HALF, a=1, b=1), LGFedAvgSettings(newcomer_epochs=1)
+        two_weights_task(HALF, a=1, b=1), LGFedAvgSettings(unseen_epochs=1)
     )
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from knnper.data.digits import DigitsSettings, load_digits
+import knnper
+from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
 from knnper.experiment import Choice, Settings
@@ -20,6 +21,7 @@ from knnper.simulation.batches import folder as inputs
 from knnper.simulation.batches.folder import (
     INPUTS,
     Inputs,
+    code_fingerprint,
     content_digest,
     keep_inputs,
     require_inputs,
@@ -60,7 +62,7 @@ def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
-    file, spec = tmp_path / "weights.safetensors", load_digits(DigitsSettings()).spec
+    file, spec = tmp_path / "weights.safetensors", DigitsSettings().load().spec
     choice = Choice("tiny_cnn", TinyCnnSettings(embedding_dim=4))
     model = build_model(choice, spec, RandomKey(1))
     save_file(model.named(model.read()), file)
@@ -126,7 +128,7 @@ def test_a_damaged_note_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["images", "labels"])
 def test_the_digest_is_of_every_example(name: str) -> None:
-    digits = load_digits(DigitsSettings())
+    digits = DigitsSettings().load()
 
     def changed(**arrays: Any) -> str:
         return content_digest(replace(digits, test=replace(digits.test, **arrays)))
@@ -136,3 +138,16 @@ def test_the_digest_is_of_every_example(name: str) -> None:
     array[-1] += 1
     assert same == content_digest(digits)
     assert changed(**{name: array}) != same
+
+
+@pytest.mark.parametrize("file", ["loading.py", "server/rounds.py"])
+def test_all_code_of_an_installed_package_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (tmp_path / "server").mkdir()
+    monkeypatch.setattr(inputs, "_ROOT", tmp_path)
+    monkeypatch.setattr(knnper, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / file).write_text("one")
+    before = code_fingerprint.__wrapped__()
+    (tmp_path / file).write_text("two")
+    assert code_fingerprint.__wrapped__() != before
