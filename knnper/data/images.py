@@ -162,6 +162,8 @@ def decode_files(
 def require_all_read(failed: Iterable[str]) -> None:
     """Raise a `DataError` with the first reasons why examples could not be read."""
     reasons = list(failed)
+    if len(reasons) == 1:
+        raise DataError(reasons[0])
     if reasons:
         left = len(reasons) - _MOST_SHOWN
         lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
