@@ -115,7 +115,8 @@ def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]
         return "", comment
     text = comment[0].text
     title = text.rstrip(".:")
-    if len(title) > _LONGEST_TITLE or ". " in title:
+    # One sentence: the full stop of "et al." ends none.
+    if len(title) > _LONGEST_TITLE or ". " in title.replace("et al. ", ""):
         return "", comment
     return title, comment[1:]
 
