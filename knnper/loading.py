@@ -378,9 +378,7 @@ def with_overrides(source: str, overrides: Sequence[str]) -> str:
 
 
 def apply_overrides(
-    document: Mapping[str, Any],
-    overrides: Sequence[Override],
-    problems: list[Problem],
+    document: Mapping[str, Any], overrides: Sequence[Override], problems: list[Problem]
 ) -> dict[str, Any]:
     """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
     result = copy.deepcopy(dict(document))

@@ -80,8 +80,7 @@ if TYPE_CHECKING:
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...",
-        help="Folders of finished runs, of comparisons or of sweeps.",
+        metavar="RUN...", help="Folders of finished runs, of comparisons or of sweeps."
     ),
 ]
 

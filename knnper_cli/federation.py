@@ -40,8 +40,7 @@ Folder = Annotated[
 Place = Annotated[
     Path,
     typer.Argument(
-        metavar="SERVER.yaml",
-        help="The server's settings, or the federation's folder.",
+        metavar="SERVER.yaml", help="The server's settings, or the federation's folder."
     ),
 ]
 

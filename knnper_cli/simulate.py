@@ -132,8 +132,7 @@ PLOT_FORMATS = (".png", ".pdf", ".svg")
 _BARS = " ▁▂▃▄▅▆▇█"
 
 PlotFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.png", help="Draw clients against labels."),
+    Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
 ]
 
 ExportFolder = Annotated[

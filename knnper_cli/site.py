@@ -327,7 +327,7 @@ TokenFile = Annotated[
     typer.Option(
         help="File with the owner's token, which may do everything; by default `token` "
         "in the client's state folder. Made, with a new token, if it is missing. "
-        "`knnper site token` makes others.",
+        "`knnper site token` makes others."
     ),
 ]
 

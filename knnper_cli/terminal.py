@@ -47,8 +47,7 @@ def set_option(example: str) -> Any:
 Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
 
 Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Log every message of Flower's, too."),
+    bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
 ]
 
 ClientFile = Annotated[
@@ -61,8 +60,7 @@ OptionalExperimentFile = Annotated[
 ]
 
 Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
+    Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
 ]
 
 FromRound = Annotated[

@@ -100,17 +100,10 @@ def test_the_process_gets_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("device", "before", "after"),
-    [
-        ("cuda", None, ":4096:8"),
-        ("cuda", ":16:8", ":16:8"),
-        ("cpu", None, None),
-    ],
+    [("cuda", None, ":4096:8"), ("cuda", ":16:8", ":16:8"), ("cpu", None, None)],
 )
 def test_a_gpu_gives_the_same_numbers_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    before: str | None,
-    after: str | None,
+    monkeypatch: pytest.MonkeyPatch, device: str, before: str | None, after: str | None
 ) -> None:
     name = "CUBLAS_WORKSPACE_CONFIG"
     environment = {} if before is None else {name: before}

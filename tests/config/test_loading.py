@@ -299,9 +299,7 @@ def test_unreadable_files(
 
 
 def test_settings_by_their_old_names(
-    document: dict[str, Any],
-    catalogue: Catalogue,
-    caplog: pytest.LogCaptureFixture,
+    document: dict[str, Any], catalogue: Catalogue, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = "hand_over_timeout_s", "distribution_timeout_s"
     document["run"] = {"federation": {old: 5.0}}
