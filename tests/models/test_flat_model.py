@@ -1,5 +1,7 @@
 """The flat vector is the model: same numbers, same training, no copies."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -133,9 +135,8 @@ def test_backward_accumulates_until_the_gradient_is_zeroed(
 def test_training_the_vector_equals_training_the_module(
     flat: FlatModel, plain: SmallModel, batch: tuple[Tensor, Tensor]
 ) -> None:
-    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-    together = torch.optim.SGD([flat.parameters], **options)
-    apart = torch.optim.SGD(plain.parameters(), **options)
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+    together, apart = sgd([flat.parameters]), sgd(plain.parameters())
     for _ in range(5):
         flat.gradient.zero_()
         backward(loss_of(flat.module, batch))
