@@ -9,6 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,7 @@ import typer
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typer.core import TyperGroup
@@ -219,3 +221,15 @@ def python() -> str:
     for subject, modules in PYTHON.items():
         parts += [f"## {subject}", *(f"::: {module}" for module in modules)]
     return textwrap.dedent("\n\n".join(parts)) + "\n"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Leave the words of links to files of the repository that are not pages."""
+    folder = Path(config.docs_dir).resolve()
+    here = folder / Path(page.file.src_uri).parent
+
+    def shown(link: re.Match[str]) -> str:
+        outside = not (here / link[2]).resolve().is_relative_to(folder)
+        return link[1] if outside else link[0]
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\.[^)#]*)(?:#[^)]*)?\)", shown, markdown)
