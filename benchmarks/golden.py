@@ -70,7 +70,7 @@ def experiments() -> dict[str, Document]:
     base: dict[str, Any] = CHOSEN["experiment"]
     with_knn = {"personalization": {"name": "knn"}}
     found: dict[str, Document] = {}
-    listed = json.loads(knnper("methods", "--json"))
+    listed = json.loads(knnper("list", "methods", "--json"))
     for method in listed["methods"]:
         name, own = method["name"], method["personalization"]
         found[name] = {**base, "method": {"name": name}}

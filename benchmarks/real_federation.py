@@ -52,7 +52,7 @@ class RealFederation:
     Attributes
     ----------
     folder
-        As ``knnper federation init`` makes it.
+        As ``knnper fed init`` makes it.
     names
         Of the clients.
     gateway, control
@@ -107,7 +107,7 @@ def new_federation(num_clients: int) -> Iterator[RealFederation]:
     with tempfile.TemporaryDirectory() as place:
         folder = FederationFolder(Path(place) / "federation")
         ports = _free_ports(2)
-        command: list[str | Path] = [_COMMANDS / "knnper", "federation", "init"]
+        command: list[str | Path] = [_COMMANDS / "knnper", "fed", "init"]
         command += [folder.path, "--host", "127.0.0.1", "--port", str(ports[0])]
         command += ["--control-port", str(ports[1])]
         for name in names:
@@ -118,15 +118,14 @@ def new_federation(num_clients: int) -> Iterator[RealFederation]:
 
 @contextlib.contextmanager
 def ours(federation: RealFederation) -> Iterator[Callable[[str, int], list[float]]]:
-    """Start ``knnper server`` and ``knnper client``; give what makes rounds."""
+    """Start ``knnper fed server`` and ``knnper fed client``; give what makes rounds."""
     with _running(federation) as running:
         server_file = federation.folder.server_file
-        running.start([_COMMANDS / "knnper", "server", server_file])
+        running.start([_COMMANDS / "knnper", "fed", "server", server_file])
         _wait_for_port(federation.gateway)
         for name in federation.names:
             config = federation.folder.client(name) / "client.yaml"
-            command: list[str | Path] = [_COMMANDS / "knnper", "client"]
-            command += ["--config", config]
+            command: list[str | Path] = [_COMMANDS / "knnper", "fed", "client", config]
             command += ["--app", "benchmarks.real_apps_ours:client_app"]
             running.start(command)
         yield functools.partial(_round_seconds, federation, "benchmarks.real_apps_ours")

@@ -1,8 +1,9 @@
 """Seconds of a round with three real clients that return the model they are sent.
 
 Server and clients are processes of their own, with TLS and a key a client. Ours is
-``knnper server``, through its gateway, and ``knnper client``; the baseline is Flower as
-it comes: FedAvg.start, flower-superlink, flower-supernode, and an array a tensor.
+``knnper fed server``, through its gateway, and ``knnper fed client``; the baseline is
+Flower as it comes: FedAvg.start, flower-superlink, flower-supernode, and an
+array a tensor.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from knnper.client.install import Residence
 from knnper.client.served import ServedModel, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
 from knnper.client.service.endpoints import InputPrediction, predictions
-from knnper.data.builtin import CLASS_NAMES, digit_images
+from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment

@@ -159,7 +159,7 @@ class Connection:
         except ConnectionRefusedError:
             return problem(
                 f"nothing listens at {where}",
-                f"start the server there (knnper server), or {_CORRECT}",
+                f"start the server there (knnper fed server), or {_CORRECT}",
             )
         except TimeoutError:
             return problem(
@@ -189,8 +189,8 @@ class Connection:
             return problem(
                 f"{self.address} is Flower's own port, where whoever reaches it runs "
                 "code on every client",
-                f"{_CORRECT}, not of `control`; a SuperLink without `knnper server` "
-                "needs a gateway in front of it",
+                f"{_CORRECT}, not of `control`; a SuperLink without `knnper fed "
+                "server` needs a gateway in front of it",
                 "the gateway's port",
             )
         if health.status == _OK:
@@ -263,7 +263,7 @@ class Connection:
         if plain_answer(self.address, _HEALTH) is not None:
             return warning(
                 "nothing is encrypted and nobody proves who they are: `insecure: true`",
-                "have the operator make certificates and keys (knnper federation "
+                "have the operator make certificates and keys (knnper fed "
                 "init), and give `tls` and `key`",
             )
         if not speaks_tls(self.address):
@@ -271,7 +271,7 @@ class Connection:
         return problem(
             f"{self.address} speaks TLS",
             "remove `insecure: true`, and give `tls` and `key`, which the operator "
-            "makes with: knnper federation add-client",
+            "makes with: knnper fed add-client",
             "no TLS, since the client's settings have `insecure: true`",
         )
 
@@ -291,13 +291,13 @@ def _of_gateway(where: Address, status: int) -> Finding:
         f"the gateway at {where} answers, and Flower behind it does not (HTTP status "
         f"{status})",
         "wait a minute; then the operator looks into superlink.log in the server's "
-        "state folder (knnper doctor --server SERVER.yaml)",
+        "state folder (knnper site doctor --server SERVER.yaml)",
     )
 
 
 _AGAIN = (
-    "have the run hand it over again (start knnper client), or bring it: knnper "
-    "onboard --model FOLDER"
+    "have the run hand it over again (start knnper fed client), or bring it: knnper "
+    "site onboard --model FOLDER"
 )
 
 
@@ -339,7 +339,8 @@ class Kept:
         if not (self.places.store / DATABASE).is_file():
             return warning(
                 f"there is no memory in {self.places.store}",
-                "knnper onboard fills one; knnper serve begins with an empty one",
+                "knnper site onboard fills one; knnper site serve begins with an empty "
+                "one",
             )
         try:
             with open_store(self.places.store) as store:
@@ -353,7 +354,7 @@ class Kept:
         if serving is not None and embedded_by != serving.model:
             return problem(
                 found,
-                "start knnper serve, which embeds them anew",
+                "start knnper site serve, which embeds them anew",
                 f"the model that is served, {serving.model[:12]}",
             )
         return fine(found)
@@ -393,7 +394,7 @@ class Site:
 
     def data(self) -> Finding:
         """Look whether the data can be read and learned from."""
-        look = f"see all about it: knnper data check --config {self.settings.file}"
+        look = f"see all about it: knnper site check {self.settings.file}"
         try:
             survey = survey_site(
                 self.settings.data, self.settings.base, self._known_task()
@@ -450,7 +451,9 @@ class Site:
             with connected(where):
                 pass
         except OSError:
-            return self._token() or fine(f"{where} is free; start it: knnper serve")
+            return self._token() or fine(
+                f"{where} is free; start it: knnper site serve"
+            )
         try:
             with opened(where) as connection:
                 answer = get(connection, where, _SERVICE)
@@ -466,7 +469,7 @@ class Site:
         if exposed is None:
             return None
         found, _, advice = exposed.partition("; ")
-        return problem(found, advice, "mode 0600; knnper serve refuses any other")
+        return problem(found, advice, "mode 0600; knnper site serve refuses any other")
 
     def _known_task(self) -> SiteTask | None:
         """Return what the installed model was trained on; None without one."""
@@ -541,9 +544,9 @@ class State:
         if did_not_leave(folder):
             return warning(
                 "does not run, and did not leave in order the last time",
-                "start it: knnper client; the server lets it in within a minute",
+                "start it: knnper fed client; the server lets it in within a minute",
             )
-        return fine("does not run; start it with: knnper client")
+        return fine("does not run; start it with: knnper fed client")
 
     def last_refusal(self) -> Finding:
         """Look what was refused since a model was installed, if anything was."""
@@ -621,7 +624,7 @@ class Credentials:
             return problem(
                 str(error),
                 "bring back the key that the operator sent, or correct `key`; a new "
-                "key has to be registered: knnper federation register SERVER.yaml "
+                "key has to be registered: knnper fed register SERVER.yaml "
                 f"{self.name} {self.key.name}.pub",
             )
         exposed = permission_problem(self.key)
@@ -679,7 +682,7 @@ class Credentials:
             f"the key {fingerprint(key.public_key())} is not registered with the "
             "server, or no longer",
             f"send {self.key.name}.pub to the federation's operator, who runs: knnper "
-            f"federation register SERVER.yaml {self.name} {self.key.name}.pub. A key "
+            f"fed register SERVER.yaml {self.name} {self.key.name}.pub. A key "
             "that was removed cannot come back: make a new one",
         )
 
@@ -704,13 +707,13 @@ class Credentials:
         if did_not_leave(self.state):
             return warning(
                 f"{heard}, maybe the one of {self.state}, which did not leave in order",
-                "start it again: knnper client; it is let in within a minute",
+                "start it again: knnper fed client; it is let in within a minute",
             )
         return problem(
             f"{heard}, which does not run from {self.state}",
             "stop the other node: a name and its key are one client's, and a second "
             "node is refused while the first is there. For another client, make "
-            "another key: knnper federation add-client",
+            "another key: knnper fed add-client",
             "no other node with this client's name and key",
         )
 
@@ -781,7 +784,7 @@ class Trust:
         if not told:
             return problem_told(
                 f"the certificate is not accepted ({error.verify_message}); have the "
-                "operator renew it: knnper federation renew"
+                "operator renew it: knnper fed renew"
             )
         parts = [sentence.partition("; ") for sentence in told]
         return problem(

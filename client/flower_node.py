@@ -417,8 +417,9 @@ def _lock(descriptor: int, state: Path) -> None:
     except BlockingIOError as error:
         other = os.pread(descriptor, 20, 0).decode() or "unknown"
         raise RunError(
-            f"the state folder {state} is in use by another `knnper client` (process "
-            f"{other}). End that one first, or give this client a folder of its own"
+            f"the state folder {state} is in use by another `knnper fed client` "
+            f"(process {other}). End that one first, or give this client a folder of "
+            f"its own"
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -531,7 +532,7 @@ class NotAcceptedError(Refusal):
         The command that finds out which of the two it is.
     """
 
-    def __init__(self, key: str = "", doctor: str = "knnper doctor") -> None:
+    def __init__(self, key: str = "", doctor: str = "knnper site doctor") -> None:
         which = f" ({key})" if key else ""
         super().__init__(
             f"the server does not accept this client's key{which}: either it is not "
@@ -975,7 +976,9 @@ def _read_line() -> bytes:
     while not line.endswith(b"\n"):
         byte = os.read(_ORDERS, 1)
         if not byte:
-            sys.exit("expected orders on standard input; `knnper client` starts this")
+            sys.exit(
+                "expected orders on standard input; `knnper fed client` starts this"
+            )
         line += byte
     return line
 

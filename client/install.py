@@ -15,7 +15,6 @@ from knnper.client.state import (
     Accuracy,
     Gain,
     MeasuredOn,
-    Names,
     Offered,
     Pending,
     Places,
@@ -34,10 +33,8 @@ from knnper.client.state import (
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
-    Contents,
     ExamplesMissingError,
     InputLayout,
-    Neighbors,
     NewExamples,
     NotErasedError,
     Selection,
@@ -46,11 +43,10 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.prediction import (
     KERNELS,
-    ClassPrior,
-    adapted,
-    count_labels,
+    KnnPredictor,
+    Names,
+    NeighborClassifier,
     interpolate,
-    mixed,
     neighbor_vote,
 )
 from knnper.datastore.store import (
@@ -219,155 +215,6 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
     return neighbor_vote(log_weights, labels, evidence.queries.probabilities.shape[1])
 
 
-ATTEMPTS, PAUSE_S = 200, 0.005
-"""To search a store that others change: a search takes about as long as a change."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """Predictions for n inputs, all from one state of model and store.
-
-    c is the number of classes, k' the number of neighbours that were found.
-
-    Attributes
-    ----------
-    labels
-        The most probable class, int64 of shape (n,).
-    probabilities
-        λ p_kNN + (1 - λ) p_global, float32 of shape (n, c).
-    knn_probabilities
-        p_kNN, float32 of shape (n, c); None where the store is empty.
-    global_probabilities
-        p_global, float32 of shape (n, c).
-    adapted_probabilities
-        p_global with the class prior of what is stored, which is mixed in its place;
-        None where there is no class prior.
-    knn_weight
-        λ as it was used: 0 where the store is empty.
-    neighbors
-        Shape (n, k').
-    neighbor_weights
-        Each neighbour's share of the vote, float64 of shape (n, k').
-    neighbor_names
-        The owner's names of the neighbours, n rows of k'; None for one without.
-    fingerprint
-        Of the model.
-    num_stored
-        Examples in the store.
-    """
-
-    labels: Tensor
-    probabilities: Tensor
-    knn_probabilities: Tensor | None
-    global_probabilities: Tensor
-    adapted_probabilities: Tensor | None
-    knn_weight: float
-    neighbors: Neighbors
-    neighbor_weights: Tensor
-    neighbor_names: Sequence[Sequence[str | None]]
-    fingerprint: str
-    num_stored: int
-
-
-def predict(
-    model: GlobalModel,
-    store: StoreReader,
-    serving: Serving,
-    names: Names,
-    images: Tensor,
-) -> Prediction:
-    """Return what a client predicts; knn-per.txt, Eq. 6-7.
-
-    The probabilities are those of `knnper.datastore.prediction.KnnPredictor`.
-
-    Parameters
-    ----------
-    model, store, serving
-        The parts of what is served.
-    names
-        Of the store's examples.
-    images
-        n inputs, shape (n, height, width, channels).
-
-    Raises
-    ------
-    StoreMismatchError
-        If another model has embedded the store by now.
-    StoreBusyError
-        If the store changes all the time.
-    DataError
-        If an embedding is not finite.
-    """
-    embeddings = model.embed(images)
-    alone = model.head(embeddings)
-    contents, found, named = _looked_up(
-        store, names, embeddings, serving.num_neighbors, model.fingerprint
-    )
-    log_weights = KERNELS[serving.kernel](
-        found.squared_distances, serving.kernel_scale, model.embedding_dim
-    )
-    votes = None
-    if found.ids.shape[1] > 0:
-        votes = neighbor_vote(log_weights, found.labels, alone.shape[1])
-    weight = 0.0 if votes is None else serving.knn_weight
-    own = _adapted(alone, contents, serving.class_prior)
-    base = alone if own is None else own
-    probabilities = base if votes is None else mixed(votes, base, weight)
-    return Prediction(
-        labels=probabilities.argmax(dim=1),
-        probabilities=probabilities,
-        knn_probabilities=votes,
-        global_probabilities=alone,
-        adapted_probabilities=own,
-        knn_weight=weight,
-        neighbors=found,
-        neighbor_weights=torch.softmax(log_weights, dim=1),
-        neighbor_names=named,
-        fingerprint=model.fingerprint,
-        num_stored=len(contents),
-    )
-
-
-def _adapted(
-    alone: Tensor, contents: Contents, prior: ClassPrior | None
-) -> Tensor | None:
-    if prior is None:
-        return None
-    return adapted(alone, count_labels(contents, alone.shape[1]), prior)
-
-
-def _looked_up(
-    store: StoreReader,
-    names: Names,
-    embeddings: Tensor,
-    num_neighbors: int,
-    fingerprint: str,
-) -> tuple[Contents, Neighbors, list[list[str | None]]]:
-    """Return contents, neighbours and their names, all of one state of the store."""
-    for _ in range(ATTEMPTS):
-        # A store whose contents change gets new ones, never changes those it had.
-        contents = store.contents()
-        found = store.search(embeddings, num_neighbors, fingerprint)
-        named = names.of(found.ids.numpy())
-        if _all_there(store, found, named) and store.contents() is contents:
-            return contents, found, named
-        # What leaves the database has a moment to leave the index, too.
-        time.sleep(PAUSE_S)
-    raise StoreBusyError(
-        f"the store changed during each of {ATTEMPTS} searches; ask again in a moment"
-    )
-
-
-def _all_there(
-    store: StoreReader, found: Neighbors, names: list[list[str | None]]
-) -> bool:
-    """Whether no neighbour left the database while the index still had it."""
-    if not any(None in row for row in names):
-        return True
-    ids = set(found.ids.flatten().tolist())
-    return len(store.select(Selection(ids=tuple(ids)))) == len(ids)
-
-
 @dataclass(frozen=True)
 class Tested:
     """How a client's predictions do.
@@ -395,20 +242,10 @@ class Tested:
         )
 
 
-def tested(
-    model: GlobalModel, store: StoreReader, serving: Serving, test: Examples
-) -> Tested:
-    """Return how a client does on its test split, of which each input is read once.
-
-    Parameters
-    ----------
-    model, store, serving
-        The parts of what is served.
-    test
-        The split.
-    """
-    made = predict(model, store, serving, Names(store), test.images)
-    votes = made.knn_probabilities
+def tested(predictor: KnnPredictor, test: Examples) -> Tested:
+    """Return how a client does on its test split, of which each input is read once."""
+    made = predictor.explain(test.images)
+    votes = made.vote.probabilities
     return Tested(
         mixed=score(made.probabilities, test.labels),
         global_model=score(made.global_probabilities, test.labels),
@@ -489,22 +326,19 @@ def decide(
     )
     if not filled.tuned.choice.uses_memory:
         serving = _without_memory(serving)
-    found = tested(model, filled.store, serving, data.test.examples)
+    predictor = filled.tuned.predictor(
+        model.embed, model.head, filled.store, model.card.memory
+    )
+    found = tested(predictor, data.test.examples)
     if len(data.test) > 0:
         serving = replace(serving, accuracy=found.accuracy())
-    return Decided(serving, found, _described(model, filled))
+    return Decided(serving, found, predictor.describe())
 
 
 def _overruled(tuned: Tuned) -> Tuned:
     """Return what serves the global model alone."""
     alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
     return replace(tuned, choice=alone)
-
-
-def _described(model: GlobalModel, filled: Filled) -> Mapping[str, float]:
-    return filled.tuned.predictor(
-        model.embed, model.head, filled.store, model.card.memory
-    ).describe()
 
 
 def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
@@ -517,6 +351,23 @@ def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
         return UNKNOWN
     settings = model.card.memory
     return estimate(model, filled.store, positions, settings, measured_on)
+
+
+def predictor_of(
+    model: GlobalModel, store: StoreReader, serving: Serving, names: Names
+) -> KnnPredictor:
+    """Return what is served of a model and a store that it has embedded."""
+    neighbors = NeighborClassifier(
+        store,
+        serving.num_neighbors,
+        serving.kernel,
+        serving.kernel_scale,
+        model.fingerprint,
+        names,
+    )
+    return KnnPredictor(
+        model.embed, model.head, neighbors, serving.knn_weight, serving.class_prior
+    )
 
 
 def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
@@ -924,7 +775,8 @@ class Residence:
             _LOG.error("%s", error)
             raise ModelError(
                 f"the model {fingerprint[:12]} in {folder} is missing or was damaged; "
-                "get it again: knnper onboard, with --model FOLDER for an exported one"
+                "get it again: knnper site onboard, with --model FOLDER for an "
+                "exported one"
             ) from error
         return model
 

@@ -408,7 +408,7 @@ class _Node:
         if not isinstance(refusal, NotAcceptedError) or key is None:
             return refusal
         about = f"{settings.key}, {fingerprint(key.public_key())}"
-        return NotAcceptedError(about, f"knnper doctor --config {settings.file}")
+        return NotAcceptedError(about, f"knnper site doctor {settings.file}")
 
     def _has_made_room(self, refusal: Refusal) -> bool:
         """Take out the node that a crash of this client left online, if it did."""

@@ -110,7 +110,7 @@ def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:
             raise ResidenceError(
                 f"no model was installed in {residence.places.folder} within "
                 f"{patience_s:g} seconds; look into the log of the client's node, or "
-                "onboard with an exported model: knnper onboard --model FOLDER"
+                "onboard with an exported model: knnper site onboard --model FOLDER"
             )
         time.sleep(POLL_S)
 
@@ -158,14 +158,14 @@ def join(
             if has_ended and residence.served() is None:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
-                    "log says why, and knnper doctor looks for the cause"
+                    "log says why, and knnper site doctor looks for the cause"
                 )
             if time.monotonic() >= deadline:
                 raise ResidenceError(
                     f"the server handed over no model within {patience_s:g} s. It does "
                     "so after a run, and as long as run.federation.stay_s says: knnper "
-                    "submit --resume RUN --stay SECONDS on the server. Or onboard with "
-                    "an exported model: knnper onboard --model FOLDER"
+                    "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
+                    "with an exported model: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
             serving = residence.served()

@@ -10,9 +10,8 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from knnper.client.install import Prediction, Residence, create_empty, predict, settle
+from knnper.client.install import Residence, create_empty, predictor_of, settle
 from knnper.client.state import (
-    Names,
     ResidenceError,
     Serving,
     pending_serving,
@@ -26,6 +25,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreMismatchError,
 )
+from knnper.datastore.prediction import Names, Prediction
 from knnper.datastore.store import Store, StoreReader, open_store
 from knnper.strategies.core.exported_model import GlobalModel
 
@@ -97,9 +97,9 @@ class ServedModel:
             If an embedding is not finite.
         """
         return self._consistently(
-            lambda state: predict(
-                state.model, self.store, state.serving, self._names, images
-            )
+            lambda state: predictor_of(
+                state.model, self.store, state.serving, self._names
+            ).explain(images)
         )
 
     def add(
@@ -202,7 +202,7 @@ class ServedModel:
             raise ResidenceError(
                 f"the store in {places.store} was embedded by the model "
                 f"{self.store.fingerprint[:12]}, which was not installed; install a "
-                "model anew: knnper onboard"
+                "model anew: knnper site onboard"
             )
         state = _State(self._loaded(serving.model), serving)
         self._states = {serving.model: state}
@@ -251,7 +251,7 @@ def open_served(residence: Residence, *, writable: bool) -> ServedModel:
     if serving is None:
         raise ResidenceError(
             f"nothing is installed in {residence.places.folder} yet; wait for the "
-            "federation to hand its model over, or run knnper onboard"
+            "federation to hand its model over, or run knnper site onboard"
         )
     if not writable:
         return _served(residence, open_store(residence.places.store))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from knnper.data.site import SITE_DATA
+from knnper.data.catalogue import SITE_DATA
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Choice, Name, NonNegativeInt, PositiveInt, Settings
 from knnper.loading import (
@@ -52,7 +52,7 @@ class LimitSettings(Settings):
     methods, models
         What a run may train by, and train; null is all that are known.
     experiment
-        Fingerprint of the only experiment that is taken part in, as ``knnper data check
+        Fingerprint of the only experiment that is taken part in, as ``knnper site check
         --task`` prints it; null is any.
     training_rounds, validation_rounds
         Most answers within the last ``days`` days, over all runs together: updates, and

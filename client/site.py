@@ -455,8 +455,8 @@ def site_experiment(text: str) -> Experiment:
     except KnnPerError as error:
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
-            "that stays with the sites; submit it with `knnper submit`. If it was, the "
-            f"two sides run different versions: {error}"
+            "that stays with the sites; submit it with `knnper fed submit`. If it was, "
+            f"the two sides run different versions: {error}"
         ) from error
 
 
@@ -539,7 +539,7 @@ def _settings(context: Context) -> ClientSettings:
     if not isinstance(path, str):
         raise RunError(
             f"expected the path of the client's file as {CONFIG!r} in the node's "
-            "configuration, found none; start the node with `knnper client`, or with "
-            "flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
+            "configuration, found none; start the node with `knnper fed client`, or "
+            "with flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
         )
     return read_client(Path(path))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -18,9 +17,8 @@ from safetensors.torch import save
 
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples
-from knnper.datastore.examples import Ids
 from knnper.datastore.prediction import ClassPrior, KernelName
-from knnper.datastore.store import StoreReader, read_identity
+from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
 from knnper.files import make_private, sync_folder, write_atomically
@@ -28,40 +26,6 @@ from knnper.files import make_private, sync_folder, write_atomically
 
 class ResidenceError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
-
-
-MOST = 100_000
-"""Names that are kept: some megabytes."""
-
-
-class Names:
-    """Names by id, which stands for the same example for ever.
-
-    Parameters
-    ----------
-    store
-        Knows them.
-    """
-
-    def __init__(self, store: StoreReader) -> None:
-        self._store = store
-        self._known: dict[int, str | None] = {}
-
-    def of(self, ids: Ids) -> list[list[str | None]]:
-        """Return the names of ids (n, k); None where there is none, or no longer."""
-        if len(self._known) > MOST:
-            self.forget()
-        # Another thread may forget meanwhile, which leaves this dictionary alone.
-        rows, known = ids.tolist(), self._known
-        missing = sorted({one for row in rows for one in row} - known.keys())
-        if missing:
-            found = self._store.external_ids(np.array(missing, np.int64))
-            known.update(zip(missing, found, strict=True))
-        return [[known[one] for one in row] for row in rows]
-
-    def forget(self) -> None:
-        """Keep no name of what was deleted."""
-        self._known = {}
 
 
 @dataclass(frozen=True)
@@ -410,7 +374,7 @@ def read_serving(path: Path) -> Serving | None:
     except ValidationError as error:
         raise ResidenceError(
             f"{path} is damaged or of another version ({error.error_count()} problems"
-            "); remove it, and get the model again: knnper onboard"
+            "); remove it, and get the model again: knnper site onboard"
         ) from error
 
 
@@ -503,7 +467,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ResidenceError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
-            "model again: knnper onboard"
+            "model again: knnper site onboard"
         ) from error
     examples = Examples(images, labels.to(torch.int64))
     return NamedExamples(examples, tuple(names)), tuple(moved)

@@ -22,15 +22,24 @@ This is a temperature of 1/β (Guo, Pleiss, Sun, Weinberger, "On Calibration of 
 Neural Networks", ICML 2017, section 4.2).
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Protocol
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from knnper.datastore.examples import Contents, require_probabilities
+from knnper.datastore.examples import (
+    Contents,
+    Ids,
+    Neighbors,
+    Selection,
+    StoreBusyError,
+    require_probabilities,
+)
 from knnper.datastore.store import StoreReader
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import PositiveFloat, Settings
@@ -88,30 +97,6 @@ def require_class_shares(settings: ClassPriorSettings, num_classes: int) -> None
             f"that are all alike, found {found}"
         )
         raise ConfigError([Problem("class_shares", message)], "the class prior")
-
-
-@dataclass(frozen=True)
-class AdaptedHead:
-    """The global model's head, adapted to what a client stores by now.
-
-    Attributes
-    ----------
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
-    store
-        Its labels are counted anew at each call.
-    prior
-        How they count.
-    """
-
-    head: Callable[[Tensor], Tensor]
-    store: StoreReader
-    prior: ClassPrior
-
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        """Return probabilities, float32 of shape (n, c), for representations (n, p)."""
-        counts = count_labels(self.store.contents(), self.store.num_classes)
-        return adapted(self.head(embeddings), counts, self.prior)
 
 
 def count_labels(contents: Contents, num_classes: int) -> Tensor:
@@ -203,15 +188,80 @@ def _log_evidence(counts: Tensor, expected: Tensor) -> Tensor:
     return of_total + of_classes.sum(dim=2)
 
 
+@dataclass(frozen=True, eq=False)
+class Vote:
+    """What a client's memory says of n inputs, all from one state of it.
+
+    c is the number of classes, k' the number of neighbours that were found.
+
+    Attributes
+    ----------
+    probabilities
+        p_kNN, float32 of shape (n, c); None where nothing is stored.
+    neighbors
+        Shape (n, k').
+    weights
+        Each neighbour's share of the vote, float64 of shape (n, k').
+    names
+        The owner's names of the neighbours, n rows of k', where they were asked for;
+        None for one without.
+    label_counts
+        How many stored examples are of each class, int64 of shape (1, c).
+    num_stored
+        Examples in the store, or what stands for them.
+    fingerprint
+        Of the model that embedded them; empty where it has none.
+    """
+
+    probabilities: Tensor | None
+    neighbors: Neighbors
+    weights: Tensor
+    names: Sequence[Sequence[str | None]]
+    label_counts: Tensor
+    num_stored: int
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Predictions for n inputs, and all that explains them.
+
+    Attributes
+    ----------
+    probabilities
+        λ p_kNN + (1 - λ) p_global, float32 of shape (n, c).
+    global_probabilities
+        p_global, float32 of shape (n, c).
+    adapted_probabilities
+        p_global with the class prior of what is stored, which is mixed in its place;
+        None where there is no class prior.
+    knn_weight
+        λ as it was used: 0 with an empty store.
+    vote
+        p_kNN, and whose it is.
+    """
+
+    probabilities: Tensor
+    global_probabilities: Tensor
+    adapted_probabilities: Tensor | None
+    knn_weight: float
+    vote: Vote
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class, int64 of shape (n,)."""
+        return self.probabilities.argmax(dim=1)
+
+
 class LocalHypothesis(Protocol):
-    """The local part of the mixture of knn-per.txt, Eq. 7."""
+    """The local part of the mixture of Marfoq et al. 2022, Eq. 7."""
 
     @property
     def num_stored(self) -> int:
         """Return the examples, or what stands for them; without any it says nothing."""
 
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        """Return probabilities, float32 of shape (n, c), for representations (n, p)."""
+    def vote(self, embeddings: Tensor) -> Vote:
+        """Return what it says of representations, shape (n, p)."""
 
 
 def interpolate(
@@ -219,7 +269,7 @@ def interpolate(
 ) -> Tensor:
     """Return λ p_kNN + (1 - λ) p_global.
 
-    knn-per.txt, Eq. 7. At λ = 0 and λ = 1 one of the two is returned as it is.
+    Marfoq et al. 2022, Eq. 7. At λ = 0 and λ = 1 one of the two is returned as it is.
 
     Parameters
     ----------
@@ -248,13 +298,6 @@ def interpolate(
             f"{tuple(knn_probabilities.shape)} and global ones of shape "
             f"{tuple(global_probabilities.shape)}"
         )
-    return mixed(knn_probabilities, global_probabilities, knn_weight)
-
-
-def mixed(
-    knn_probabilities: Tensor, global_probabilities: Tensor, knn_weight: float
-) -> Tensor:
-    """Return what `interpolate` does of what is known to be distributions."""
     if knn_weight == 0:
         return global_probabilities
     if knn_weight == 1:
@@ -275,7 +318,7 @@ def paper_kernel(
 ) -> Tensor:
     """Return -d/σ with the Euclidean distance d.
 
-    knn-per.txt, Eq. 6, with the scale σ of Appendix B.
+    Marfoq et al. 2022, Eq. 6, with the scale σ of Appendix B.
 
     Parameters
     ----------
@@ -314,7 +357,9 @@ KERNELS: Mapping[KernelName, Kernel] = {
 
 @dataclass(frozen=True)
 class KnnPredictor:
-    """h_{m,λ} of knn-per.txt, Eq. 7. With an empty store it is the global model.
+    """h_{m,λ} of Marfoq et al. 2022, Eq. 7. With an empty store it is the global model.
+
+    Evaluation, figures, sites and the service call this one.
 
     Attributes
     ----------
@@ -326,6 +371,8 @@ class KnnPredictor:
         The local hypothesis.
     knn_weight
         λ, in [0, 1]: 1 is kNN only, 0 is the global model only.
+    class_prior
+        How the global model is adapted to the labels that are stored; None is not.
     tuning
         More figures on how it was chosen, by name.
     """
@@ -334,6 +381,7 @@ class KnnPredictor:
     head: Callable[[Tensor], Tensor]
     neighbors: LocalHypothesis
     knn_weight: float
+    class_prior: ClassPrior | None = None
     tuning: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -349,12 +397,32 @@ class KnnPredictor:
         DataError
             If an embedding is not finite.
         """
+        if self.effective_knn_weight == 0 and self.class_prior is None:
+            return self.head(self.embed(images))
+        return self.explain(images).probabilities
+
+    def explain(self, images: Tensor) -> Prediction:
+        """Return the predictions for n images, and what they come from.
+
+        Raises
+        ------
+        DataError
+            If an embedding is not finite.
+        StoreMismatchError
+            If another model than the classifier's has embedded the store.
+        StoreBusyError
+            If the store changes all the time.
+        """
         embeddings = self.embed(images)
-        global_probabilities = self.head(embeddings)
-        if self.effective_knn_weight == 0:
-            return global_probabilities
-        knn_probabilities = self.neighbors(embeddings)
-        return interpolate(knn_probabilities, global_probabilities, self.knn_weight)
+        alone = self.head(embeddings)
+        vote = self.neighbors.vote(embeddings)
+        prior = self.class_prior
+        own = None if prior is None else adapted(alone, vote.label_counts, prior)
+        mixed, weight = alone if own is None else own, 0.0
+        if vote.probabilities is not None:
+            weight = self.knn_weight
+            mixed = interpolate(vote.probabilities, mixed, weight)
+        return Prediction(mixed, alone, own, weight, vote)
 
     @property
     def effective_knn_weight(self) -> float:
@@ -373,8 +441,8 @@ class KnnPredictor:
 def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return each label's share of the neighbours' weight; rows sum to 1.
 
-    knn-per.txt, Eq. 6, normalised. The weights are taken relative to the largest of
-    the row before the exponential, so none is lost at any distance.
+    Marfoq et al. 2022, Eq. 6, normalised. The weights are taken relative to the largest
+    of the row before the exponential, so none is lost at any distance.
 
     Parameters
     ----------
@@ -407,9 +475,40 @@ def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tens
     return votes.scatter_add_(1, labels, shares).float()
 
 
+MAX_NAMES = 100_000  # that are kept: some megabytes
+
+
+class Names:
+    """The owner's names of a store's examples; an id stands for the same for ever."""
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+        self._known: dict[int, str | None] = {}
+
+    def of(self, ids: Ids) -> list[list[str | None]]:
+        """Return the names of ids (n, k); None where there is none, or no longer."""
+        if len(self._known) > MAX_NAMES:
+            self.forget()
+        # Another thread may forget meanwhile, which leaves this dictionary alone.
+        rows, known = ids.tolist(), self._known
+        missing = sorted({one for row in rows for one in row} - known.keys())
+        if missing:
+            found = self._store.external_ids(np.array(missing, np.int64))
+            known.update(zip(missing, found, strict=True))
+        return [[known[one] for one in row] for row in rows]
+
+    def forget(self) -> None:
+        """Keep no name of what was deleted."""
+        self._known = {}
+
+
+ATTEMPTS, PAUSE_S = 200, 0.005
+"""To search a store that others change: a search takes about as long as a change."""
+
+
 @dataclass(frozen=True)
 class NeighborClassifier:
-    """h^(k) of knn-per.txt, Eq. 6.
+    """h^(k) of Marfoq et al. 2022, Eq. 6.
 
     Attributes
     ----------
@@ -421,12 +520,19 @@ class NeighborClassifier:
         A name of `KERNELS`.
     kernel_scale
         σ.
+    fingerprint
+        Of the model that embeds what is asked; a store that another one has embedded is
+        refused. None is that with which the store was opened.
+    names
+        Of the store's examples, to tell the neighbours'; None tells no names.
     """
 
     store: StoreReader
     num_neighbors: int
     kernel: KernelName
     kernel_scale: float
+    fingerprint: str | None = None
+    names: Names | None = None
 
     @property
     def num_stored(self) -> int:
@@ -443,8 +549,62 @@ class NeighborClassifier:
         DataError
             If a representation is not finite or p differs from the store's.
         """
-        neighbors = self.store.search(embeddings, self.num_neighbors)
+        votes = self.vote(embeddings).probabilities
+        if votes is None:
+            raise ValueError("the store is empty: expected at least one neighbour")
+        return votes
+
+    def vote(self, embeddings: Tensor) -> Vote:
+        """Return p_kNN for representations (n, p), and whose votes it consists of.
+
+        Raises
+        ------
+        DataError
+            If a representation is not finite or p differs from the store's.
+        StoreMismatchError
+            If another model has embedded the store by now.
+        StoreBusyError
+            If the store changes all the time.
+        """
+        contents, found, names = self._looked_up(embeddings)
+        num_classes = self.store.num_classes
         log_weights = KERNELS[self.kernel](
-            neighbors.squared_distances, self.kernel_scale, self.store.embedding_dim
+            found.squared_distances, self.kernel_scale, embeddings.shape[1]
         )
-        return neighbor_vote(log_weights, neighbors.labels, self.store.num_classes)
+        is_empty = found.ids.shape[1] == 0
+        return Vote(
+            None if is_empty else neighbor_vote(log_weights, found.labels, num_classes),
+            found,
+            torch.softmax(log_weights, dim=1),
+            names,
+            count_labels(contents, num_classes),
+            len(contents),
+            self.fingerprint or self.store.fingerprint,
+        )
+
+    def _looked_up(
+        self, embeddings: Tensor
+    ) -> tuple[Contents, Neighbors, list[list[str | None]]]:
+        """Return contents, neighbours and names, all of one state of the store."""
+        store, names = self.store, list[list[str | None]]()
+        for _ in range(ATTEMPTS):
+            # A store whose contents change gets new ones, never changes those it had.
+            contents = store.contents()
+            found = store.search(embeddings, self.num_neighbors, self.fingerprint)
+            if self.names is not None:
+                names = self.names.of(found.ids.numpy())
+            if self._all_there(found, names) and store.contents() is contents:
+                return contents, found, names
+            # What leaves the database has a moment to leave the index, too.
+            time.sleep(PAUSE_S)
+        raise StoreBusyError(
+            f"the store changed during each of {ATTEMPTS} searches; ask again in a "
+            "moment"
+        )
+
+    def _all_there(self, found: Neighbors, names: list[list[str | None]]) -> bool:
+        """Whether no neighbour left the database while the index still had it."""
+        if not any(None in row for row in names):
+            return True
+        ids = set(found.ids.flatten().tolist())
+        return len(self.store.select(Selection(ids=tuple(ids)))) == len(ids)

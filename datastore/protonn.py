@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.datastore.examples import require_embeddings, require_labels
+from knnper.datastore.examples import Neighbors, require_embeddings, require_labels
+from knnper.datastore.prediction import Vote
 from knnper.experiment import (
     NonNegativeInt,
     PositiveFloat,
@@ -84,6 +85,18 @@ class ProtoNN:
         # A factor common to a row does not change shares: none is lost far away.
         nearest = log_kernel.max(dim=1, keepdim=True).values
         return shares((log_kernel - nearest).exp() @ self.label_scores)
+
+    def vote(self, embeddings: Tensor) -> Vote:
+        """Return the probabilities alone: prototypes are no neighbours with a name."""
+        none = torch.empty((len(embeddings), 0), dtype=torch.float64)
+        return Vote(
+            self(embeddings) if self.num_stored else None,
+            Neighbors(none, none.long(), none.long()),
+            none,
+            (),
+            torch.zeros((1, self.label_scores.shape[1]), dtype=torch.int64),
+            self.num_stored,
+        )
 
 
 def log_similarity(

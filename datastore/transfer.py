@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
-from knnper.data.images_base import ImageShape, decoded, list_class_folders
+from knnper.data.images import ImageShape, decoded, list_class_folders
 from knnper.datastore.database import SqliteRows
 from knnper.datastore.examples import (
     Contents,

@@ -56,7 +56,7 @@ class Trial:
         self.engine.up()
         self.tell("server, three clients and their services are healthy")
         self._require_closed()
-        self.engine.knnper("server", "submit", "experiment.yaml", "--stay", "0")
+        self.engine.knnper("server", "fed", "submit", "experiment.yaml", "--stay", "0")
         self._require_rows(SEEN)
         before = {name: self._predictions(name) for name in SEEN}
         self.tell("three clients were trained and serve; figures are the simulation's")
@@ -71,7 +71,7 @@ class Trial:
     def _onboard(self) -> None:
         self.federation.add(UNSEEN)
         self.engine.give_keys()
-        resume = ("submit", "--resume", RUN, "--stay", str(STAY_S), "--detach")
+        resume = ("fed", "submit", "--resume", RUN, "--stay", str(STAY_S), "--detach")
         self.engine.knnper("server", *resume)
         self.engine.up(f"service-{UNSEEN}")
         self._predictions(UNSEEN)

@@ -1,21 +1,41 @@
 """The command ``knnper``."""
 
-from collections.abc import Callable
 from typing import Annotated
 
+import click
 import typer
 
 import knnper
 from knnper_cli.batches import compare, figure, report, reproduce, sweep
-from knnper_cli.federation import federation, server, submit, watch
-from knnper_cli.simulate import datasets, export, methods, partition, simulate
-from knnper_cli.site import client, data, doctor, onboard, serve, token
+from knnper_cli.federation import federation
+from knnper_cli.renamed import with_new_names
+from knnper_cli.simulate import list_choices, partition, simulate
+from knnper_cli.site import site
 from knnper_cli.store import store
-from knnper_cli.terminal import ErrorReportingGroup
+from knnper_cli.terminal import ErrorReportingGroup, say
+
+
+class Root(ErrorReportingGroup):
+    """Takes the names of the version before, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return what is left of the arguments for the command they name."""
+        return super().parse_args(ctx, with_new_names(args, self.num_names, say))
+
+    def num_names(self, words: list[str]) -> int:
+        """Return how many of the first words name the command."""
+        command: click.Command | None = self
+        for place, word in enumerate(words):
+            # Typer brings a copy of click's classes: told by what they hold.
+            command = getattr(command, "commands", {}).get(word)
+            if command is None:
+                return place
+        return len(words)
+
 
 app = typer.Typer(
     name="knnper",
-    cls=ErrorReportingGroup,
+    cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,31 +63,11 @@ def root(
     """Personalised federated learning through local memorisation (kNN-Per)."""
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    simulate,
-    compare,
-    sweep,
-    reproduce,
-    report,
-    partition,
-    methods,
-    datasets,
-    server,
-    client,
-    submit,
-    watch,
-    export,
-    onboard,
-    serve,
-    doctor,
-)
-for _command in _COMMANDS:
+for _command in (simulate, sweep, compare, reproduce, report, partition):
     app.command()(_command)
-app.add_typer(federation)
-app.add_typer(data)
-app.add_typer(figure)
-app.add_typer(store)
-app.add_typer(token)
+app.command(name="list")(list_choices)
+for _group in (federation, site, store, figure):
+    app.add_typer(_group)
 
 
 def main() -> None:

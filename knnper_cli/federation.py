@@ -1,8 +1,9 @@
-"""The commands of ``knnper federation``."""
+"""The commands of ``knnper fed``."""
 
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +17,20 @@ from knnper.foreign_text import write_harmlessly
 from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
+    ClientFile,
     ErrorReportingGroup,
     FromRound,
     OptionalExperimentFile,
     Overrides,
     Overwrite,
     Resume,
+    Verbose,
     how_to_go_on,
     print_json,
     print_table,
     require_resume,
     say,
+    set_option,
 )
 
 Folder = Annotated[
@@ -82,7 +86,7 @@ def add_client(
     written = write_client(place, name, known_server(place, host), num_train)
     say(
         f"Copy {written} to the client's machine. A server that runs from "
-        f"{place.server} lets it in now; elsewhere: knnper federation register "
+        f"{place.server} lets it in now; elsewhere: knnper fed register "
         "SERVER.yaml "
         f"{name} {name}.key.pub"
     )
@@ -204,7 +208,10 @@ def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
 
 
 def _tell_what_next(place: "FederationFolder", insecure: bool) -> None:
-    say(f"Server: copy {place.server} to its machine; there: knnper server server.yaml")
+    say(
+        f"Server: copy {place.server} to its machine; there: knnper fed server "
+        f"server.yaml"
+    )
     say(f"Clients: copy each folder of {place.path / 'clients'} to its machine.")
     if insecure:
         say(
@@ -217,34 +224,14 @@ def _tell_what_next(place: "FederationFolder", insecure: bool) -> None:
     )
 
 
-federation = typer.Typer(
-    name="federation",
-    cls=ErrorReportingGroup,
-    no_args_is_help=True,
-    help="Make a federation's certificates and keys; say who may connect.",
-)
-
-for _command in (init, add_client, register, remove_client, renew):
-    federation.command()(_command)
-
-federation.command(name="list")(list_clients)
-
-
 ServerFile = Annotated[
     Path, typer.Argument(metavar="SERVER.yaml", help="The server's settings.")
 ]
 
-Overrides_ = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting, as in --set listen=0.0.0.0:9000; may be repeated.",
-    ),
-]
+ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
 
 
-def server(settings_file: ServerFile, overrides: Overrides_ = None) -> None:
+def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway that clients reach."""
     from knnper.server.link.supervisor import run_server
     from knnper.server.settings import ServerSettings, read_server
@@ -452,8 +439,9 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
         done = follow(has_ended)
     except KeyboardInterrupt as error:
         say(
-            f"No longer watching; the run goes on. To watch: knnper watch {place}. To "
-            f"end it: FLWR_HOME={settings.flower_home} flwr stop {run_id} federation"
+            f"No longer watching; the run goes on. To watch: knnper fed status "
+            f"{place}. To end it: FLWR_HOME={settings.flower_home} flwr stop {run_id} "
+            f"federation"
         )
         raise typer.Exit(INTERRUPTED) from error
     if not done:
@@ -461,7 +449,7 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
         raise RunError(
             f"run {run_id} ended without results: {found.outcome} {found.details}\n"
             f"{_last_words(settings, run_id)}\n"
-            f"{how_to_go_on('submit', place)}"
+            f"{how_to_go_on('fed submit', place)}"
         )
     _show(place)
 
@@ -499,3 +487,104 @@ def _show(place: Path) -> None:
     header, *rows = as_cells(table_of_run(load_run(place)))
     print_table(header, rows)
     say(f"Everything about this run is in {place}")
+
+
+AllowAppCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-app-code",
+        help="Run the code that comes with a run instead of the installed client. "
+        "Whoever may submit runs may then run any code on this machine.",
+    ),
+]
+
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="How long to try to get into the federation."
+    ),
+]
+
+RetryForever = Annotated[
+    bool, typer.Option("--retry-forever", help="Never give up trying.")
+]
+
+App = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", hidden=True, help="Another installed ClientApp."
+    ),
+]
+
+
+def client(
+    config: ClientFile = Path("client.yaml"),
+    allow_app_code: AllowAppCode = False,
+    patience: Patience = 120.0,
+    retry_forever: RetryForever = False,
+    verbose: Verbose = False,
+    app: App = None,
+) -> None:
+    """Take part in a federation until Ctrl-C or SIGTERM."""
+    # It loads torch and Flower, which `knnper --help` need not wait for.
+    import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.flower_node import CLIENT_APP, log_to_stderr
+    from knnper.client.node import NodeOptions, run_client
+    from knnper.client.settings import read_client
+
+    log_to_stderr(verbose=verbose)
+    options = NodeOptions(
+        app=app or CLIENT_APP,
+        allow_app_code=allow_app_code,
+        patience_s=None if retry_forever else patience,
+        verbose=verbose,
+    )
+    run_client(read_client(config), options)
+    # All was left in order, and Python's own way out waits for Flower's idle threads.
+    logging.shutdown()
+    os._exit(0)
+
+
+def export(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to; a new folder.")
+    ],
+) -> None:
+    """Write a finished run's global model to a folder, for sites that join later."""
+    # Everything below loads torch, which `knnper --help` need not wait for.
+    from knnper.simulation.trained_model import find_model
+    from knnper.strategies.core.exported_model import save_model
+
+    model = find_model(run)
+    save_model(folder, model)
+    say(
+        f"{folder} holds the model {model.fingerprint[:12]} of {run}; a site that "
+        f"joins runs: knnper site onboard client.yaml --model {folder}"
+    )
+
+
+federation = typer.Typer(
+    name="fed",
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="Set up, run and train a federation of real clients.",
+)
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    init,
+    server,
+    client,
+    submit,
+    export,
+    add_client,
+    register,
+    remove_client,
+    renew,
+)
+for _command in _COMMANDS:
+    federation.command()(_command)
+federation.command(name="status")(watch)
+federation.command(name="list")(list_clients)

@@ -1,4 +1,4 @@
-"""``knnper datasets``: the data sets that can be chosen."""
+"""The commands of simulation, and lists of what an experiment may choose."""
 
 import contextlib
 import json
@@ -30,60 +30,58 @@ from knnper_cli.terminal import (
 )
 
 
-def datasets(as_json: AsJson = False) -> None:
-    """List the data sets and the settings that each takes."""
-    # Loading the data sets loads torch, which the other commands need not wait for.
-    from knnper.data.catalogue import DATA_SETS
+class Choosable(StrEnum):
+    """Sections of an experiment whose choices are listed."""
 
-    rows: list[dict[str, Any]] = [
+    METHODS = "methods"
+    DATA = "data"
+    MODELS = "models"
+    PARTITIONS = "partitions"
+
+
+def list_choices(
+    what: Annotated[Choosable, typer.Argument(help="What to list.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what an experiment may choose, with the settings of each."""
+    # Everything below loads torch, which the other commands need not wait for.
+    from knnper.data.catalogue import DATA_SETS
+    from knnper.models.catalogue import MODELS
+    from knnper.simulation.partition.catalogue import PARTITIONS
+
+    if what is Choosable.METHODS:
+        _list_methods(as_json)
+        return
+    known: Mapping[Choosable, Mapping[str, Any]] = {
+        Choosable.DATA: DATA_SETS,
+        Choosable.MODELS: MODELS,
+        Choosable.PARTITIONS: PARTITIONS,
+    }
+    rows = [
         {
             "name": name,
             "title": spec.title,
             "summary": spec.summary,
             "settings": [one.name for one in fields(spec.settings_type)],
         }
-        for name, spec in DATA_SETS.items()
+        for name, spec in known[what].items()
     ]
     if as_json:
         print_json(rows)
         return
-    header = ("name", "data set", "summary", "settings")
-    table = [
-        (row["name"], row["title"], row["summary"], ", ".join(row["settings"]))
-        for row in rows
-    ]
-    print_table(header, table)
+    cells = [[*list(row.values())[:3], ", ".join(row["settings"])] for row in rows]
+    print_table(("name", "title", "summary", "settings"), cells)
 
 
-def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")
-    ],
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to; a new folder.")
-    ],
-) -> None:
-    """Write a finished run's global model to a folder, for sites that join later."""
-    # Everything below loads torch, which `knnper --help` need not wait for.
-    from knnper.simulation.trained_model import find_model
-    from knnper.strategies.core.exported_model import save_model
-
-    model = find_model(run)
-    save_model(folder, model)
-    say(
-        f"{folder} holds the model {model.fingerprint[:12]} of {run}; a site that "
-        f"joins runs: knnper onboard --config client.yaml --model {folder}"
-    )
-
-
-if TYPE_CHECKING:
-    from knnper.strategies.core.method import PersonalizerSpec
-
-
-def methods(as_json: AsJson = False) -> None:
-    """List the methods: what they send, keep, and do for newcomers."""
-    # Loading the methods loads torch, which the other commands need not wait for.
+def _list_methods(as_json: bool) -> None:
     from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+
+    def needs(spec: Any) -> str:
+        names = (
+            ("one model a client", spec.needs_one_model),
+            ("data of the server's", spec.needs_proxy),
+        )
+        return ", ".join(name for name, needed in names if needed)
 
     rows = [
         {
@@ -109,7 +107,7 @@ def methods(as_json: AsJson = False) -> None:
             "title": spec.title,
             "summary": spec.summary,
             "unseen_clients": spec.unseen,
-            "needs": _needs(spec),
+            "needs": needs(spec),
             "source": spec.source,
             "settings": [one.name for one in fields(spec.settings_type)],
         }
@@ -124,15 +122,6 @@ def methods(as_json: AsJson = False) -> None:
         ("personalization", "title", "summary", "unseen clients", "needs"),
         [list(map(str, row.values()))[:5] for row in on_top],
     )
-
-
-def _needs(spec: "PersonalizerSpec") -> str:
-    """Return what must be there beside a client's own data."""
-    needs = {
-        "one model a client": spec.needs_one_model,
-        "data of the server's": spec.needs_proxy,
-    }
-    return ", ".join(need for need, needed in needs.items() if needed)
 
 
 if TYPE_CHECKING:

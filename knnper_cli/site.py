@@ -1,7 +1,6 @@
-"""``knnper client``: this machine as a client of a federation."""
+"""The commands of ``knnper site``: its data, its service, its own memory."""
 
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,78 +12,17 @@ import typer
 from knnper_cli.terminal import (
     RUN_FAILED,
     AsJson,
+    ClientFile,
+    ErrorReportingGroup,
     Overrides,
+    Verbose,
     counted,
     print_json,
     print_table,
     say,
+    set_option,
     tell,
 )
-
-ConfigFile = Annotated[
-    Path, typer.Option("--config", metavar="CLIENT.yaml", help="The client's file.")
-]
-
-AllowAppCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-app-code",
-        help="Run the code that comes with a run instead of the installed client. "
-        "Whoever may submit runs may then run any code on this machine.",
-    ),
-]
-
-Patience = Annotated[
-    float,
-    typer.Option(
-        min=0, metavar="SECONDS", help="How long to try to get into the federation."
-    ),
-]
-
-RetryForever = Annotated[
-    bool, typer.Option("--retry-forever", help="Never give up trying.")
-]
-
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Log every message of Flower's, too."),
-]
-
-App = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:NAME", hidden=True, help="Another installed ClientApp."
-    ),
-]
-
-
-def client(
-    config: ConfigFile = Path("client.yaml"),
-    allow_app_code: AllowAppCode = False,
-    patience: Patience = 120.0,
-    retry_forever: RetryForever = False,
-    verbose: Verbose = False,
-    app: App = None,
-) -> None:
-    """Take part in a federation until Ctrl-C or SIGTERM."""
-    # It loads torch and Flower, which `knnper --help` need not wait for.
-    import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
-    from knnper.client.flower_node import CLIENT_APP, log_to_stderr
-    from knnper.client.node import NodeOptions, run_client
-    from knnper.client.settings import read_client
-
-    log_to_stderr(verbose=verbose)
-    options = NodeOptions(
-        app=app or CLIENT_APP,
-        allow_app_code=allow_app_code,
-        patience_s=None if retry_forever else patience,
-        verbose=verbose,
-    )
-    run_client(read_client(config), options)
-    # All was left in order, and Python's own way out waits for Flower's idle threads.
-    logging.shutdown()
-    os._exit(0)
-
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -95,14 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 10
 
-data = typer.Typer(
-    name="data", no_args_is_help=True, help="Look at this site's own data."
-)
-
-ClientFile = Annotated[
-    Path,
-    typer.Option("--config", metavar="CLIENT.yaml", help="The client's file."),
-]
+ClientOverrides = Annotated[list[str] | None, set_option("service.port=8081")]
 
 TaskFile = Annotated[
     Path | None,
@@ -115,12 +46,6 @@ TaskFile = Annotated[
 ]
 
 
-@data.callback()
-def root() -> None:
-    """Look at this site's own data."""
-
-
-@data.command()
 def check(
     config: ClientFile,
     task: TaskFile = None,
@@ -271,8 +196,7 @@ _MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
 _INDENT = " " * 19
 
 DoctorClientFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="CLIENT.yaml", help="The client's file."),
+    Path | None, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
 
 ServerFile = Annotated[
@@ -294,9 +218,7 @@ def doctor(
     code is 1 when something is wrong, 2 when a file is.
     """
     if config is None and server is None:
-        raise typer.BadParameter(
-            "give --config CLIENT.yaml, --server SERVER.yaml, or both"
-        )
+        raise typer.BadParameter("give CLIENT.yaml, --server SERVER.yaml, or both")
     # Both files are read first: one that is wrong ends the command with 2.
     of_server = None if server is None else _of_server(server)
     of_client = None if config is None else _of_client(config)
@@ -401,21 +323,12 @@ if TYPE_CHECKING:
     from knnper.client.service.app import Binding
     from knnper.client.settings import ClientSettings
 
-Overrides_ = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting, as in --set service.port=8081; may be repeated.",
-    ),
-]
-
 TokenFile = Annotated[
     Path | None,
     typer.Option(
         help="File with the owner's token, which may do everything; by default `token` "
         "in the client's state folder. Made, with a new token, if it is missing. "
-        "`knnper token` makes others.",
+        "`knnper site token` makes others.",
     ),
 ]
 
@@ -429,7 +342,7 @@ NoToken = Annotated[
 
 def serve(
     config: ClientFile,
-    overrides: Overrides_ = None,
+    overrides: ClientOverrides = None,
     token_file: TokenFile = None,
     no_token: NoToken = False,
 ) -> None:
@@ -506,7 +419,7 @@ def _tokens(
         return None
     path = token_file or settings.state / "token"
     tokens = Tokens(settings.state, read_or_create_owner_token(path))
-    say(f"The owner's token is in {path}; for others: knnper token add")
+    say(f"The owner's token is in {path}; for others: knnper site token add")
     return tokens
 
 
@@ -564,7 +477,7 @@ TOOK_PART = {
 def onboard(  # noqa: PLR0913 (one parameter an option)
     config: ClientFile,
     model: ModelFolder = None,
-    overrides: Overrides_ = None,
+    overrides: ClientOverrides = None,
     start_service: StartService = True,
     patience: OnboardPatience = 600.0,
     took_part: TookPart = None,
@@ -591,7 +504,7 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
     if start_service:
         serve(config, overrides)
     else:
-        say(f"To serve it: knnper serve --config {config}")
+        say(f"To serve it: knnper site serve {config}")
 
 
 def _by_folder(
@@ -720,7 +633,7 @@ Scopes = Annotated[
 
 
 @token.command()
-def add(name: TokenName, config: ClientFile, scopes: Scopes = None) -> None:
+def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     """Make a token and write it to standard output; it is never shown again."""
     from knnper.client.service.access import SCOPES, add_token
     from knnper.loading import alternatives
@@ -755,7 +668,7 @@ def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
 
 
 @token.command()
-def revoke(name: TokenName, config: ClientFile) -> None:
+def revoke(config: ClientFile, name: TokenName) -> None:
     """Forget a token; a service that runs refuses it from then on."""
     from knnper.client.service.access import revoke_token
 
@@ -775,3 +688,15 @@ def _claimed_state(config: Path) -> Path:
 
 def _day(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+site = typer.Typer(
+    name="site",
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="What a site does by itself: look at its data, join, serve, find faults.",
+)
+
+for _command in (check, onboard, serve, doctor):
+    site.command()(_command)
+site.add_typer(token)

@@ -672,7 +672,7 @@ def _reembed(folder: Path, run: Path) -> None:
     if read_identity(folder).spec.input is None:
         raise DataError(
             f"{folder} keeps no raw inputs, so nothing can be embedded anew; create "
-            f"another store, knnper store create NEW_FOLDER --run {run} without "
+            f"another store, knnper store create NEW_FOLDER --model {run} without "
             "--no-inputs, and add the examples to it"
         )
     model = find_model(run)

@@ -34,13 +34,25 @@ ExperimentFile = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")
 ]
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
+
+def set_option(example: str) -> Any:
+    """Return the option ``--set``, with what may be set as the example."""
+    return typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a setting, as in --set training.num_rounds=50; may be repeated.",
-    ),
+        help=f"Change a setting, as in --set {example}; may be repeated.",
+    )
+
+
+Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
+
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Log every message of Flower's, too."),
+]
+
+ClientFile = Annotated[
+    Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
 
 OptionalExperimentFile = Annotated[
@@ -503,33 +515,17 @@ StoreFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
 ]
 
-ModelRun = Annotated[
-    Path,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="Folder of the finished run, or of the exported model, that embeds.",
-    ),
-]
+_EMBEDDING_MODEL = typer.Option(
+    "--model",
+    metavar="FOLDER",
+    help="The exported model, or the folder of a finished run, that embeds.",
+)
 
-OptionalRun = Annotated[
-    Path | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="Folder of the finished run, or of the exported model, that embeds.",
-    ),
-]
+ModelRun = Annotated[Path, _EMBEDDING_MODEL]
 
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting, as in --set 'index={name: sq8, rerank: 4}'; may be "
-        "repeated.",
-    ),
-]
+OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
+
+Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
 
 
 def seconds_of(text: str) -> float:

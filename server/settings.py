@@ -167,7 +167,7 @@ def _document(path: Path) -> Mapping[str, Any]:
         document = parse_yaml(path.read_text(encoding="utf-8"), source)
     except FileNotFoundError as error:
         message = (
-            "there is no such file; make one with: knnper federation init FOLDER "
+            "there is no such file; make one with: knnper fed init FOLDER "
             "--host NAME_OR_IP"
         )
         raise ConfigError([Problem(source, message)], source) from error
@@ -208,7 +208,7 @@ def _tls_problems(settings: ServerSettings) -> Iterable[Problem]:
     if not settings.insecure and settings.tls is None:
         message = (
             "expected {ca: ..., certificate: ..., key: ...}, found nothing; make them "
-            "with: knnper federation init, or write insecure: true to do without "
+            "with: knnper fed init, or write insecure: true to do without "
             "encryption and authentication"
         )
         yield Problem("tls", message)

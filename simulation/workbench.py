@@ -15,8 +15,18 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
-from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
+from knnper.data.examples import (
+    ClientData,
+    Dataset,
+    Examples,
+    LabelledArrays,
+)
+from knnper.data.site_data import (
+    SITES,
+    SitesSettings,
+    sites_settings,
+    task_of,
+)
 from knnper.errors import Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import write_atomically
@@ -147,8 +157,8 @@ def require_central(experiment: Experiment) -> None:
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
-            "simulated; run it on them with `knnper submit`, or name a data set in the "
-            "section data and how it is dealt in the section partition"
+            "simulated; run it on them with `knnper fed submit`, or name a data set in "
+            "the section data and how it is dealt in the section partition"
         )
 
 

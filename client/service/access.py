@@ -146,7 +146,7 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
         if any(one.name == name for one in known):
             raise RunError(
                 f"there is a token {name!r} already; choose another name, or run: "
-                f"knnper token revoke {name}"
+                f"knnper site token revoke {name}"
             )
         kept = tuple(scope for scope in SCOPES if scope in set(scopes))
         new = Token(name, kept, _digest(secret), time.time())
@@ -331,7 +331,7 @@ def _unauthorized(*, is_given: bool) -> RequestError:
     return RequestError(
         401,
         f"found {found}, expected the header `Authorization: Bearer TOKEN`; whoever "
-        "runs the service makes tokens: knnper token add NAME",
+        "runs the service makes tokens: knnper site token add CLIENT.yaml NAME",
     )
 
 
@@ -350,7 +350,7 @@ class _Needs(HTTPBearer):
     """An endpoint's `Caller`, who must have some scopes."""
 
     def __init__(self, *scopes: Scope) -> None:
-        told = "Made with `knnper token add`; what it may is in its scopes."
+        told = "Made with `knnper site token add`; what it may is in its scopes."
         super().__init__(scheme_name="token", description=told, auto_error=False)
         self._scopes = scopes
 
@@ -367,8 +367,8 @@ def _forbidden(caller: Caller, scope: str) -> RequestError:
     return RequestError(
         403,
         f"the token {caller.name!r} has the scopes {has}; this needs {scope!r}. "
-        f"Whoever runs the service makes such a token: knnper token add NAME --scope "
-        f"{scope}",
+        f"Whoever runs the service makes such a token: knnper site token add "
+        f"CLIENT.yaml NAME --scope {scope}",
         {
             "WWW-Authenticate": 'Bearer realm="knnper", error="insufficient_scope", '
             f'scope="{scope}"'

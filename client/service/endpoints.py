@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import knnper
-from knnper.client.install import Prediction
 from knnper.client.served import ServedModel
 from knnper.client.service.access import SCOPES, Caller, needs
 from knnper.client.service.inputs import (
@@ -34,6 +33,7 @@ from knnper.client.service.inputs import (
 from knnper.client.service.session import Current, Metrics, Workers
 from knnper.client.state import Accuracy
 from knnper.datastore.examples import ExamplesMissingError, NotErasedError, Selection
+from knnper.datastore.prediction import Prediction
 
 
 class Document(BaseModel):
@@ -208,7 +208,7 @@ def predictions(
             for name, one in (
                 ("global_probabilities", prediction.global_probabilities),
                 ("adapted_probabilities", prediction.adapted_probabilities),
-                ("knn_probabilities", prediction.knn_probabilities),
+                ("knn_probabilities", prediction.vote.probabilities),
             )
         }
         columns["neighbors"] = _neighbors(prediction, class_names)
@@ -218,10 +218,12 @@ def predictions(
         InputPrediction.model_construct(**dict(zip(columns, row, strict=True)))
         for row in rows
     ]
-    found = Predictions.model_construct(predictions=each, model=prediction.fingerprint)
+    found = Predictions.model_construct(
+        predictions=each, model=prediction.vote.fingerprint
+    )
     if explained:
         found.knn_weight = prediction.knn_weight
-        found.num_stored = prediction.num_stored
+        found.num_stored = prediction.vote.num_stored
     return found
 
 
@@ -276,13 +278,13 @@ def _by_class(probabilities: Tensor, names: Sequence[str]) -> list[dict[str, flo
 def _neighbors(
     prediction: Prediction, class_names: Sequence[str]
 ) -> list[list[NeighborDocument]]:
-    found = prediction.neighbors
+    found = prediction.vote.neighbors
     columns = zip(
         found.ids.tolist(),
         found.labels.tolist(),
         found.squared_distances.sqrt().tolist(),
-        prediction.neighbor_weights.tolist(),
-        prediction.neighbor_names,
+        prediction.vote.weights.tolist(),
+        prediction.vote.names,
         strict=True,
     )
     return [

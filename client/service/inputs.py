@@ -36,7 +36,7 @@ from pydantic import (
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
-from knnper.data.images_base import wide_pixels
+from knnper.data.images import wide_pixels
 from knnper.data.text import NUM_TOKENS, encode, plain
 from knnper.datastore.examples import (
     Selection,
@@ -632,7 +632,7 @@ def decode_picture(
 ) -> NDArray[np.uint8]:
     """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
 
-    Colours are converted and the size is changed as `knnper.data.images_base` does.
+    Colours are converted and the size is changed as `knnper.data.images` does.
     """
     height, width, channels = spec.image_shape
     try:

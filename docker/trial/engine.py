@@ -49,7 +49,7 @@ class Engine:
     Attributes
     ----------
     federation
-        The folder that ``knnper federation init`` made.
+        The folder that ``knnper fed init`` made.
     """
 
     federation: Path

@@ -47,7 +47,7 @@ class Federation:
 
     @property
     def place(self) -> Path:
-        """What ``knnper federation init`` makes."""
+        """What ``knnper fed init`` makes."""
         return self.folder / "federation"
 
     @property
@@ -68,7 +68,7 @@ class Federation:
         _knnper("simulate", central, *serial)
         _knnper("partition", central, "--export", self.shares)
         clients = [word for name in SEEN for word in ("--client", name)]
-        _knnper("federation", "init", self.place, "--host", SERVER, *clients)
+        _knnper("fed", "init", self.place, "--host", SERVER, *clients)
         (self.place / "server" / "state").mkdir()
         agreed = json.loads((self.shares / "labels.json").read_text())["data"]
         over_sites = {**EXPERIMENT, "data": agreed, "partition": {"name": "sites"}}
@@ -79,7 +79,7 @@ class Federation:
 
     def add(self, name: str) -> None:
         """Let another client in, whose data is there."""
-        _knnper("federation", "add-client", self.place, name)
+        _knnper("fed", "add-client", self.place, name)
         self._give_share(name)
 
     def expected(self, name: str) -> dict[str, str]:

@@ -1,16 +1,18 @@
-"""Decode a data set once; afterwards every process memory-maps the result."""
+"""The cache of decoded data: made once, then memory-mapped by every process."""
 
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from knnper.data.examples import (
     channel_statistics,
 )
 from knnper.errors import DataError
-from knnper.files import alone, make_entry, read_if_sound, sync_to_disc
+from knnper.files import UNFINISHED, alone, make_entry, read_if_sound, sync_to_disc
 
 Array = NDArray[np.generic]
 
@@ -48,13 +50,7 @@ def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
 
 
 def load_array(path: Path) -> Array:
-    """Return the array in an .npy file.
-
-    Raises
-    ------
-    DataError
-        If it is damaged, or holds Python objects.
-    """
+    """Return the array in an .npy file; a `DataError` where it is damaged."""
     try:
         found: Array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -73,17 +69,7 @@ _BYTES_AT_ONCE = 16 * 1024**2
 
 
 class RowFile:
-    """A new .npy file that rows are added to; how many need not be known beforehand.
-
-    Parameters
-    ----------
-    path
-        Of the file, which is made.
-    row_shape
-        The shape of one row.
-    dtype
-        Of all rows.
-    """
+    """A new .npy file that rows are added to; how many need not be known before."""
 
     def __init__(
         self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -177,29 +163,21 @@ class Manifest:
     domain_names: tuple[str, ...] = ()
 
 
-class EntryWriter:
-    """Writes the arrays of one entry into a folder of its own.
+_Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
 
-    Parameters
-    ----------
-    folder
-        An empty folder.
-    """
+
+class EntryWriter:
+    """Writes the arrays of one entry into an empty folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._arrays: dict[str, np.memmap[Any, Any]] = {}
+        self._mapped: dict[str, np.memmap[Any, Any]] = {}
         self._grown: dict[str, RowFile] = {}
 
     def new_images(
         self, split: Split, shape: tuple[int, int, int, int]
     ) -> NDArray[np.uint8]:
-        """Return a zeroed array on disc to decode into.
-
-        Parameters
-        ----------
-        shape
-            (n, height, width, channels).
+        """Return a zeroed array on disc, (n, height, width, channels), to decode into.
 
         Raises
         ------
@@ -208,7 +186,7 @@ class EntryWriter:
         """
         if shape[0] == 0:
             raise DataError(f"there are no {split} images; at least one is needed")
-        self._require_room(int(np.prod(shape)))
+        self._require_room(math.prod(shape))
         return self._new_array(f"{split}_images", shape, np.dtype(np.uint8))
 
     def put_images(self, split: Split, images: NDArray[np.uint8]) -> None:
@@ -216,21 +194,15 @@ class EntryWriter:
         count, height, width, channels = images.shape
         self.new_images(split, (count, height, width, channels))[...] = images
 
-    def put_labels(
-        self, split: Split, labels: Sequence[int] | NDArray[np.integer]
-    ) -> None:
+    def put_labels(self, split: Split, labels: _Integers) -> None:
         """Store the n labels of a split."""
         self._put_integers(f"{split}_labels", labels)
 
-    def put_client_ids(
-        self, split: Split, client_ids: Sequence[int] | NDArray[np.integer]
-    ) -> None:
+    def put_client_ids(self, split: Split, client_ids: _Integers) -> None:
         """Store whom each of the n images of a split belongs to."""
         self._put_integers(f"{split}_client_ids", client_ids)
 
-    def put_domain_ids(
-        self, split: Split, domain_ids: Sequence[int] | NDArray[np.integer]
-    ) -> None:
+    def put_domain_ids(self, split: Split, domain_ids: _Integers) -> None:
         """Store which domain each of the n images of a split is from."""
         self._put_integers(f"{split}_domain_ids", domain_ids)
 
@@ -244,31 +216,31 @@ class EntryWriter:
         """Store some of a client's images after those that are there already.
 
         For data sets of which only a part is in memory at a time. A split is either
-        appended to or put as a whole.
-
-        Parameters
-        ----------
-        images
-            uint8, shape (n, height, width, channels).
-        labels
-            Shape (n,).
-        client_id
-            Whom all of them belong to.
-
-        Raises
-        ------
-        DataError
-            If there is not enough room on the disc.
+        appended to or put as a whole. A `DataError` says that the disc is full.
         """
         self._require_room(images.nbytes)
-        self._append(f"{split}_images", images)
-        self._append(f"{split}_labels", labels)
-        self._append(f"{split}_client_ids", np.full(len(labels), client_id, np.int64))
+        owners = np.full(len(labels), client_id, np.int64)
+        parts: dict[str, NDArray[Any]] = {
+            "images": images,
+            "labels": labels,
+            "client_ids": owners,
+        }
+        for what, rows in parts.items():
+            name = f"{split}_{what}"
+            if name not in self._grown:
+                file = self._file(name)
+                self._grown[name] = RowFile(file, rows.shape[1:], rows.dtype)
+            self._grown[name].append(rows)
 
     def seal(self, name: str, contents: Contents) -> None:
         """Write the manifest and see to it that everything is on the disc."""
-        shapes = self._finish()
-        mean, std = self._statistics(contents)
+        for array in self._mapped.values():
+            array.flush()
+        shapes = {name: array.shape for name, array in self._mapped.items()}
+        shapes |= {name: rows.finish() for name, rows in self._grown.items()}
+        mean, std = tuple[float, ...](), tuple[float, ...]()
+        if contents.dtype != "token":
+            mean, std = channel_statistics(rows_in_parts(self._file("train_images")))
         manifest = Manifest(
             FORMAT_VERSION, name, **asdict(contents), mean=mean, std=std, shapes=shapes
         )
@@ -277,40 +249,18 @@ class EntryWriter:
             sync_to_disc(file)
         sync_to_disc(self._folder)
 
-    def _statistics(
-        self, contents: Contents
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if contents.dtype == "token":
-            return (), ()
-        return channel_statistics(rows_in_parts(self._file("train_images")))
-
-    def _finish(self) -> dict[str, tuple[int, ...]]:
-        """Bring all arrays into their files; return their shapes."""
-        for array in self._arrays.values():
-            array.flush()
-        mapped = {name: array.shape for name, array in self._arrays.items()}
-        return mapped | {name: rows.finish() for name, rows in self._grown.items()}
-
-    def _append(self, name: str, rows: NDArray[Any]) -> None:
-        if name not in self._grown:
-            self._grown[name] = RowFile(self._file(name), rows.shape[1:], rows.dtype)
-        self._grown[name].append(rows)
-
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.npy"
 
-    def _put_integers(
-        self, name: str, values: Sequence[int] | NDArray[np.integer]
-    ) -> None:
-        stored = self._new_array(name, (len(values),), np.dtype(np.int64))
-        stored[:] = values
+    def _put_integers(self, name: str, values: _Integers) -> None:
+        self._new_array(name, (len(values),), np.dtype(np.int64))[:] = values
 
     def _new_array(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.memmap[Any, Any]:
         file = self._file(name)
         array = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-        self._arrays[name] = array
+        self._mapped[name] = array
         return array
 
     def _require_room(self, num_bytes: int) -> None:
@@ -337,7 +287,10 @@ def read_entry(folder: Path) -> Dataset:
     manifest = TypeAdapter(Manifest).validate_json((folder / _MANIFEST).read_bytes())
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
-    arrays = {name: _read_array(folder, name, manifest) for name in manifest.shapes}
+    arrays = {
+        name: _mapped(folder / f"{name}.npy", shape)
+        for name, shape in manifest.shapes.items()
+    }
     _, height, width, channels = arrays["train_images"].shape
     return Dataset(
         name=manifest.name,
@@ -356,12 +309,12 @@ def read_entry(folder: Path) -> Dataset:
     )
 
 
-def _read_array(folder: Path, name: str, manifest: Manifest) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(folder / f"{name}.npy", mmap_mode="r")
-    if array.shape != manifest.shapes[name]:
-        raise ValueError(
-            f"{name} has the shape {array.shape}, expected {manifest.shapes[name]}"
-        )
+def _mapped(
+    file: Path, shape: tuple[int, ...], mode: Literal["r", "c"] = "r"
+) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(file, mmap_mode=mode, allow_pickle=False)
+    if array.shape != shape:
+        raise ValueError(f"{file.stem}: expected shape {shape}, found {array.shape}")
     return array
 
 
@@ -372,6 +325,37 @@ def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
         client_ids=arrays.get(f"{split}_client_ids"),
         domain_ids=arrays.get(f"{split}_domain_ids"),
     )
+
+
+T = TypeVar("T")
+
+
+def _cached(
+    entry: Path, lock: Path, read: Callable[[Path], T], fill: Callable[[Path], None]
+) -> T:
+    """Return what ``read`` makes of an entry; ``fill`` makes it where it is not sound.
+
+    One process at a time fills. An entry is made beside its final place and renamed
+    when it is complete and on the disc, so a half-written one is never seen.
+    """
+    found = read_if_sound(entry, read)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        try:
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(lock))
+        except OSError as error:
+            raise _NoCacheError(str(error)) from error
+        found = read_if_sound(entry, read)
+        if found is not None:
+            return found
+        make_entry(entry, fill)
+        return read(entry)
+
+
+class _NoCacheError(Exception):
+    """Nothing can be written where the cache should be."""
 
 
 Source: TypeAlias = Mapping[str, str | int | float | None]
@@ -409,44 +393,142 @@ def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
     ------
     DataError
         If the cache folder cannot be written, or whatever ``build`` raises.
-
-    Notes
-    -----
-    An entry is made beside its final place and renamed when it is complete and on the
-    disc, so a half-written one is never seen. A damaged one is replaced.
     """
-    entry = cache_root() / f"{name}-{_fingerprint(source)}"
-    found = read_if_sound(entry, read_entry)
-    if found is not None:
-        return found
-    with _exclusive(entry):
-        found = read_if_sound(entry, read_entry)
-        if found is not None:
-            return found
-        make_entry(entry, lambda folder: _fill(folder, name, build))
-        return read_entry(entry)
 
+    def fill(folder: Path) -> None:
+        writer = EntryWriter(folder)
+        writer.seal(name, build(writer))
 
-def _fingerprint(source: Source) -> str:
     text = json.dumps([FORMAT_VERSION, dict(source)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
+    entry = cache_root() / f"{name}-{fingerprint}"
+    try:
+        return _cached(entry, entry.with_name(f"{entry.name}.lock"), read_entry, fill)
+    except _NoCacheError as error:
+        raise DataError(
+            f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
+            "folder that can"
+        ) from error
 
 
-def _fill(folder: Path, name: str, build: Build) -> None:
-    writer = EntryWriter(folder)
-    writer.seal(name, build(writer))
+_LOG = logging.getLogger(__name__)
+
+_MOST_FORMS = 3
+
+# Longer than a tick of the clocks that file systems take their times from.
+_TICK_NS = 50_000_000
+
+Decoded: TypeAlias = tuple[NDArray[np.uint8], Mapping[int, str]]
+"""Images (m, height, width, channels), and why others, by position, have none."""
 
 
-@contextlib.contextmanager
-def _exclusive(entry: Path) -> Iterator[None]:
-    """Hold the entry's lock."""
-    with contextlib.ExitStack() as stack:
+class _UnreadableFilesError(Exception):
+    """Some files cannot be decoded, so that no entry is made."""
+
+
+def cached_images(
+    folder: Path,
+    paths: Sequence[str],
+    form: Sequence[object],
+    shape: tuple[int, ...],
+    decode: Callable[[], Decoded],
+) -> Decoded:
+    """Return what ``decode`` makes of a site's files, from the cache where it is there.
+
+    An entry belongs to the path, size, and times of modification and change of *each*
+    file, and to the form. When a file is new, gone or another, all entries are removed.
+    Otherwise the three that were last used are kept, so that tasks with different forms
+    can take turns. Images of which some cannot be read are not kept: the reason may lie
+    outside of the files.
+
+    Parameters
+    ----------
+    folder
+        Where entries are kept, readable by this user alone; of no other use. Where it
+        cannot be written, images are decoded each time.
+    paths
+        All files of the site.
+    form
+        What else decides on the images: the decoder, their size, which ones.
+    shape
+        Of the images.
+
+    Returns
+    -------
+    In memory, or as a private map: it can be written to, which changes neither the
+    entry nor what others see.
+    """
+    listing, changed_ns = _state_of(paths)
+    digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
+    decoded: list[Decoded] = []
+
+    def read(entry: Path) -> Decoded:
+        images = _mapped(entry / "images.npy", shape, "c")
+        if images.dtype != np.uint8:
+            raise ValueError(f"expected uint8, found {images.dtype}")
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return images, {}
+
+    def fill(entry: Path) -> None:
+        _remove_unused(entry, listing)
+        _wait_a_tick(changed_ns)
+        decoded.append(decode())
+        images, unreadable = decoded[0]
+        if unreadable:
+            raise _UnreadableFilesError
+        # Not into a map: on a full disc that would kill the process.
+        np.save(entry / "images.npy", images)
+        sync_to_disc(entry / "images.npy")
+        sync_to_disc(entry)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        kept = _cached(folder / f"{listing}-{digest}", folder / "lock", read, fill)
+        return decoded[0] if decoded else kept
+    except _UnreadableFilesError:
+        return decoded[0]
+    except (OSError, _NoCacheError) as error:
+        _LOG.warning("images are decoded without a cache: %s", error)
+        return decoded[0] if decoded else decode()
+
+
+def _state_of(paths: Sequence[str]) -> tuple[str, int]:
+    """Return a digest of the state of all files, and when the last one changed."""
+    digest, changed_ns = hashlib.sha256(), 0
+    for path in paths:
         try:
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone(entry.with_name(f"{entry.name}.lock")))
-        except OSError as error:
-            raise DataError(
-                f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
-                "folder that can"
-            ) from error
-        yield
+            status = os.stat(path)  # noqa: PTH116 - 50,000 files
+        except OSError:
+            digest.update(f"{path}\0none\0".encode("utf-8", "surrogateescape"))
+            continue
+        # A file that was moved over another may have the same size and time of
+        # modification, but was changed by the move.
+        times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        line = f"{path}\0{status.st_size}\0{times}\0"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+        changed_ns = max(changed_ns, status.st_ctime_ns)
+    return digest.hexdigest()[:32], changed_ns
+
+
+def _wait_a_tick(changed_ns: int) -> None:
+    """Let time pass until another change would be told by another time."""
+    left = changed_ns + _TICK_NS - time.time_ns()
+    if 0 < left <= _TICK_NS:
+        time.sleep(left / 1e9)
+
+
+def _remove_unused(new: Path, listing: str) -> None:
+    """Remove what is of no use any more beside a new entry, and leave room for it."""
+    entries = {one for one in new.parent.iterdir() if one.is_dir()} - {new}
+    useful = sorted(
+        (
+            one
+            for one in entries
+            if one.name.startswith(listing) and not one.name.endswith(UNFINISHED)
+        ),
+        key=lambda one: one.stat().st_mtime_ns,
+    )
+    for one in entries.difference(useful[-(_MOST_FORMS - 1) :]):
+        shutil.rmtree(one, ignore_errors=True)

@@ -1,32 +1,31 @@
-"""All data sets that an experiment can name."""
+"""All formats of data that an experiment, or a site, can name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from knnper.data.builtin import (
+from knnper.data.arrays import (
+    NpzSettings,
+    PythonSettings,
+    collect_npz,
+    collect_python,
+)
+from knnper.data.digits import (
+    DigitDomainsSettings,
     DigitsSettings,
-    DownloadSettings,
-    EmnistSettings,
-    SyntheticMixtureSettings,
-    load_cifar10,
-    load_cifar100,
+    load_digit_domains,
     load_digits,
-    load_emnist,
-    load_fashion_mnist,
-    load_synthetic_mixture,
 )
 from knnper.data.examples import Dataset
 from knnper.data.images import (
-    DigitDomainsSettings,
     DomainFolderSettings,
     ImageFolderSettings,
-    UserCsvSettings,
-    load_digit_domains,
+    SiteImageFolderSettings,
+    collect_image_folder,
     load_domain_folder,
     load_image_folder,
-    load_user_csv,
 )
 from knnper.data.leaf import (
     FemnistHubSettings,
@@ -36,8 +35,27 @@ from knnper.data.leaf import (
     load_leaf_femnist,
     load_leaf_shakespeare,
 )
-from knnper.data.tables import TableSettings, load_table
-from knnper.data.text import PlaysSettings, load_plays
+from knnper.data.site_data import Collected, SiteSettings, SiteTask
+from knnper.data.synthetic_mixture import (
+    SyntheticMixtureSettings,
+    load_synthetic_mixture,
+)
+from knnper.data.tables import (
+    SiteTableSettings,
+    TableSettings,
+    collect_table,
+    load_table,
+)
+from knnper.data.text import PlaysSettings, SiteTextSettings, collect_text, load_plays
+from knnper.data.torchvision_sets import (
+    DownloadSettings,
+    EmnistSettings,
+    load_cifar10,
+    load_cifar100,
+    load_emnist,
+    load_fashion_mnist,
+)
+from knnper.data.user_csv import UserCsvSettings, load_user_csv
 from knnper.experiment import Settings
 
 
@@ -152,6 +170,63 @@ DATA_SETS: Mapping[str, DataSpec] = MappingProxyType(
             "the next character, by speaking role, from LEAF's files",
             LeafTextSettings,
             load_leaf_shakespeare,
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class SiteDataSpec:
+    """A kind of a site's own data that can be chosen by name.
+
+    Attributes
+    ----------
+    title, summary
+        For people.
+    settings_type
+        The dataclass of its settings.
+    collect
+        Takes an instance of ``settings_type``, the folder that relative paths are
+        relative to, and the task, where one is known.
+    """
+
+    title: str
+    summary: str
+    settings_type: type[SiteSettings]
+    collect: Callable[[Any, Path, SiteTask | None], Collected]
+
+
+SITE_DATA: Mapping[str, SiteDataSpec] = MappingProxyType(
+    {
+        "image_folder": SiteDataSpec(
+            "Image folder",
+            "image files: PATH/CLASS/FILE, or PATH/train/CLASS/FILE and so on",
+            SiteImageFolderSettings,
+            collect_image_folder,
+        ),
+        "npz": SiteDataSpec(
+            "NPZ file",
+            "arrays inputs and labels, or train_inputs, train_labels, ...",
+            NpzSettings,
+            collect_npz,
+        ),
+        "table": SiteDataSpec(
+            "Table",
+            "a CSV or Parquet file: a row an example, a column a feature",
+            SiteTableSettings,
+            collect_table,
+        ),
+        "text": SiteDataSpec(
+            "Text",
+            "plain text: a window of characters, and the one that follows",
+            SiteTextSettings,
+            collect_text,
+        ),
+        "python": SiteDataSpec(
+            "Python function",
+            "your own code: module:function, beside the client's file or installed",
+            PythonSettings,
+            collect_python,
         ),
     }
 )

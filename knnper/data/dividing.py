@@ -1,7 +1,8 @@
-"""Which of a user's samples are tested on."""
+"""Which examples are trained on, validated on and tested on; values by number."""
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -113,3 +114,25 @@ def _place(name: str, seed: int) -> float:
     digest = hashlib.blake2b(text, digest_size=8).digest()
     # 53 bits are what a float holds exactly: more could round up to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+
+
+def are_whole_numbers(values: Iterable[str]) -> bool:
+    """Return whether all of ``values`` are written as whole numbers."""
+    return all(map(_WHOLE_NUMBER.fullmatch, values))
+
+
+def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the different values, sorted; as numbers where all are whole numbers."""
+    different = set(values)
+    if are_whole_numbers(different):
+        return tuple(sorted(different, key=lambda value: (int(value), value)))
+    return tuple(sorted(different))
+
+
+def numbered(values: Iterable[str], known: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position of each value among the known ones, int64 of shape (n,)."""
+    number_of = {value: number for number, value in enumerate(known)}
+    return np.array([number_of[value] for value in values], dtype=np.int64)

@@ -1,36 +1,491 @@
-"""Scikit-learn's digits in four domains: small images for clients of domains."""
+"""Image files: what is read of them, folders of classes and of domains."""
 
-import csv
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import PIL
+import torch
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import Field
+from torch import Tensor
 
-from knnper.data.builtin import CLASS_NAMES, digit_images
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.examples import Dataset
-from knnper.data.images_base import (
-    FolderListing,
-    FoundFile,
-    ImageForm,
-    digest_of,
-    files_below,
-    folder_names,
-    list_folder,
-    write_images,
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    cached_images,
 )
-from knnper.data.tables import values_in_order
+from knnper.data.dividing import SPLITS, numbered
+from knnper.data.dividing import Split as SiteSplit
+from knnper.data.examples import KINDS_OF_INPUT, Dataset
+from knnper.data.site_data import (
+    Collected,
+    InputForm,
+    Inputs,
+    ReadInputs,
+    SiteSettings,
+    SiteTask,
+    place_of,
+)
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.loading import alternatives
 from knnper.seeding import RandomKey
 
-_LAYOUT = "DOMAIN/CLASS/FILE"
+_LOG = logging.getLogger(__name__)
+
+_MODES = {1: "L", 3: "RGB"}
+
+_MODES_OF_GREY = ("1", "L")
+
+_WIDE_PIXELS = {"I;16": "16-bit", "I": "16-bit or 32-bit", "F": "floating-point"}
+
+_FILES_PER_TASK = 256
+
+_MAX_THREADS = 16
+
+_MOST_SHOWN = 10
+
+DECODER = f"2, Pillow {PIL.__version__}"
+"""What `read_image` makes of a file may be another with another one of these."""
+
+ImageShape: TypeAlias = tuple[int, int, int]
+"""(height, width, channels)."""
+
+
+def read_image(
+    path: str | Path, channels: int, size: tuple[int, int] | None = None
+) -> NDArray[np.uint8]:
+    """Return one image, uint8 of shape (height, width, channels).
+
+    Parameters
+    ----------
+    path
+        Of a file in any format that Pillow reads.
+    channels
+        3 for colour, 1 for grey; others are converted.
+    size
+        Height and width that it is resized to; None keeps its own.
+
+    Raises
+    ------
+    DataError
+        If `open_image` does not take it, or it cannot be decoded.
+    """
+    with open_image(path) as image:
+        converted = image.convert(_MODES[channels])
+    if size is not None:
+        height, width = size
+        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+    pixels: NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
+    return pixels.reshape(converted.height, converted.width, channels)
+
+
+@contextlib.contextmanager
+def open_image(path: str | Path) -> Iterator[Image.Image]:
+    """Open an image, of which nothing is decoded yet.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, in this block either, or its pixels are grey ones of more
+        than 8 bits. Pillow itself scales colours of 16 bits to 8.
+    """
+    try:
+        with Image.open(path) as image:
+            found = wide_pixels(image.mode)
+            if found is not None:
+                raise DataError(
+                    f"{path}: found {found} pixels (mode {image.mode}), expected "
+                    "8-bit; scale them to 0-255 and save them again"
+                )
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{path} cannot be read as an image: {error}; remove or mend it"
+        ) from error
+
+
+def wide_pixels(mode: str) -> str | None:
+    """Return what pixels of more than 8 bits a mode of Pillow's has; None with others.
+
+    To convert them would cut them off at 255.
+    """
+    # The modes I;16B, I;16L and I;16N differ in the order of the bytes.
+    return _WIDE_PIXELS.get(mode[:4])
+
+
+def decode_files(
+    paths: Sequence[str], images: NDArray[np.uint8], like: str | None = None
+) -> dict[int, str]:
+    """Fill ``images`` with the files' pixels, and return why some could not be read.
+
+    Threads decode: Pillow lets go of the interpreter's lock.
+
+    Parameters
+    ----------
+    paths
+        Of n files.
+    images
+        Shape (n, height, width, channels), on disc or in memory.
+    like
+        The file whose size all must have. None resizes all.
+
+    Returns
+    -------
+    The reasons by position.
+    """
+    height, width, channels = images.shape[1:]
+    failed: dict[int, str] = {}
+
+    def decode_from(start: int) -> None:
+        for at in range(start, min(start + _FILES_PER_TASK, len(paths))):
+            try:
+                size = (height, width) if like is None else None
+                pixels = read_image(paths[at], channels, size)
+                if pixels.shape != images.shape[1:]:
+                    raise DataError(
+                        f"images differ in size: {like} is {width}x{height} but "
+                        f"{paths[at]} is {pixels.shape[1]}x{pixels.shape[0]} (width x "
+                        "height); set data.image_size to resize all to one size"
+                    )
+                images[at] = pixels
+            except DataError as error:
+                failed[at] = str(error)
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as pool:
+        deque(pool.map(decode_from, range(0, len(paths), _FILES_PER_TASK)), maxlen=0)
+    return dict(sorted(failed.items()))
+
+
+def require_all_read(failed: Iterable[str]) -> None:
+    """Raise a `DataError` with the first reasons why examples could not be read."""
+    reasons = list(failed)
+    if reasons:
+        left = len(reasons) - _MOST_SHOWN
+        lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
+        raise DataError(
+            f"{len(reasons)} examples cannot be read:\n"
+            + "\n".join(f"  - {line}" for line in lines)
+        )
+
+
+def decoded(paths: Sequence[Path], image_shape: ImageShape) -> Tensor:
+    """Return images, uint8 of shape (n, *image_shape), all of which can be read.
+
+    Raises
+    ------
+    DataError
+        If some cannot be read, or inputs of this shape are no images.
+    """
+    images = _room_for(len(paths), image_shape, str(paths[0]))
+    require_all_read(decode_files(list(map(str, paths)), images).values())
+    return torch.from_numpy(images)
+
+
+def _room_for(count: int, image_shape: ImageShape, path: str) -> NDArray[np.uint8]:
+    if image_shape[2] not in _MODES:
+        shape = " x ".join(map(str, image_shape))
+        raise DataError(
+            f"{path}: image files have 1 or 3 channels, but inputs of the shape "
+            f"{shape} are expected; give an .npz file"
+        )
+    return np.empty((count, *image_shape), dtype=np.uint8)
+
+
+def digests_of(images: NDArray[np.generic]) -> list[bytes]:
+    """Return a digest of each of n inputs: equal inputs have equal ones."""
+    return [
+        hashlib.blake2b(np.ascontiguousarray(one).data, digest_size=16).digest()
+        for one in images
+    ]
+
+
+def write_images(
+    writer: EntryWriter,
+    paths: Mapping[Split, Sequence[str]],
+    image_size: int | None,
+    channels: int,
+) -> None:
+    """Decode the files of each split, in their order; ``train`` has one at least.
+
+    Logs a warning where test images are copies of training images.
+
+    Parameters
+    ----------
+    image_size
+        Height and width that every image is resized to, in pixels; None keeps the
+        size, which must then be the same for all.
+    channels
+        3 for colour, 1 for grey.
+
+    Raises
+    ------
+    DataError
+        If a split has no files, files cannot be read, or the sizes differ while they
+        are kept. The message names the files.
+    """
+    first = paths["train"][0]
+    width = height = image_size or 0
+    if image_size is None:
+        with open_image(first) as image:
+            width, height = image.size
+    digests: dict[Split, list[bytes]] = {}
+    for split, files in paths.items():
+        images = writer.new_images(split, (len(files), height, width, channels))
+        like = first if image_size is None else None
+        require_all_read(decode_files(files, images, like).values())
+        digests[split] = digests_of(images)
+    trained_on = set(digests["train"])
+    num_copies = sum(one in trained_on for one in digests["test"])
+    if num_copies:
+        _LOG.warning(
+            "%d of %d test images are copies of training images, in every pixel: "
+            "accuracies will be measured too high; remove the copies from one of the "
+            "two",
+            num_copies,
+            len(digests["test"]),
+        )
+
+
+def mixed(names: Iterable[str]) -> list[str]:
+    """Return ``names`` in an order as good as chance, but always the same."""
+    return sorted(names, key=_place)
+
+
+def _place(name: str) -> bytes:
+    encoded = name.encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder and not hidden, by name."""
+    # Entries know what they are, where a path asks the file system each time.
+    with os.scandir(folder) as entries:
+        visible = [one for one in entries if not one.name.startswith(".")]
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _files_of_class(folder: Path) -> list[os.DirEntry[str]]:
+    found = _visible(folder)
+    for entry in found:
+        if not entry.is_file():
+            raise DataError(f"{entry.path} is a folder where an image is expected")
+    return found
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """What lies in ROOT/CLASS/IMAGE.
+
+    Attributes
+    ----------
+    classes
+        The names of the folders, sorted.
+    class_of
+        The class of each image, by its path in the root, in an order that mixes the
+        classes and depends on the paths alone.
+    num_ignored
+        Files that are no images by their suffix.
+    """
+
+    classes: tuple[str, ...]
+    class_of: Mapping[str, str]
+    num_ignored: int
+
+
+def list_class_folders(root: Path) -> ClassFolders:
+    """Return the images in ``root``, without hidden files and those of other suffixes.
+
+    A `DataError` says that something lies where it does not belong.
+    """
+    suffixes = Image.registered_extensions()
+
+    def is_image(entry: os.DirEntry[str]) -> bool:
+        return os.path.splitext(entry.name)[1].lower() in suffixes  # noqa: PTH122
+
+    children = _visible(root)
+    folders = [one for one in children if one.is_dir() or is_image(one)]
+    for one in folders:
+        if not one.is_dir():
+            raise DataError(
+                f"{one.path} is a file where the folder of a class is expected: give a "
+                "folder as in SOURCE/CLASS/IMAGE"
+            )
+    names = tuple(one.name for one in folders)
+    files = [(name, one) for name in names for one in _files_of_class(root / name)]
+    class_of = {f"{name}/{one.name}": name for name, one in files if is_image(one)}
+    num_ignored = len(children) - len(folders) + len(files) - len(class_of)
+    return ClassFolders(
+        names, {name: class_of[name] for name in mixed(class_of)}, num_ignored
+    )
+
+
+class FoundFile(NamedTuple):
+    """A file with its path below the root: FOLDER/CLASS/FILE."""
+
+    name: str
+    class_name: str
+    num_bytes: int
+    modified_ns: int
+
+
+def _folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, ...]:
+    """Return the names of the folders in ``folder``, which may hold nothing else."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; data.root must hold {layout}")
+    children = _visible(folder)
+    for child in children:
+        if not child.is_dir():
+            raise DataError(f"{child.path} is a file where a {what} folder is expected")
+        try:
+            child.name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{folder}: found the {what} folder {child.name!r}, whose name is not "
+                "UTF-8; rename it"
+            ) from error
+    return tuple(child.name for child in children)
+
+
+def _files_below(root: Path, folder: str, layout: str) -> list[FoundFile]:
+    """Return the files in ROOT/FOLDER/CLASS, one at least, by class and name."""
+    base = root / folder
+    found = [
+        FoundFile(
+            f"{folder}/{name}/{one.name}", name, status.st_size, status.st_mtime_ns
+        )
+        for name in _folder_names(base, layout)
+        for one in _files_of_class(base / name)
+        for status in (one.stat(),)
+    ]
+    if not found:
+        raise DataError(f"{base} holds no images; put them into {base}/CLASS")
+    return found
+
+
+def _digest_of(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
+    """Return a digest of all relative paths, sizes, and times of modification."""
+    digest = hashlib.sha256("\0".join(class_names).encode())
+    for file in files:
+        line = f"{file.name}\0{file.num_bytes}\0{file.modified_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+_SPLITS: tuple[Split, ...] = ("train", "test")
+
+_LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
+
+
+@dataclass(frozen=True)
+class ImageFolderSettings(Settings):
+    """Where the images are and what they are decoded to.
+
+    Attributes
+    ----------
+    root
+        The folder that holds ``train`` and ``test``, each with one folder per class.
+    image_size
+        Height and width that every image is resized to, in pixels; null keeps the
+        size, which must then be the same for all.
+    channels
+        3 for colour, 1 for grey.
+    client_separator
+        Where file names begin with the name of the client whose image it is, the text
+        that ends this name: "_" for ``f0123_17.png``. The partition ``natural`` needs
+        it.
+    """
+
+    root: str
+    image_size: PositiveInt | None = None
+    channels: Literal[1, 3] = 3
+    client_separator: Annotated[str, Field(min_length=1)] | None = None
+
+
+def load_image_folder(settings: ImageFolderSettings) -> Dataset:
+    """Return the images below ``settings.root``; the classes are those of ``train``.
+
+    Hidden files are left out.
+
+    Raises
+    ------
+    DataError
+        If the folder is not laid out as expected, images cannot be read, or the sizes
+        differ while ``image_size`` is null. The message names the files.
+    """
+    root = Path(settings.root).expanduser().absolute()
+    class_names = _folder_names(root / "train", _LAYOUT)
+    unknown = sorted(set(_folder_names(root / "test", _LAYOUT)) - set(class_names))
+    if unknown:
+        raise DataError(
+            f"{root / 'test'} has classes that {root / 'train'} does not have: "
+            f"{', '.join(unknown)}; the classes are those of train"
+        )
+    files = {split: _files_below(root, split, _LAYOUT) for split in _SPLITS}
+    empty = sorted(set(class_names) - {file.class_name for file in files["train"]})
+    if empty:
+        raise DataError(
+            f"{root / 'train'} holds no images of the classes {', '.join(empty)}, "
+            "expected one at least of each; add some, or remove these folders"
+        )
+    source = {
+        "files": _digest_of(class_names, (*files["train"], *files["test"])),
+        "image_size": settings.image_size,
+        "channels": settings.channels,
+        "client_separator": settings.client_separator,
+    }
+
+    def build(writer: EntryWriter) -> Contents:
+        paths = {
+            split: [f"{root}/{file.name}" for file in part]
+            for split, part in files.items()
+        }
+        write_images(writer, paths, settings.image_size, settings.channels)
+        for split, part in files.items():
+            classes = (file.class_name for file in part)
+            writer.put_labels(split, numbered(classes, class_names))
+        if settings.client_separator is not None:
+            _put_clients(writer, paths, settings.client_separator)
+        return Contents(class_names)
+
+    return cached_dataset("image_folder", source, build)
+
+
+def _put_clients(
+    writer: EntryWriter, paths: Mapping[Split, Sequence[str]], separator: str
+) -> None:
+    """Store for each image its client, numbered in the order of their names."""
+    owners = {
+        split: [_owner(one, separator) for one in paths[split]] for split in paths
+    }
+    names = sorted({name for part in owners.values() for name in part})
+    for split, part in owners.items():
+        writer.put_client_ids(split, numbered(part, names))
+
+
+def _owner(path: str, separator: str) -> str:
+    owner, found, _ = Path(path).name.partition(separator)
+    if not found or not owner:
+        raise DataError(
+            f"the name of {path} does not begin with a client's name and "
+            f"{separator!r}; rename it, or set data.client_separator to null"
+        )
+    return owner
+
+
+_DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
 
 _NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
 
@@ -72,21 +527,66 @@ def load_domain_folder(settings: DomainFolderSettings) -> Dataset:
     Raises
     ------
     DataError
-        If the folder is not laid out as expected, a domain is called as a split is, an
-        image cannot be read, or the sizes differ while ``image_size`` is null. The
-        message names the file.
+        If the folder is not laid out as expected, a domain is called as a split is,
+        images cannot be read, or the sizes differ while ``image_size`` is null. The
+        message names the files.
     """
-    listing = _list_domains(Path(settings.root).expanduser().absolute())
+    root = Path(settings.root).expanduser().absolute()
+    domains = _folder_names(root, _DOMAIN_LAYOUT, "domain")
+    if not domains:
+        raise DataError(
+            f"{root} holds no domains; data.root must hold {_DOMAIN_LAYOUT}"
+        )
+    for name in domains:
+        if name.lower() in _NO_DOMAINS:
+            raise DataError(
+                f"{root / name}: found the name of a split, expected that of a "
+                "domain; rename the folder, or read train/CLASS/FILE and "
+                "test/CLASS/FILE with data.name: image_folder"
+            )
+    files = [_files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
+    class_names = tuple(sorted({file.class_name for part in files for file in part}))
+    images = _divided_domains(dict(zip(domains, files, strict=True)), settings)
+    if not images["test"]:
+        raise DataError(
+            f"{root}: there are no images to test on, since data.test_fraction takes "
+            "at most half of a class; some domain needs two images of a class"
+        )
     source = {
-        "files": digest_of(listing.class_names, listing.files.items()),
+        "files": _digest_of(class_names, (file for part in files for file in part)),
         "image_size": settings.image_size,
         "channels": settings.channels,
         "test_fraction": settings.test_fraction,
         "seed": settings.seed,
     }
-    return cached_dataset(
-        "domain_folder", source, lambda writer: _build(writer, listing, settings)
-    )
+
+    def build(writer: EntryWriter) -> Contents:
+        paths = {
+            split: [f"{root}/{file.name}" for _, file in part]
+            for split, part in images.items()
+        }
+        write_images(writer, paths, settings.image_size, settings.channels)
+        for split, part in images.items():
+            classes = (file.class_name for _, file in part)
+            writer.put_labels(split, numbered(classes, class_names))
+            writer.put_domain_ids(split, [domain for domain, _ in part])
+        return Contents(class_names, domain_names=domains)
+
+    return cached_dataset("domain_folder", source, build)
+
+
+def _divided_domains(
+    files: Mapping[str, Sequence[FoundFile]], settings: DomainFolderSettings
+) -> dict[Split, list[tuple[int, FoundFile]]]:
+    """Return the files of each split, each with the position of its domain."""
+    key = RandomKey(settings.seed).child("domain test")
+    images: dict[Split, list[tuple[int, FoundFile]]] = {"train": [], "test": []}
+    for domain, (name, part) in enumerate(files.items()):
+        kinds = [file.class_name for file in part]
+        tested = balanced_part(kinds, settings.test_fraction, key.child(name))
+        for file, is_test in zip(part, tested, strict=True):
+            images["test" if is_test else "train"].append((domain, file))
+    return images
 
 
 def balanced_part(
@@ -118,561 +618,116 @@ def balanced_part(
 
 
 @dataclass(frozen=True)
-class _DomainListing:
-    """The files of each domain, sorted by class and name; a label is a position."""
+class SiteImageFolderSettings(SiteSettings):
+    """Where the images are.
+
+    Attributes
+    ----------
+    path
+        The folder, with one folder of images for each class; or with the folders
+        ``train``, and ``validation`` and ``test`` where there are any, of which each
+        has one folder for each class.
+    layout
+        ``auto`` takes a folder ``train`` for a split. ``classes`` takes it for a class.
+    """
+
+    path: str
+    layout: Literal["auto", "classes"] = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles(Inputs):
+    """Inputs as the image files ``names`` in the folder ``root``."""
 
     root: Path
-    class_names: tuple[str, ...]
-    files: dict[str, list[FoundFile]]
-
-
-def _list_domains(root: Path) -> _DomainListing:
-    domains = folder_names(root, _LAYOUT, "domain")
-    if not domains:
-        raise DataError(f"{root} holds no domains; data.root must hold {_LAYOUT}")
-    _require_no_splits(root, domains)
-    files = {name: files_below(root / name, _LAYOUT) for name in domains}
-    classes = {file.class_name for found in files.values() for file in found}
-    return _DomainListing(root, tuple(sorted(classes)), files)
-
-
-def _require_no_splits(root: Path, domains: Sequence[str]) -> None:
-    splits = [name for name in domains if name.lower() in _NO_DOMAINS]
-    if splits:
-        raise DataError(
-            f"{root / splits[0]}: found the name of a split, expected that of a "
-            "domain; rename the folder, or read train/CLASS/FILE and test/CLASS/FILE "
-            "with data.name: image_folder"
-        )
-
-
-@dataclass(frozen=True)
-class _Image:
-    """One image of a split: its file, and the positions of its class and domain."""
-
-    split: Split
-    path: str
-    label: int
-    domain: int
-
-
-def _build(
-    writer: EntryWriter, listing: _DomainListing, settings: DomainFolderSettings
-) -> Contents:
-    found = list(_images(listing, settings))
-    if not any(one.split == "test" for one in found):
-        raise DataError(
-            f"{listing.root}: there are no images to test on, since data.test_fraction "
-            "takes at most half of a class; some domain needs two images of a class"
-        )
-    splits: tuple[Split, ...] = ("train", "test")
-    images = {split: [one for one in found if one.split == split] for split in splits}
-    paths = {split: [one.path for one in part] for split, part in images.items()}
-    write_images(writer, paths, ImageForm(settings.image_size, settings.channels))
-    for split, part in images.items():
-        writer.put_labels(split, [one.label for one in part])
-        writer.put_domain_ids(split, [one.domain for one in part])
-    return Contents(listing.class_names, domain_names=tuple(listing.files))
-
-
-def _images(
-    listing: _DomainListing, settings: DomainFolderSettings
-) -> Iterator[_Image]:
-    label_of = {name: label for label, name in enumerate(listing.class_names)}
-    key = RandomKey(settings.seed).child("domain test")
-    for domain, (name, files) in enumerate(listing.files.items()):
-        kinds = [file.class_name for file in files]
-        tested = balanced_part(kinds, settings.test_fraction, key.child(name))
-        for file, is_test in zip(files, tested, strict=True):
-            path = str(listing.root / name / file.class_name / file.name)
-            split: Split = "test" if is_test else "train"
-            yield _Image(split, path, label_of[file.class_name], domain)
-
-
-Images = NDArray[np.uint8]
-
-Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class DigitDomainsSettings(Settings):
-    """How many are test images, and which ones are in which domain.
-
-    Attributes
-    ----------
-    test_fraction
-        Part of each domain that is tested on, (0, 1), about: the same number of images
-        of every class, but at most half of those that a class has. 0.15 in
-        fedbasis-pflbed.txt, section 5.
-    seed
-        Of the domains and of the test images.
-    """
-
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    seed: NonNegativeInt = 0
-
-
-def load_digit_domains(settings: DigitDomainsSettings) -> Dataset:
-    """Return the 1,797 digits, images of shape (8, 8, 1), each in one of `DOMAINS`.
-
-    Every class is shared out evenly among the domains. In each of them a test split
-    is set apart in which all classes count the same.
-    """
-    source = {"test_fraction": settings.test_fraction, "seed": settings.seed}
-    return cached_dataset(
-        "digit_domains", source, lambda writer: _digit_domains_build(writer, settings)
-    )
-
-
-def _as_they_are(images: Images) -> Images:
-    return images
-
-
-def _inverted(images: Images) -> Images:
-    return 255 - images
-
-
-def _rotated(images: Images) -> Images:
-    """Turn by 90 degrees, against the clock."""
-    return np.rot90(images, axes=(1, 2))
-
-
-def _blurred(images: Images) -> Images:
-    """Replace every pixel by the mean of the nine around it; edges are repeated."""
-    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    blurred: Images = np.rint(windows.mean(axis=(-2, -1))).astype(np.uint8)
-    return blurred
-
-
-DOMAINS: Mapping[str, Callable[[Images], Images]] = MappingProxyType(
-    {
-        "plain": _as_they_are,
-        "inverted": _inverted,
-        "rotated": _rotated,
-        "blurred": _blurred,
-    }
-)
-"""By name what a domain makes of images, uint8 of shape (n, height, width, 1)."""
-
-
-def domains_of(labels: Integers, key: RandomKey) -> Integers:
-    """Share out every class evenly among the domains.
-
-    Parameters
-    ----------
-    labels
-        Shape (n,).
-    key
-        Fixes who gets which.
-
-    Returns
-    -------
-    Positions in `DOMAINS`, shape (n,).
-    """
-    shuffled = [
-        key.child(label).numpy().permutation(np.flatnonzero(labels == label))
-        for label in np.unique(labels).tolist()
-    ]
-    domain_of = np.empty(len(labels), dtype=np.int64)
-    domain_of[np.concatenate(shuffled)] = np.arange(len(labels)) % len(DOMAINS)
-    return domain_of
-
-
-def _digit_domains_build(
-    writer: EntryWriter, settings: DigitDomainsSettings
-) -> Contents:
-    images, labels = digit_images()
-    key = RandomKey(settings.seed, ("digit_domains",))
-    domain_of = domains_of(labels, key.child("domain"))
-    made = _in_domains(images, domain_of)
-    is_test = _test_mask(labels, domain_of, settings.test_fraction, key.child("test"))
-    splits: tuple[tuple[Split, NDArray[np.bool_]], ...] = (
-        ("train", ~is_test),
-        ("test", is_test),
-    )
-    for split, chosen in splits:
-        writer.put_images(split, made[chosen])
-        writer.put_labels(split, labels[chosen])
-        writer.put_domain_ids(split, domain_of[chosen])
-    return Contents(CLASS_NAMES, domain_names=tuple(DOMAINS))
-
-
-def _in_domains(images: Images, domain_of: Integers) -> Images:
-    """Return each image as its domain makes it."""
-    made = images.copy()
-    for domain, make in enumerate(DOMAINS.values()):
-        places = domain_of == domain
-        made[places] = make(images[places])
-    return made
-
-
-def _test_mask(
-    labels: Integers, domain_of: Integers, fraction: float, key: RandomKey
-) -> NDArray[np.bool_]:
-    """Mark a part of each domain, of every class the same number."""
-    mask = np.zeros(len(labels), dtype=np.bool_)
-    for domain, name in enumerate(DOMAINS):
-        places = np.flatnonzero(domain_of == domain)
-        kinds = [CLASS_NAMES[label] for label in labels[places]]
-        mask[places] = balanced_part(kinds, fraction, key.child(name))
-    return mask
-
-
-@dataclass(frozen=True)
-class ImageFolderSettings(Settings):
-    """Where the images are and what they are decoded to.
-
-    Attributes
-    ----------
-    root
-        The folder that holds ``train`` and ``test``, each with one folder per class.
-    image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
-    client_separator
-        Where file names begin with the name of the client whose image it is, the text
-        that ends this name: "_" for ``f0123_17.png``. The partition ``natural`` needs
-        it.
-    """
-
-    root: str
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] = 3
-    client_separator: Annotated[str, Field(min_length=1)] | None = None
-
-
-def load_image_folder(settings: ImageFolderSettings) -> Dataset:
-    """Return the images below ``settings.root``; the classes are those of ``train``.
-
-    Hidden files are left out.
-
-    Raises
-    ------
-    DataError
-        If the folder is not laid out as expected, an image cannot be read, or the
-        sizes differ while ``image_size`` is null. The message names the file.
-    """
-    listing = list_folder(Path(settings.root).expanduser().absolute())
-    source = {
-        "files": listing.fingerprint(),
-        "image_size": settings.image_size,
-        "channels": settings.channels,
-        "client_separator": settings.client_separator,
-    }
-    return cached_dataset(
-        "image_folder",
-        source,
-        lambda writer: _image_folder_build(writer, listing, settings),
-    )
-
-
-def _image_folder_build(
-    writer: EntryWriter, listing: FolderListing, settings: ImageFolderSettings
-) -> Contents:
-    paths = {split: listing.paths(split) for split in listing.splits}
-    write_images(writer, paths, ImageForm(settings.image_size, settings.channels))
-    for split in listing.splits:
-        writer.put_labels(split, listing.labels(split))
-    if settings.client_separator is not None:
-        _put_clients(writer, listing, settings.client_separator)
-    return Contents(listing.class_names)
-
-
-def _put_clients(writer: EntryWriter, listing: FolderListing, separator: str) -> None:
-    """Store for each image its client, numbered in the order of their names."""
-    owners: dict[Split, list[str]] = {
-        split: [_owner(path, separator) for path in listing.paths(split)]
-        for split in listing.splits
-    }
-    names = sorted({name for split in owners.values() for name in split})
-    number_of = {name: number for number, name in enumerate(names)}
-    for split, split_owners in owners.items():
-        writer.put_client_ids(split, [number_of[name] for name in split_owners])
-
-
-def _owner(path: str, separator: str) -> str:
-    owner, found, _ = Path(path).name.partition(separator)
-    if not found or not owner:
-        raise DataError(
-            f"the name of {path} does not begin with a client's name and "
-            f"{separator!r}; rename it, or set data.client_separator to null"
-        )
-    return owner
-
-
-Name = Annotated[str, Field(min_length=1)]
-
-_FOLDERS_DEEP = 3
-
-
-@dataclass(frozen=True)
-class UserCsvSettings(Settings):
-    """Which lists, what their columns mean, and where the images are.
-
-    Attributes
-    ----------
-    train
-        A CSV file with a header; a row is an image of a user.
-    root
-        The folder of the images: ``a/b/c/abcdef.jpg`` or ``abcdef.jpg`` for the image
-        ``abcdef``.
-    test
-        Another such file, which may lack users; null takes `test_fraction` of each
-        user's images in `train`.
-    user_column, image_column, class_column
-        What the columns are called.
-    suffix
-        What follows an image's name.
-    image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
-    test_fraction, seed
-        Part of each user's images that is tested on where there is no list of them,
-        and what chooses these; a user's only image is not.
-    """
-
-    train: str
-    root: str
-    test: str | None = None
-    user_column: Name = "user_id"
-    image_column: Name = "image_id"
-    class_column: Name = "class"
-    suffix: str = ".jpg"
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] = 3
-    test_fraction: ProperFraction = 0.2
-    seed: NonNegativeInt = 0
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One image: whose it is, if the list says so, its name, its class, its place."""
-
-    user: str | None
-    image: str
-    class_name: str
-    listed_in: Path
-    line: int
-
-    @property
-    def where(self) -> str:
-        """The list and the line in it, for messages."""
-        return f"{self.listed_in}, line {self.line}"
-
-
-@dataclass(frozen=True)
-class _File:
-    """Where an image is, what tells a change of it, and what it is by any name."""
-
-    path: str
-    num_bytes: int
-    modified_ns: int
-    device_and_number: tuple[int, int]
-
-
-Lists = dict[Split, list[_Row]]
-
-
-def load_user_csv(settings: UserCsvSettings) -> Dataset:
-    """Return the images that the lists name, with the user of each.
-
-    The user splits of Google Landmarks v2 are such lists: Hsu, Qi, Brown, "Federated
-    Visual Classification with Real-World Data Distribution", ECCV 2020. The classes are
-    those of ``train``, in the order of their names, or of their numbers where all are
-    whole numbers.
-
-    Raises
-    ------
-    DataError
-        If a list cannot be read, lacks a column or a value or has one too many, or
-        names an image that is not there; if two lines name one image; if test images
-        have classes that no training image has; if an image cannot be read, or the
-        sizes differ while ``image_size`` is null.
-    """
-    listed = _read(settings.train, settings, needs_user=True)
-    class_names = values_in_order(row.class_name for row in listed)
-    rows = _splits(listed, settings)
-    _require_known_classes(rows, class_names)
-    files = {split: _files(part, settings) for split, part in rows.items()}
-    _require_each_once(rows, files)
-    _require_tested(rows)
-    source = {
-        "rows": _digest(rows, files),
-        "image_size": settings.image_size,
-        "channels": settings.channels,
-    }
-
-    def build(writer: EntryWriter) -> Contents:
-        paths = {split: [file.path for file in part] for split, part in files.items()}
-        write_images(writer, paths, ImageForm(settings.image_size, settings.channels))
-        _put_rows(writer, rows, class_names)
-        return Contents(class_names)
-
-    return cached_dataset("user_csv", source, build)
-
-
-def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Row]:
-    path = Path(file).expanduser().absolute()
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            table = csv.DictReader(stream)
-            columns = {settings.image_column, settings.class_column}
-            columns |= {settings.user_column} if needs_user else set()
-            _require_columns(path, table.fieldnames or (), columns)
-            rows = [_row(path, table.line_num, one, settings) for one in table]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a CSV file: {error}") from error
-    if not rows:
-        raise DataError(f"{path} lists no images; add some")
-    return rows
-
-
-def _require_columns(path: Path, found: Sequence[str], needed: set[str]) -> None:
-    missing = sorted(needed - set(found))
-    if missing:
-        raise DataError(
-            f"{path} has no column {', '.join(missing)}, found "
-            f"{', '.join(found) or 'nothing'}; name the "
-            "columns in data.user_column, image_column and class_column"
-        )
-    twice = sorted({name for name in found if found.count(name) > 1})
-    if twice:
-        raise DataError(
-            f"{path} has more than one column {', '.join(map(repr, twice))}; expected "
-            "each name once, rename or remove the others"
-        )
-
-
-def _row(
-    path: Path, line: int, found: dict[str | Any, str | Any], settings: UserCsvSettings
-) -> _Row:
-    surplus = found.pop(None, ())
-    if surplus:
-        raise DataError(
-            f"{path}, line {line}: found {len(found) + len(surplus)} values, expected "
-            f"{len(found)}; quote values that hold a comma"
-        )
-    user = found.get(settings.user_column)
-    image, class_name = found[settings.image_column], found[settings.class_column]
-    if not image or not class_name or (settings.user_column in found and not user):
-        raise DataError(
-            f"{path}, line {line}: a user, an image or a class is missing; fill it in, "
-            "or leave the line out"
-        )
-    if PurePath(image).is_absolute() or ".." in PurePath(image).parts:
-        raise DataError(
-            f"{path}, line {line}: found the image {image!r}, expected a name below "
-            "data.root, without '..' in it"
-        )
-    return _Row(user, image, class_name, path, line)
-
-
-def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
-    if settings.test is not None:
-        test = _read(settings.test, settings, needs_user=False)
-        return {"train": listed, "test": test}
-    tested = _held_out(listed, settings)
-    return {
-        "train": [row for place, row in enumerate(listed) if place not in tested],
-        "test": [row for place, row in enumerate(listed) if place in tested],
-    }
-
-
-def _held_out(listed: list[_Row], settings: UserCsvSettings) -> set[int]:
-    """Return the places of the rows that are tested on, some of each user's."""
-    places_of: dict[str, list[int]] = {}
-    for place, row in enumerate(listed):
-        places_of.setdefault(str(row.user), []).append(place)
-    key = RandomKey(settings.seed).child("user test")
-    tested: set[int] = set()
-    for user, places in places_of.items():
-        count = min(int(settings.test_fraction * len(places) + 0.5), len(places) - 1)
-        shuffled = key.child(user).numpy().permutation(places)
-        tested.update(shuffled[:count].tolist())
-    return tested
-
-
-def _require_known_classes(rows: Lists, class_names: Sequence[str]) -> None:
-    unknown = {row.class_name for row in rows["test"]} - set(class_names)
-    if unknown:
-        raise DataError(
-            "test images have classes that no training image has: "
-            f"{', '.join(sorted(unknown))}; the classes are those of data.train"
-        )
-
-
-def _require_each_once(rows: Lists, files: dict[Split, list[_File]]) -> None:
-    """Refuse two lines that are one image, which might be trained and tested on."""
-    first_of: dict[tuple[int, int], _Row] = {}
-    for split, part in rows.items():
-        for row, file in zip(part, files[split], strict=True):
-            first = first_of.setdefault(file.device_and_number, row)
-            if first is not row:
-                raise DataError(
-                    f"{row.where}: {file.path} is also the image in {first.where}, "
-                    "expected each image once in all lists; leave out one of the lines"
-                )
-
-
-def _require_tested(rows: Lists) -> None:
-    if not rows["test"]:
-        raise DataError(
-            "there are no images to test on; raise data.test_fraction, of which a "
-            "user's only image is never taken, or list some in data.test"
-        )
-
-
-def _files(rows: Sequence[_Row], settings: UserCsvSettings) -> list[_File]:
-    root = Path(settings.root).expanduser().absolute()
-    return [_file(root, row, settings.suffix) for row in rows]
-
-
-def _file(root: Path, row: _Row, suffix: str) -> _File:
-    name = f"{row.image}{suffix}"
-    flat, letters = root / name, name[:_FOLDERS_DEEP]
-    # A slash among the letters would be the root of all folders.
-    nested = flat if "/" in letters else root.joinpath(*letters, name)
-    for path in (nested, flat):
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError) as error:
+    names: tuple[str, ...]
+
+    def form(self) -> InputForm:
+        """Return size and channels of the first image."""
+        with open_image(self.root / self.names[0]) as image:
+            channels = 1 if image.mode in _MODES_OF_GREY else 3
+            return InputForm((image.height, image.width, channels), "uint8")
+
+    def read(
+        self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
+    ) -> ReadInputs:
+        """Bring each image to the task's size and channels."""
+        paths = [f"{self.root}/{name}" for name in self.names]
+        if task.spec.dtype != "uint8":
             raise DataError(
-                f"{row.where}: the image {row.image!r} cannot be looked up: {error}"
-            ) from error
-        number = (status.st_dev, status.st_ino)
-        return _File(str(path), status.st_size, status.st_mtime_ns, number)
-    raise DataError(
-        f"{row.where}: there is neither {nested} nor {flat}; correct data.root or "
-        "data.suffix, or leave the image out of the list"
+                f"{paths[0]} is an image, but the federation agreed on "
+                f"{KINDS_OF_INPUT[task.spec.dtype]}; give a table or an .npz file"
+            )
+
+        def decode() -> tuple[NDArray[np.uint8], Mapping[int, str]]:
+            room = _room_for(len(positions), task.spec.image_shape, paths[0])
+            failed = decode_files([paths[at] for at in positions], room)
+            good = [row for row in range(len(room)) if row not in failed]
+            reasons = {positions[row]: why for row, why in failed.items()}
+            return (room[good] if failed else room), reasons
+
+        if cache is None:
+            images, failed = decode()
+        else:
+            shape = (len(positions), *task.spec.image_shape)
+            form = (DECODER, task.spec.image_shape, list(positions))
+            images, failed = cached_images(cache, paths, form, shape, decode)
+        return ReadInputs(torch.from_numpy(images), failed)
+
+
+def collect_image_folder(
+    settings: SiteImageFolderSettings,
+    base: Path,
+    task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
+) -> Collected:
+    """Return the images in a folder; their names are their paths in it.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder, it holds no images, or something lies where it does
+        not belong.
+    """
+    root = place_of(base, settings.path)
+    if not root.is_dir():
+        raise DataError(
+            f"{root}: there is no such folder; expected PATH/CLASS/IMAGE, or "
+            "PATH/train/CLASS/IMAGE and so on"
+        )
+    given: list[SiteSplit] = []
+    folders = {"": list_class_folders(root)} if not _has_splits(root, settings) else {}
+    if not folders:
+        given = _split_names(root)
+        folders = {f"{split}/": list_class_folders(root / split) for split in given}
+    class_of = {
+        f"{prefix}{name}": class_name
+        for prefix, found in folders.items()
+        for name, class_name in found.class_of.items()
+    }
+    names = tuple(mixed(class_of))
+    splits = tuple(cast("SiteSplit", name.partition("/")[0]) for name in names)
+    return Collected(
+        source=str(root),
+        names=names,
+        labels=tuple(class_of[name] for name in names),
+        inputs=ImageFiles(root, names),
+        splits=splits if given else None,
+        given_splits=frozenset(given),
+        num_ignored=sum(found.num_ignored for found in folders.values()),
     )
 
 
-def _digest(rows: Lists, files: dict[Split, list[_File]]) -> str:
-    digest = hashlib.sha256()
-    for split, part in rows.items():
-        for row, file in zip(part, files[split], strict=True):
-            # A device may have another number after a restart.
-            state = (file.path, file.num_bytes, file.modified_ns)
-            line = (split, row.user, row.class_name, *state)
-            digest.update(f"{line!r}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+def _has_splits(root: Path, settings: SiteImageFolderSettings) -> bool:
+    return settings.layout == "auto" and (root / "train").is_dir()
 
 
-def _put_rows(writer: EntryWriter, rows: Lists, class_names: Sequence[str]) -> None:
-    users = values_in_order(
-        row.user for part in rows.values() for row in part if row.user is not None
-    )
-    number_of = {user: number for number, user in enumerate(users)}
-    label_of = {name: label for label, name in enumerate(class_names)}
-    for split, part in rows.items():
-        writer.put_labels(split, [label_of[row.class_name] for row in part])
-        owners = [number_of[row.user] for row in part if row.user is not None]
-        if len(owners) == len(part):
-            writer.put_client_ids(split, owners)
+def _split_names(root: Path) -> list[SiteSplit]:
+    names = [child.name for child in _visible(root) if child.is_dir()]
+    for name in names:
+        if name not in SPLITS:
+            raise DataError(
+                f"{root / name}: found beside the folder train, expected a split; "
+                f"{alternatives(name, SPLITS)}. If train is a class, set data.layout: "
+                "classes"
+            )
+    return [cast("SiteSplit", name) for name in names]

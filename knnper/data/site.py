@@ -1,9 +1,8 @@
-"""All kinds of own data that a site can name."""
+"""A site's own data: labels agreed on, split, read, and checked for mistakes."""
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,32 +10,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from knnper.data.catalogue import DATA_SETS, DataSpec
+from knnper.data.catalogue import DATA_SETS, SITE_DATA
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
 from knnper.data.examples import Examples, InputSpec, no_examples
+from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
+    Collected,
     NamedExamples,
+    ReadInputs,
     SiteData,
+    SiteSettings,
     SitesSettings,
     SiteTask,
     site_task_of,
     task_of,
-)
-from knnper.data.site_sources import (
-    Collected,
-    NpzSettings,
-    PythonSettings,
-    ReadInputs,
-    SiteImageFolderSettings,
-    SiteSettings,
-    SiteTableSettings,
-    SiteTextSettings,
-    collect_image_folder,
-    collect_npz,
-    collect_python,
-    collect_table,
-    collect_text,
 )
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.errors import ConfigError, DataError, Problem
@@ -108,15 +96,13 @@ def _groups(data: SiteData) -> Mapping[bytes, Sequence[_Place]]:
     groups: dict[bytes, list[_Place]] = {}
     for split, part in data.splits():
         for digest, name, label in zip(
-            _digests(part), part.names, part.examples.labels.tolist(), strict=True
+            digests_of(part.examples.images.numpy()),
+            part.names,
+            part.examples.labels.tolist(),
+            strict=True,
         ):
             groups.setdefault(digest, []).append(_Place(split, name, label))
     return groups
-
-
-def _digests(part: NamedExamples) -> list[bytes]:
-    rows = part.examples.images.flatten(1).numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 
 
 def _copies(groups: Sequence[Sequence[_Place]], original: Split, copy: Split) -> Copies:
@@ -442,7 +428,9 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
 
 
-def settle(found: Collected, settings: SiteSettings, task: SiteTask) -> SiteData:
+def settle(
+    found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
+) -> SiteData:
     """Agree on labels, split, and read the inputs.
 
     Inputs that cannot be read are left out and named in the result.
@@ -460,32 +448,16 @@ def settle(found: Collected, settings: SiteSettings, task: SiteTask) -> SiteData
     splits = _splits(found, kept, settings.fractions)
     members = {split: [at for at in kept if splits[at] == split] for split in SPLITS}
     # At once: what is read is then kept as a whole, and each split is a part of it.
-    read = _read(found, [at for split in SPLITS for at in members[split]], task)
+    wanted = [at for split in SPLITS for at in members[split]]
+    read = ReadInputs(no_examples(task.spec).images)
+    if wanted:
+        read = found.inputs.read(wanted, task, cache)
     return SiteData(
         **_named(found, members, agreed.labels, read),
         task=task,
         dropped=agreed.unknown,
         num_ignored=found.num_ignored,
         unreadable={found.names[at]: why for at, why in read.unreadable.items()},
-    )
-
-
-def require_readable(data: SiteData) -> SiteData:
-    """Return ``data``, of which every input could be read.
-
-    Raises
-    ------
-    DataError
-        With the first ones that could not.
-    """
-    if not data.unreadable:
-        return data
-    lines = [f"  - {data.unreadable[name]}" for name in list(data.unreadable)]
-    left = len(lines) - MOST_SHOWN
-    more = [f"  - and {left} more"] if left > 0 else []
-    raise DataError(
-        f"{len(lines)} examples cannot be read:\n"
-        + "\n".join(lines[:MOST_SHOWN] + more)
     )
 
 
@@ -567,12 +539,6 @@ def _dealt(
     return dict(zip(positions, splits, strict=True))
 
 
-def _read(found: Collected, positions: Sequence[int], task: SiteTask) -> ReadInputs:
-    if not positions:
-        return ReadInputs(no_examples(task.spec).images)
-    return found.inputs.read(positions, task)
-
-
 def _named(
     found: Collected,
     members: Mapping[Split, Sequence[int]],
@@ -596,138 +562,57 @@ def _named(
     }
 
 
-@dataclass(frozen=True)
-class SiteDataSpec:
-    """A kind of own data that can be chosen by name.
-
-    Attributes
-    ----------
-    title, summary
-        For people.
-    settings_type
-        The dataclass of its settings.
-    collect
-        Takes an instance of ``settings_type``, the folder that relative paths are
-        relative to, and the task, where one is known.
-    """
-
-    title: str
-    summary: str
-    settings_type: type[SiteSettings]
-    collect: Callable[[Any, Path, SiteTask | None], Collected]
-
-    def survey(
-        self, settings: SiteSettings, base: Path, task: SiteTask | None
-    ) -> SiteData:
-        """Return the data; what cannot be read is left out and named.
-
-        Parameters
-        ----------
-        settings
-            Of `settings_type`.
-        base
-            The folder that relative paths are relative to.
-        task
-            What the federation agreed on; None takes it from the data.
-
-        Raises
-        ------
-        DataError
-            If there is no data, it is laid out otherwise, or labels are unknown.
-        """
-        found = self.collect(settings, base, task)
-        return settle(found, settings, own_task(found) if task is None else task)
-
-    def open(
-        self,
-        settings: SiteSettings,
-        base: Path,
-        task: SiteTask,
-        cache: Path | None = None,
-    ) -> SiteData:
-        """Return the data, all of which can be read; see `survey`.
-
-        Parameters
-        ----------
-        settings, base, task
-            See `survey`.
-        cache
-            A folder for what takes long to read, so that it is read only once as long
-            as it does not change: decoded image files. Arrays and tables are read each
-            time, and functions are called each time, as their results may depend on
-            anything; one that takes long can keep them itself.
-
-        Raises
-        ------
-        DataError
-            As `survey`, and with all inputs that cannot be read.
-        """
-        found = self.collect(settings, base, task)
-        if cache is not None:
-            found = replace(found, inputs=found.inputs.kept_in(cache))
-        return require_readable(settle(found, settings, task))
-
-
-SITE_DATA: Mapping[str, SiteDataSpec] = MappingProxyType(
-    {
-        "image_folder": SiteDataSpec(
-            "Image folder",
-            "image files: PATH/CLASS/FILE, or PATH/train/CLASS/FILE and so on",
-            SiteImageFolderSettings,
-            collect_image_folder,
-        ),
-        "npz": SiteDataSpec(
-            "NPZ file",
-            "arrays inputs and labels, or train_inputs, train_labels, ...",
-            NpzSettings,
-            collect_npz,
-        ),
-        "table": SiteDataSpec(
-            "Table",
-            "a CSV or Parquet file: a row an example, a column a feature",
-            SiteTableSettings,
-            collect_table,
-        ),
-        "text": SiteDataSpec(
-            "Text",
-            "plain text: a window of characters, and the one that follows",
-            SiteTextSettings,
-            collect_text,
-        ),
-        "python": SiteDataSpec(
-            "Python function",
-            "your own code: module:function, beside the client's file or installed",
-            PythonSettings,
-            collect_python,
-        ),
-    }
-)
-
-
 def open_site(
     choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
-    """Return the data that was chosen by name; see `SiteDataSpec.open`."""
-    spec, settings = _chosen(choice)
-    return spec.open(settings, base, task, cache)
+    """Return the data that was chosen by name, all of which can be read.
+
+    Parameters
+    ----------
+    choice
+        A name of `SITE_DATA` and its settings.
+    base
+        The folder that relative paths are relative to.
+    task
+        What the federation agreed on.
+    cache
+        A folder for what takes long to read, so that it is read only once as long as
+        it does not change: decoded image files. Arrays and tables are read each time,
+        and functions are called each time, as their results may depend on anything.
+
+    Raises
+    ------
+    DataError
+        If there is no data, it is laid out otherwise, labels are unknown, or inputs
+        cannot be read.
+    """
+    found, settings = _collected(choice, base, task)
+    data = settle(found, settings, task, cache)
+    require_all_read(data.unreadable.values())
+    return data
 
 
 def survey_site(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> SiteData:
-    """Return the data that was chosen by name; see `SiteDataSpec.survey`."""
-    spec, settings = _chosen(choice)
-    return spec.survey(settings, base, task)
+    """Return the data as `open_site`; what cannot be read is left out and named.
+
+    Without a task it is taken from the data.
+    """
+    found, settings = _collected(choice, base, task)
+    return settle(found, settings, own_task(found) if task is None else task)
 
 
-def _chosen(choice: Choice[Settings]) -> tuple[SiteDataSpec, SiteSettings]:
+def _collected(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> tuple[Collected, SiteSettings]:
     spec, settings = SITE_DATA[choice.name], choice.settings
     if not isinstance(settings, spec.settings_type):
         raise TypeError(
             f"{choice.name} takes {spec.settings_type.__name__}, "
             f"found {type(settings).__name__}"
         )
-    return spec, settings
+    return spec.collect(settings, base, task), settings
 
 
 MODEL_CARD = "model.json"
@@ -742,8 +627,8 @@ def read_task(path: Path) -> SiteTask:
     ----------
     path
         An experiment over data that stays with the sites (``data: {name: sites}``), as
-        ``knnper submit`` writes it; one over a data set, which is loaded; or the folder
-        of an exported model.
+        ``knnper fed submit`` writes it; one over a data set, which is loaded; or the
+        folder of an exported model.
 
     Raises
     ------
@@ -792,17 +677,17 @@ def _of_section(section: Any, source: str) -> SiteTask:
     if name == SITES:
         return _parsed(SitesSettings, section, source).task()
     if isinstance(name, str) and name in DATA_SETS:
-        spec = DATA_SETS[name]
-        return _of_data_set(spec, _parsed(spec.settings_type, section, source), source)
+        settings = _parsed(DATA_SETS[name].settings_type, section, source)
+        return _of_data_set(name, settings, source)
     known = alternatives(str(name), (SITES, *DATA_SETS))
     raise DataError(
         f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
     )
 
 
-def _of_data_set(spec: DataSpec, settings: Settings, source: str) -> SiteTask:
+def _of_data_set(name: str, settings: Settings, source: str) -> SiteTask:
     try:
-        return task_of(spec.load(settings))
+        return task_of(DATA_SETS[name].load(settings))
     except DataError as error:
         raise DataError(
             f"{source} is over a data set that cannot be loaded here: {error}; ask the "

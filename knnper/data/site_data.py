@@ -1,18 +1,31 @@
-"""What the server and the sites agree on before anything is learned."""
+"""What the server and the sites agree on, and the data of a site."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
 
-from knnper.data.dividing import SPLITS, Split
-from knnper.data.examples import ClientData, Dataset, Examples, InputDtype, InputSpec
+from knnper.data.dividing import SPLITS, FractionSettings, Split
+from knnper.data.examples import (
+    KINDS_OF_INPUT,
+    ClientData,
+    Dataset,
+    Examples,
+    InputDtype,
+    InputSpec,
+)
 from knnper.errors import DataError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
+from knnper.loading import alternatives
 
 SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""
@@ -235,3 +248,218 @@ class SiteData:
     def client_data(self) -> ClientData:
         """Return what a method may see of it: all but the test split."""
         return ClientData(self.train.examples, self.validation.examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSettings(Settings):
+    """What can be set for every kind of own data.
+
+    Attributes
+    ----------
+    label_map
+        From what this site calls a label to what the federation calls it, where the
+        two differ.
+    unknown_labels
+        ``error`` refuses data with labels that the federation does not know, ``drop``
+        leaves their examples out.
+    fractions
+        How the examples are split where the data does not say it.
+    """
+
+    label_map: dict[str, str] = field(default_factory=dict)
+    unknown_labels: Literal["error", "drop"] = "error"
+    fractions: FractionSettings = field(default_factory=FractionSettings)
+
+
+class InputForm(NamedTuple):
+    """What inputs look like by themselves: shape of one, and type."""
+
+    shape: tuple[int, int, int]
+    dtype: InputDtype
+
+
+class ReadInputs(NamedTuple):
+    """Inputs in memory.
+
+    Attributes
+    ----------
+    images
+        Of the readable ones among those that were asked for, in order: shape
+        (m, height, width, channels), of the task's type.
+    unreadable
+        Why, by position in the data, of the others.
+    """
+
+    images: Tensor
+    unreadable: Mapping[int, str] = {}
+
+
+class Inputs:
+    """Inputs that are read when labels and splits are known."""
+
+    def form(self) -> InputForm:
+        """Return what they look like, where no task says what they should."""
+        raise NotImplementedError
+
+    def read(
+        self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
+    ) -> ReadInputs:
+        """Return the inputs at ``positions`` as ``task`` wants them.
+
+        What takes long to read is kept in the folder ``cache``. A `DataError` says that
+        the inputs cannot be brought to the task's form.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """n examples as the site has them.
+
+    Attributes
+    ----------
+    source
+        The file or folder; named in errors.
+    names
+        Of the examples, unique.
+    labels
+        What the site calls each example's label.
+    inputs
+        Of the examples.
+    splits
+        Of each example, or None where the data does not say it.
+    given_splits
+        Those that the data has, be they empty.
+    numbered
+        Whether labels are numbers that no class names belong to.
+    num_ignored
+        Files beside them that are no images by their names.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    inputs: Inputs
+    splits: tuple[Split, ...] | None = None
+    given_splits: frozenset[Split] = frozenset()
+    numbered: bool = False
+    num_ignored: int = 0
+
+
+_NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
+
+_LARGEST_PIXEL = 255
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayInputs(Inputs):
+    """Inputs as one array of numbers, shape (n, ...); ``source`` is named in errors."""
+
+    source: str
+    array: NDArray[Any]
+
+    def form(self) -> InputForm:
+        """Return (height, width, channels), as the number of dimensions suggests."""
+        is_image = self.array.dtype == np.uint8
+        dtype: InputDtype = "uint8" if is_image else "float32"
+        match self.array.shape[1:]:
+            case (num_features,):
+                return InputForm((1, 1, num_features), dtype)
+            case (height, width):
+                return InputForm((height, width, 1), dtype)
+            case (height, width, channels):
+                return InputForm((height, width, channels), dtype)
+        raise DataError(
+            f"{self.source}: found inputs of shape {_shown(self.array.shape)}, "
+            "expected (n, height, width, channels), (n, height, width) or (n, features)"
+        )
+
+    def read(
+        self,
+        positions: Sequence[int],
+        task: SiteTask,
+        cache: Path | None = None,  # noqa: ARG002 - quick to read
+    ) -> ReadInputs:
+        """See `Inputs`."""
+        chosen = self.array[np.asarray(positions, dtype=np.int64)]
+        fitted = fit_inputs(chosen, task.spec, self.source)
+        return ReadInputs(torch.from_numpy(fitted))
+
+
+def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any]:
+    """Return ``array`` in the form that ``spec`` asks for; itself where it has it.
+
+    Parameters
+    ----------
+    array
+        Numbers, shape (n, height, width, channels), without the channels where there
+        is one, or (n, height * width * channels).
+
+    Raises
+    ------
+    DataError
+        If the shape is another one, or the values do not fit: whole numbers from 0 to
+        255 for ``uint8``, to c - 1 for ``token``, finite ones for ``float32``.
+    """
+    height, width, channels = spec.image_shape
+    shapes = {(height, width, channels), (math.prod(spec.image_shape),)}
+    if channels == 1:
+        shapes.add((height, width))
+    if array.dtype.kind not in _NUMBERS or array.shape[1:] not in shapes:
+        raise DataError(
+            f"{source}: found inputs {array.dtype} of shape {_shown(array.shape)}, "
+            f"expected {spec.dtype} of shape {_shown(('n', *spec.image_shape))}, "
+            "as the federation agreed"
+        )
+    shaped = array.reshape(len(array), *spec.image_shape)
+    if spec.dtype == "float32":
+        return _reals(shaped, source)
+    largest = _LARGEST_PIXEL if spec.dtype == "uint8" else spec.num_classes - 1
+    if array.dtype != np.uint8 or largest < _LARGEST_PIXEL:
+        _require_whole(shaped, largest, KINDS_OF_INPUT[spec.dtype], source)
+    return shaped.astype(np.uint8, copy=False)
+
+
+def _require_whole(array: NDArray[Any], largest: int, kind: str, source: str) -> None:
+    with np.errstate(invalid="ignore"):
+        wrong = ~((array >= 0) & (array <= largest) & (array % 1 == 0))
+    if wrong.any():
+        raise DataError(
+            f"{source}: found {int(wrong.sum())} values in the inputs such as "
+            f"{array[wrong][0]}, expected whole numbers from 0 to {largest}: the "
+            f"federation agreed on {kind}"
+        )
+
+
+def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        reals = array.astype(np.float32, copy=False)
+    wrong = int((~np.isfinite(reals)).sum())
+    if wrong:
+        raise DataError(
+            f"{source}: {wrong} values in the inputs are missing, infinite or too "
+            "large for float32; fill them in, or leave their examples out"
+        )
+    return reals
+
+
+def _shown(shape: Sequence[object]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
+    """Return ``texts``, each of which says a split.
+
+    Raises
+    ------
+    DataError
+        With the first one that does not, and their number.
+    """
+    wrong = Counter(text for text in texts if text not in SPLITS)
+    if wrong:
+        text, count = wrong.most_common(1)[0]
+        raise DataError(
+            f"{source}: found the split {text!r} in {count} examples; "
+            f"{alternatives(text, SPLITS)}"
+        )
+    return tuple(cast("Split", text) for text in texts)

@@ -2,9 +2,8 @@
 
 import importlib
 import logging
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +16,21 @@ from pydantic import Field
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
+    are_whole_numbers,
     mark_tested,
+    numbered,
     split_by_name,
+    values_in_order,
 )
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.site_data import (
+    ArrayInputs,
+    Collected,
+    SiteSettings,
+    SiteTask,
+    place_of,
+    split_texts,
+)
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, ProperFraction, Settings
 from knnper.loading import alternatives
@@ -28,8 +38,6 @@ from knnper.loading import alternatives
 _PARQUET = (".parquet", ".pq")
 
 _CSV = (".csv", ".tsv", ".txt")
-
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 # What pandas and NumPy write where a number is missing.
 _NOT_A_NUMBER = ("nan", "NaN")
@@ -99,19 +107,6 @@ class TableFile:
 def row_names(table: TableFile) -> tuple[str, ...]:
     """Return what rows without a name are called: their number, as in ``00012``."""
     return tuple(f"{row:05d}" for row in range(len(table.numbers)))
-
-
-def are_whole_numbers(values: Iterable[str]) -> bool:
-    """Return whether all of ``values`` are written as whole numbers."""
-    return all(map(_WHOLE_NUMBER.fullmatch, values))
-
-
-def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
-    """Return the different values, sorted; as numbers where all are whole numbers."""
-    different = set(values)
-    if are_whole_numbers(different):
-        return tuple(sorted(different, key=lambda value: (int(value), value)))
-    return tuple(sorted(different))
 
 
 def read_table(path: Path, columns: Columns, delimiter: str = ",") -> TableFile:
@@ -463,14 +458,9 @@ def _labelled(
     count, width = rows.numbers.shape
     return LabelledArrays(
         images=rows.numbers.astype(np.float32).reshape(count, 1, 1, width),
-        labels=_numbered(rows.labels, class_names),
-        client_ids=None if rows.clients is None else _numbered(rows.clients, owners),
+        labels=numbered(rows.labels, class_names),
+        client_ids=None if rows.clients is None else numbered(rows.clients, owners),
     )
-
-
-def _numbered(values: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
-    number_of = {value: number for number, value in enumerate(known)}
-    return np.array([number_of[value] for value in values], dtype=np.int64)
 
 
 def _require_known(test: _Rows, class_names: Sequence[str]) -> None:
@@ -503,3 +493,75 @@ def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
             table.path,
             ", ".join(table.number_columns[at] for at in np.flatnonzero(is_coarse)),
         )
+
+
+@dataclass(frozen=True)
+class SiteTableSettings(SiteSettings):
+    """Which file, and what its columns mean.
+
+    Attributes
+    ----------
+    path
+        A CSV file with a header, or a Parquet file.
+    label
+        The column of labels: names of classes, or whole numbers.
+    features
+        The columns of features in the federation's order; null is those that the
+        federation agreed on by name or, where it did not, all other columns.
+    id
+        The column of the examples' names; null names them by their row.
+    split
+        The column that says train, validation or test; null splits by `fractions`.
+    delimiter
+        Between the columns of a CSV file.
+    """
+
+    path: str
+    label: str
+    features: tuple[str, ...] | None = None
+    id: str | None = None
+    split: str | None = None
+    delimiter: Annotated[str, Field(min_length=1)] = ","
+
+
+def collect_table(
+    settings: SiteTableSettings, base: Path, task: SiteTask | None
+) -> Collected:
+    """Return the examples in a table.
+
+    A row without a name is called by its number from 0, as in ``00012``.
+
+    Raises
+    ------
+    DataError
+        As `read_table`; and if labels are missing, or a split has another name.
+    """
+    table = read_table(
+        place_of(base, settings.path),
+        _columns(settings, task),
+        settings.delimiter,
+    )
+    source = str(table.path)
+    labels = table.filled_texts(settings.label)
+    names = row_names(table) if settings.id is None else table.texts[settings.id]
+    splits = None
+    if settings.split is not None:
+        splits = split_texts(table.texts[settings.split], source)
+    return Collected(
+        source=source,
+        names=names,
+        labels=labels,
+        inputs=ArrayInputs(source, table.numbers),
+        splits=splits,
+        given_splits=frozenset(splits or ()),
+        numbered=are_whole_numbers(labels),
+    )
+
+
+def _columns(settings: SiteTableSettings, task: SiteTask | None) -> Columns:
+    texts = (settings.label, settings.id, settings.split)
+    agreed = task.feature_names if task is not None else ()
+    return Columns(
+        tuple(dict.fromkeys(name for name in texts if name is not None)),
+        settings.features if settings.features is not None else agreed or None,
+    )

@@ -338,7 +338,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-_RENEW = "make a new one with: knnper federation renew FOLDER"
+_RENEW = "make a new one with: knnper fed renew FOLDER"
 
 _SOON = timedelta(days=30)
 

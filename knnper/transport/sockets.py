@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from knnper.errors import RunError
+from knnper.transport.credentials import Address
 
 _IPV6_PREFIX = 64  # bits; what one household or machine is given
 _BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer
@@ -112,7 +113,11 @@ async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[b
         more = event.get("more_body", False)
 
 
-def listen(host: str, port: int, hint: str) -> socket.socket:
+def listen(
+    host: str,
+    port: int,
+    hint: str = "another program or server may use it: choose another address",
+) -> socket.socket:
     """Return a socket that listens.
 
     Parameters
@@ -131,9 +136,8 @@ def listen(host: str, port: int, hint: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise RunError(f"cannot listen at {host}, port {port}: {error}; {hint}") from (
-            error
-        )
+        place, why = Address(host, port), error.strerror or error
+        raise RunError(f"cannot listen at {place} ({why}); {hint}") from error
     # Connections inherit it: an answer's head and body are two writes.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
@@ -210,7 +214,7 @@ class Server(uvicorn.Server):
             self._admit(accepted, address[0])
 
     def _admit(self, accepted: socket.socket, address: str) -> None:
-        party = _origin(address)
+        party = origin_of(address)
         if (excess := self.strangers.in_excess(party)) is not None:
             self._end(excess, "it did not show whose it is before others came")
         visit = Visit(address)
@@ -306,9 +310,9 @@ class _Room:
         self._count -= 1
         visit.room = None
 
-    def in_excess(self, newcomer: str) -> Visit | None:
-        """Return what must go before a party can have one more."""
-        own = self._parties.get(newcomer, {})
+    def in_excess(self, party: str) -> Visit | None:
+        """Return what must go before ``party`` can have one more."""
+        own = self._parties.get(party, {})
         if len(own) >= self._per_party:
             return _least_needed(own)
         if self._count < self._size:
@@ -321,18 +325,42 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
     return next((one for one in visits if one.is_idle), next(iter(visits)))
 
 
-class Connection(HttpToolsProtocol):
-    """Ends when a header, or the reading of an answer, takes too long.
+class TimedConnection(HttpToolsProtocol):
+    """Ends when a header, a body's rest, or the reading of an answer takes too long.
 
-    Between requests uvicorn ends it after its own time; bodies have `read_pieces`.
+    Between requests uvicorn ends it after its own time; the pace of bodies is for
+    whoever reads them.
+
+    Parameters
+    ----------
+    server
+        uvicorn's.
+    logger
+        Is told of what is no HTTP.
+    first_s
+        Seconds for the whole header of the first request.
+    header_s, rest_s, unread_s
+        Seconds for the header of another one, for the rest of a body that was answered
+        before it was there, and until the peer has taken in more of an answer.
+    header_bytes
+        Of one header; a piece that is read at once may be more.
     """
 
-    def __init__(self, server: Server, visit: Visit) -> None:
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        logger: logging.Logger,
+        *,
+        first_s: float,
+        header_s: float,
+        rest_s: float,
+        unread_s: float,
+        header_bytes: int,
+    ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(server.config, server.server_state, {}, loop)
-        self.logger, self._limits = server.logger, server.limits
-        self._introduce = functools.partial(server.introduce, visit)
-        self._visit, visit.protocol = visit, self
+        self.logger, self._first_s, self._header_bytes = logger, first_s, header_bytes
+        self._seconds = {"header": header_s, "rest": rest_s, "unread": unread_s}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._header_size = 0
         self._is_in_header = self._is_in_body = False
@@ -345,10 +373,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Wait for the first request, of whose time TLS has had a part."""
+        """Wait for the first request."""
         super().connection_made(transport)
-        past = time.monotonic() - self._visit.began
-        self._start("header", max(self._limits.header_s - past, 0))
+        self._start("header", self._first_s)
 
     def data_received(self, data: bytes) -> None:
         """Take in a piece; a header that it began has to end in time."""
@@ -358,20 +385,17 @@ class Connection(HttpToolsProtocol):
             return
         if was_in_header and self._is_in_header:
             self._header_size += len(data)
-            if self._header_size > self._limits.header_bytes:
+            if self._header_size > self._header_bytes:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
-        if self.is_idle and self._is_in_body:  # answered before all of it was there
-            self._start("rest", self._limits.unread_s)
-        elif self.is_idle:
-            self._start("header", self._limits.header_s)
+        if self.is_idle:
+            self._start("rest" if self._is_in_body else "header")
 
     def on_message_begin(self) -> None:
         """Take in a header."""
         self._is_in_header, self._header_size = True, 0
         super().on_message_begin()
-        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
@@ -388,7 +412,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for the peer to read."""
         super().pause_writing()
-        self._start("unread", self._limits.unread_s)
+        self._start("unread")
 
     def resume_writing(self) -> None:
         """Go on: the peer has read."""
@@ -400,21 +424,53 @@ class Connection(HttpToolsProtocol):
         for name in tuple(self._timers):
             self._stop(name)
         super().connection_lost(exc)
-        self._visit.lost.set()
 
-    def _start(self, name: str, seconds: float) -> None:
+    def _start(self, name: str, seconds: float | None = None) -> None:
         """Cut the connection off in some time, unless that is going on already."""
         if name not in self._timers:
-            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
+            due = self._seconds[name] if seconds is None else seconds
+            self._timers[name] = self.loop.call_later(due, self.transport.abort)
 
     def _stop(self, name: str) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
 
-def _origin(host: str) -> str:
-    """Return whose connection it is: networks of IPv6 have addresses without end."""
-    address = ipaddress.ip_address(host.partition("%")[0])
+class Connection(TimedConnection):
+    """One that may say whose it is."""
+
+    def __init__(self, server: Server, visit: Visit) -> None:
+        limits = server.limits
+        past = time.monotonic() - visit.began  # TLS has had a part of it
+        super().__init__(
+            server,
+            server.logger,
+            first_s=max(limits.header_s - past, 0),
+            header_s=limits.header_s,
+            rest_s=limits.unread_s,
+            unread_s=limits.unread_s,
+            header_bytes=limits.header_bytes,
+        )
+        self._introduce = functools.partial(server.introduce, visit)
+        self._visit, visit.protocol = visit, self
+
+    def on_message_begin(self) -> None:
+        """Take in a header."""
+        super().on_message_begin()
+        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave nothing behind."""
+        super().connection_lost(exc)
+        self._visit.lost.set()
+
+
+def origin_of(host: str) -> str:
+    """Return whose address it is: networks of IPv6 have addresses without end."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     if address.ipv4_mapped is not None:

@@ -111,7 +111,7 @@ class AuthorizedFolder:
             raise CredentialError(
                 f"the name {name} is taken by the key {fingerprint(self.key(name))}; "
                 "a name is one key. Choose another name, or replace the client: "
-                f"knnper federation remove-client FOLDER {name}"
+                f"knnper fed remove-client FOLDER {name}"
             )
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
@@ -180,7 +180,7 @@ def require_name(name: str) -> None:
 def _key_twice(name: str, owner: str) -> str:
     return (
         f"the key of {name} is already that of {owner}; a client is one name with one "
-        "key. Make another key, or remove the other client: knnper federation "
+        "key. Make another key, or remove the other client: knnper fed "
         f"remove-client FOLDER {owner}"
     )
 

@@ -15,7 +15,6 @@ from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, census
 from knnper.server.link.setup import LOCK
-from knnper.server.link.sockets import bind
 from knnper.server.link.superlink import Note
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.credentials import (
@@ -43,6 +42,7 @@ from knnper.transport.diagnosis import (
     told_versions,
     warning,
 )
+from knnper.transport.sockets import listen
 
 _LOG = "the server's log says why; a key that was removed cannot come back"
 
@@ -72,7 +72,7 @@ class Clients:
         if not keys:
             return warning(
                 f"no client may connect: {folder} holds no key",
-                "knnper federation add-client, or register",
+                "knnper fed add-client, or register",
             )
         return fine(f"{len(keys)} in {folder}: {', '.join(keys)}")
 
@@ -101,7 +101,7 @@ class Clients:
         return fine(f"{len(roster)} clients in {self.settings.roster_file}")
 
 
-_CORRECT = "correct `tls`, or make the files with: knnper federation init, or renew"
+_CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Ports:
     def server(self) -> Finding:
         """Look whether the server runs."""
         if not is_running(self.settings.state):
-            return warning("does not run", "start it: knnper server SERVER.yaml")
+            return warning("does not run", "start it: knnper fed server SERVER.yaml")
         return fine(f"runs, in {self.settings.state}")
 
     def gateway(self) -> Finding:
@@ -274,7 +274,7 @@ def is_running(state: Path) -> bool:
 
 def _free(address: Address, setting: str) -> Finding:
     try:
-        bind(address).close()
+        listen(address.host, address.port).close()
     except RunError:
         return _taken(address, setting)
     return fine(f"{address} is free")
@@ -329,5 +329,5 @@ def _insecure() -> Finding:
     return warning(
         "nothing is encrypted, and whoever reaches the gateway is a client: `insecure: "
         "true`",
-        "make certificates and keys: knnper federation init",
+        "make certificates and keys: knnper fed init",
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import time
 from collections import Counter
@@ -54,6 +53,7 @@ from knnper.transport.diagnosis import (
     own_versions,
     with_standing,
 )
+from knnper.transport.sockets import origin_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,6 @@ does not get on for 180 s, which is an object of 5 MB at three times that pace."
 _LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
 
 _REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
-
-_IPV6_PREFIX = 64  # bits; what one household or machine is given
 
 _QUIET_SECONDS = 60.0
 
@@ -169,19 +167,6 @@ async def read_body(receive: Receive, length: int) -> bytearray:
     return body
 
 
-def origin_of(host: str) -> str:
-    """Return whose address it is: networks of IPv6 have addresses without end."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
-
-
 class Notices:
     """Says one thing of one host once a minute at most, and all things 1000 times.
 
@@ -273,8 +258,8 @@ _LOOK_S = 0.1
 class Presence:
     """When each registered client was last heard of, by the key of its client.
 
-    Flower tells a client neither that nor its name, and `knnper doctor` asks for both;
-    see `knnper.transport.diagnosis`.
+    Flower tells a client neither that nor its name, and `knnper site doctor` asks for
+    both; see `knnper.transport.diagnosis`.
     """
 
     clients: Clients

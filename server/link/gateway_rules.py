@@ -148,7 +148,7 @@ class Rules:
                 412,  # SuperNodes take 403 for the end of a run and print nothing
                 "this federation lets in registered clients only",
                 "start the client with its private key, and have its operator send you "
-                "one if it has none (knnper federation add-client)",
+                "one if it has none (knnper fed add-client)",
                 ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED,
             )
         if method != "POST" or path not in _FLEETS:
@@ -313,7 +313,7 @@ def _unknown(key: str, status: int) -> Refusal:
         status,
         "The key is not registered with this federation, or no longer",
         f"{key}. Send the public key (.pub) to the federation's operator, who runs: "
-        "knnper federation register SERVER.yaml NAME NAME.key.pub",
+        "knnper fed register SERVER.yaml NAME NAME.key.pub",
         ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
     )
 

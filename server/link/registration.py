@@ -320,7 +320,7 @@ class _Ledger:
                 node,
                 f"removed {node.name or node.node_id}: it has no key in the folder, "
                 "and no roster tells how it was registered. To let it in, make it a "
-                "new key: knnper federation register",
+                "new key: knnper fed register",
             )
 
     def register_new(self) -> None:

@@ -81,7 +81,7 @@ def server_file(place: Path) -> Path:
     Parameters
     ----------
     place
-        The file itself, or the folder that ``knnper federation init`` made.
+        The file itself, or the folder that ``knnper fed init`` made.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def server_file(place: Path) -> Path:
             return file
     raise RunError(
         f"{place} holds no server.yaml; give the file, or the folder that `knnper "
-        "federation init` made"
+        "fed init` made"
     )
 
 
@@ -136,7 +136,7 @@ def _closed(path: Path) -> bool:
 
 
 _SERVER = """\
-# Settings of the server; start it with: knnper server server.yaml
+# Settings of the server; start it with: knnper fed server server.yaml
 # Relative paths are relative to this file's folder.
 name: federation
 listen: 0.0.0.0:{port}          # the gateway: all that clients can reach
@@ -164,7 +164,7 @@ limits:                       # what a run may do here; see docs/security.md
   min_steps: 1                # and steps of training
   methods: null               # a list such as [knn_per, fedavg]; null: any
   models: null                # a list such as [tiny_cnn]; null: any
-  experiment: null            # fingerprint of the only one: knnper data check --task
+  experiment: null            # fingerprint of the only one: knnper site check --task
   training_rounds: 1000       # updates sent within the last `days`, over all runs
   validation_rounds: 100      # answers with metrics, likewise
   days: 30                    # null: for ever
@@ -230,7 +230,7 @@ def found(folder: FederationFolder, founding: Founding) -> None:
     if folder.server_file.exists():
         raise RunError(
             f"{folder.path} holds a federation already; choose another folder, or add "
-            f"clients with: knnper federation add-client {folder.path} NAME"
+            f"clients with: knnper fed add-client {folder.path} NAME"
         )
     folder.authorized.mkdir(parents=True, exist_ok=True)
     if not founding.insecure:

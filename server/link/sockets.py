@@ -18,19 +18,15 @@ from types import MappingProxyType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from knnper.errors import RunError
-from knnper.server.link.gateway import Gateway, Notices, origin_of, said_once_a_minute
+from knnper.server.link.gateway import Gateway, Notices, said_once_a_minute
 from knnper.server.settings import TlsFiles
-from knnper.transport.credentials import Address
+from knnper.transport.sockets import TimedConnection, origin_of
 
 # Longer than SuperNodes keep an idle connection, so that they are the ones to end it.
 _IDLE_SECONDS = 75
 _LAST_ANSWERS_SECONDS = 5
 _GOODBYE_SECONDS = 0.5
-_BACKLOG = 2048  # connections that wait to be accepted; the kernel may take fewer
 _PAUSE_SECONDS = 1.0
 _UNREAD_SECONDS = 15.0  # until the peer has taken in more of an answer
 _REST_SECONDS = 10.0  # for the rest of a body that was answered before it was there
@@ -45,7 +41,7 @@ _ADVICE = MappingProxyType(
         "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not accept the server's "
         "certificate",
         "SSLV3_ALERT_CERTIFICATE_EXPIRED": "to the client's clock, the server's "
-        "certificate has expired; renew it: knnper federation renew",
+        "certificate has expired; renew it: knnper fed renew",
         "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept the server's "
         "certificate",
     }
@@ -69,28 +65,6 @@ class Limits:
     per_address: int = 200
     in_all: int = 2000
     first_words_s: float = 7.0
-
-
-def bind(address: Address) -> socket.socket:
-    """Return a socket that listens at ``address``.
-
-    Raises
-    ------
-    RunError
-        If the address is taken or not this machine's.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        place = (address.host, address.port)
-        listening = socket.create_server(place, family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise RunError(
-            f"cannot listen at {address} ({error.strerror or error}); another program "
-            "or another server may use it: choose another address"
-        ) from error
-    # Connections inherit it: an answer's head and body are two writes.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
 
 
 class Listener(uvicorn.Server):
@@ -219,13 +193,7 @@ class Listener(uvicorn.Server):
             # Why a handshake failed is in the notices already.
             with contextlib.suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: _Connection(
-                        self.config,
-                        self.server_state,
-                        first_words_s,
-                        self._logger,
-                        lost.set,
-                    ),
+                    lambda: _Connection(self, self._logger, first_words_s, lost.set),
                     accepted,
                     ssl=tls,
                     ssl_handshake_timeout=handshake_s,
@@ -238,87 +206,36 @@ class Listener(uvicorn.Server):
                 del self._held[origin]
 
 
-class _Connection(HttpToolsProtocol):
-    """Ends when a header, the reading of an answer or a body's rest take too long.
-
-    Between requests, uvicorn ends it after its own time. Bodies have theirs in
-    `knnper.server.link.gateway`.
-    """
+class _Connection(TimedConnection):
+    """One request after the other; the times of bodies are the gateway's."""
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        head_s: float,
+        server: uvicorn.Server,
         logger: logging.Logger,
+        first_words_s: float,
         on_lost: Callable[[], None],
     ) -> None:
-        super().__init__(config, server_state, {}, asyncio.get_running_loop())
-        self.logger = logger
-        self._seconds = {"head": head_s, "rest": _REST_SECONDS, "read": _UNREAD_SECONDS}
+        super().__init__(
+            server,
+            logger,
+            first_s=first_words_s,
+            header_s=first_words_s,
+            rest_s=_REST_SECONDS,
+            unread_s=_UNREAD_SECONDS,
+            header_bytes=_LARGEST_HEAD,
+        )
         self._on_lost = on_lost
-        self._due: dict[str, asyncio.TimerHandle] = {}
-        self._is_in_head = self._is_in_body = False
-        self._head_bytes = 0
-
-    def connection_made(  # type: ignore[override]
-        self, transport: asyncio.Transport
-    ) -> None:
-        super().connection_made(transport)
-        self._begin("head")
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _LARGEST_HEAD:
-                self.transport.abort()
-                return
-        if self.cycle is None or self.cycle.response_complete:
-            self._begin("rest" if self._is_in_body else "head")
 
     def on_message_begin(self) -> None:
         # One may come while the end of the last answer is on its way.
         if self.pipeline:
             raise ValueError("a request before the last ones were answered")
-        self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
-    def on_headers_complete(self) -> None:
-        self._end("head")
-        self._is_in_head, self._is_in_body = False, True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._end("rest")
-        self._is_in_body = False
-        super().on_message_complete()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._begin("read")
-
-    def resume_writing(self) -> None:
-        self._end("read")
-        super().resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        for what in list(self._due):
-            self._end(what)
         super().connection_lost(exc)
         self._on_lost()
-
-    def _begin(self, what: str) -> None:
-        """End the connection unless ``what`` is over in time."""
-        if what not in self._due:
-            end = self.transport.abort
-            self._due[what] = self.loop.call_later(self._seconds[what], end)
-
-    def _end(self, what: str) -> None:
-        if what in self._due:
-            self._due.pop(what).cancel()
 
 
 def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
@@ -334,7 +251,7 @@ def _reporting_tls(notices: Notices) -> type[ssl.SSLObject]:
                 raise
             except ssl.SSLError as error:
                 reason = error.reason or str(error)
-                advice = _ADVICE.get(reason, "see `knnper doctor` on the client")
+                advice = _ADVICE.get(reason, "see `knnper site doctor` on the client")
                 notices.warn("a TLS handshake failed", reason, f"{reason} ({advice})")
                 raise
 

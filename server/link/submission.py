@@ -189,7 +189,7 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
     except ValueError as error:
         raise RunError(
             f"flwr {arguments[0]} did not answer as expected: {output.strip()}. Is "
-            f"the server running? It is started by knnper server, and answers at "
+            f"the server running? It is started by knnper fed server, and answers at "
             f"{settings.control}"
         ) from error
     if not document.get("success", True):

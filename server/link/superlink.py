@@ -272,7 +272,7 @@ _NOTE = "processes.json"
 
 @dataclass(frozen=True)
 class Note:
-    """What a running server says of its processes, for `knnper doctor`.
+    """What a running server says of its processes, for `knnper site doctor`.
 
     Attributes
     ----------

@@ -23,7 +23,7 @@ from knnper.server.link.gateway_rules import Clients, Rules
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.setup import LOCK, keep_to_owner
-from knnper.server.link.sockets import Limits, Listener, bind
+from knnper.server.link.sockets import Limits, Listener
 from knnper.server.link.superlink import (
     LogFile,
     ServerApps,
@@ -34,6 +34,7 @@ from knnper.server.link.superlink import (
 )
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.credentials import Address, parse_address
+from knnper.transport.sockets import listen
 
 logger = logging.getLogger(__name__)
 
@@ -268,8 +269,10 @@ def run_server(
     allow_descriptors(_DESCRIPTORS)
     settings.authorized.mkdir(parents=True, exist_ok=True)
     with _sole_user(settings.state):
-        bind(settings.control_address).close()
-        with bind(settings.listen_address) as listening:
+        listen(settings.control_address.host, settings.control_address.port).close()
+        with listen(
+            settings.listen_address.host, settings.listen_address.port
+        ) as listening:
             supervisor = Supervisor(settings, server_file, listening)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(supervisor.run(on_ready))

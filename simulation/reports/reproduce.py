@@ -18,9 +18,9 @@ from typing import Protocol as Interface
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from knnper.data.builtin import DownloadSettings
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.leaf import FemnistHubSettings
+from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (
     ConfigError,
     DataError,

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic_core import to_jsonable_python
 
-from knnper.data.builtin import SyntheticMixtureSettings, density
 from knnper.data.examples import ClientData
+from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
 from knnper.experiment import PositiveInt, Settings
 from knnper.loading import load_experiment, results_identity
 from knnper.server.checkpoint import CheckpointFolder

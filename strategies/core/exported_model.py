@@ -459,7 +459,7 @@ def _document(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(
             f"{path.parent} holds no model: {path.name} is missing. Give the folder "
-            "that knnper export wrote"
+            "that knnper fed export wrote"
         ) from error
     except (OSError, ValueError) as error:
         raise ModelError(

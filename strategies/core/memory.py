@@ -12,7 +12,6 @@ from torch import Tensor
 from knnper.datastore.examples import NewExamples
 from knnper.datastore.prediction import (
     KERNELS,
-    AdaptedHead,
     ClassPriorSettings,
     KernelName,
     KnnPredictor,
@@ -219,8 +218,6 @@ class Tuned:
         self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
     ) -> KnnPredictor:
         """Return what is served with the global model's φ and head, and a store."""
-        if self.choice.class_prior is not None:
-            head = AdaptedHead(head, store, self.choice.class_prior)
         return KnnPredictor(
             embed=embed,
             head=head,
@@ -231,6 +228,7 @@ class Tuned:
                 self.choice.kernel_scale,
             ),
             knn_weight=self.choice.knn_weight,
+            class_prior=self.choice.class_prior,
             tuning=_report(self.choice, self.kind, len(self.evidence), settings),
         )
 

@@ -301,5 +301,5 @@ def test_clients_with_a_state_go_on_from_it(
 
 
 def test_sites_data_cannot_be_simulated() -> None:
-    with pytest.raises(RunError, match="knnper submit"):
+    with pytest.raises(RunError, match="knnper fed submit"):
         open_workbench(over_sites(experiment()))

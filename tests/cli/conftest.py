@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.loading import load_experiment
 from knnper.server.observer import SilentObserver
 from knnper.server.run_folder import RunFolder
@@ -58,6 +58,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, run: Path, images: Path) -> Path:
     """Return a store that holds the images."""
-    done("create", tmp_path / "store", "--run", run)
-    done("add", tmp_path / "store", images, "--run", run)
+    done("create", tmp_path / "store", "--model", run)
+    done("add", tmp_path / "store", images, "--model", run)
     return tmp_path / "store"

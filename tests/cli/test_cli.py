@@ -2,11 +2,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import knnper
@@ -17,7 +18,8 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
 from knnper.simulation.workbench import Workbench, experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper_cli.app import app
+from knnper_cli.app import Root, app
+from knnper_cli.renamed import with_new_names
 
 DOCUMENT: dict[str, Any] = {
     "name": "tiny",
@@ -90,7 +92,7 @@ def test_help_is_quick() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("simulate", "report", "partition", "methods", "datasets"):
+    for command in ("simulate", "report", "partition", "list", "fed", "site"):
         assert command in result.stdout
 
 
@@ -100,20 +102,20 @@ def test_version() -> None:
 
 
 def test_methods() -> None:
-    listed = json.loads(run("methods", "--json").stdout)
+    listed = json.loads(run("list", "methods", "--json").stdout)
     assert [entry["name"] for entry in listed["methods"]] == list(METHODS)
     on_top = {entry["name"]: entry for entry in listed["personalizations"]}
     assert on_top.keys() == PERSONALIZERS.keys()
     assert "knn_weights" in on_top["knn"]["settings"]
-    text = run("methods").stdout
+    text = run("list", "methods").stdout
     assert "kNN-Per" in text
     assert "linear_probe" in text
 
 
 def test_datasets() -> None:
-    entries = json.loads(run("datasets", "--json").stdout)
+    entries = json.loads(run("list", "data", "--json").stdout)
     assert {"digits", "cifar10"} <= {entry["name"] for entry in entries}
-    assert "handwritten digits" in run("datasets").stdout
+    assert "handwritten digits" in run("list", "data").stdout
 
 
 def test_partition(experiment: Path) -> None:
@@ -293,3 +295,38 @@ def test_report(finished: Path) -> None:
     missing = run("report", finished, "nowhere")
     assert missing.exit_code == 1
     assert "nowhere holds no run" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant", "notices"),
+    [
+        ("methods --json", "list methods --json", ["list methods"]),
+        ("datasets", "list data", ["list data"]),
+        ("federation list fed", "fed list fed", ["knnper fed"]),
+        ("server server.yaml", "fed server server.yaml", ["fed server"]),
+        ("watch runs/a", "fed status runs/a", ["fed status"]),
+        ("client", "fed client", ["fed client"]),
+        ("client --config=c", "fed client c", ["fed client", "--config"]),
+        ("serve --set a=b --config c", "site serve c --set a=b", ["serve", "--config"]),
+        ("token add me --config c", "site token add c me", ["site token", "--config"]),
+        ("data check --config c", "site check c", ["site check", "--config"]),
+        ("store add s x --run r", "store add s x --model r", ["--model"]),
+        ("fed submit e.yaml", "fed submit e.yaml", []),
+        ("figure drift --run r", "figure drift --run r", []),
+    ],
+)
+def test_old_names_still_work(typed: str, meant: str, notices: list[str]) -> None:
+    said: list[str] = []
+    names = cast("Root", get_command(app)).num_names
+    found = with_new_names(typed.split(), names, said.append)
+    assert found == meant.split()
+    assert len(said) == len(notices)
+    assert all(word in line for word, line in zip(notices, said, strict=True))
+
+
+def test_an_old_name_is_told_on_standard_error() -> None:
+    result = run("methods", "--json")
+    assert json.loads(result.stdout) == json.loads(
+        run("list", "methods", "--json").stdout
+    )
+    assert "knnper list methods" in result.stderr

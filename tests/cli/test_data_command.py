@@ -1,4 +1,4 @@
-"""``knnper data check`` as a user types it."""
+"""``knnper site check`` as a user types it."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper_cli.site import data
-from knnper_cli.terminal import ErrorReportingGroup
+from knnper_cli.site import site
 
 SITES = {
     "name": "sites",
@@ -48,10 +46,7 @@ def put(config: Path, values: list[int], **changes: Any) -> None:
 
 
 def check(config: Path, *arguments: object) -> Result:
-    app = typer.Typer(cls=ErrorReportingGroup)
-    app.add_typer(data)
-    words = ["data", "check", "--config", str(config), *map(str, arguments)]
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(site, ["check", str(config), *map(str, arguments)])
 
 
 def test_sound_data(config: Path) -> None:

@@ -1,4 +1,4 @@
-"""``knnper doctor`` as a user types it."""
+"""``knnper site doctor`` as a user types it."""
 
 import json
 import socket
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 import yaml
 from click.testing import Result
 from PIL import Image
@@ -16,8 +15,7 @@ from typer.testing import CliRunner
 
 from knnper.server.link.setup import FederationFolder, Founding, add_client, found
 from knnper.transport.credentials import Address
-from knnper_cli.site import doctor
-from knnper_cli.terminal import ErrorReportingGroup
+from knnper_cli.site import site
 from tests.client.doctor.scripted_server import Script, answering
 
 ACTIVATE = "/v1/fleet/activate-node"
@@ -55,14 +53,7 @@ def client_of(place: FederationFolder, **changes: object) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    app = typer.Typer(cls=ErrorReportingGroup)
-    app.command()(doctor)
-
-    @app.callback()
-    def root() -> None:
-        """Make ``doctor`` a command of several."""
-
-    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+    return CliRunner().invoke(site, ["doctor", *map(str, arguments)])
 
 
 def test_all_is_well(place: FederationFolder) -> None:
@@ -71,8 +62,8 @@ def test_all_is_well(place: FederationFolder) -> None:
     script = Script(answers={"/health": (200, ""), ACTIVATE: known})
     with answering(script, files) as server:
         config = client_of(place, server=server)
-        result = run("--config", config)
-        as_json = run("--config", config, "--json")
+        result = run(config)
+        as_json = run(config, "--json")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == f"client site-a ({config})"
@@ -86,7 +77,7 @@ def test_all_is_well(place: FederationFolder) -> None:
 
 
 def test_problems_come_last_with_what_to_do(place: FederationFolder) -> None:
-    result = run("--config", client_of(place, server=f"127.0.0.1:{free_port()}"))
+    result = run(client_of(place, server=f"127.0.0.1:{free_port()}"))
     assert result.exit_code == 1
     *_, mark, mend, summary = (line for line in result.stdout.splitlines() if line)
     assert mark.startswith("  ✗ port           nothing listens at 127.0.0.1:")
@@ -102,7 +93,7 @@ def test_a_server_and_both_together(place: FederationFolder) -> None:
     # The folder of the federation will do.
     assert run("--server", place.path, "--json").exit_code == 0
     config = client_of(place, server=f"127.0.0.1:{free_port()}")
-    both = run("--server", place.server_file, "--config", config, "--json")
+    both = run("--server", place.server_file, config, "--json")
     assert both.exit_code == 1
     of_server, of_client = json.loads(both.stdout)
     assert (of_server["kind"], of_server["well"]) == ("server", True)
@@ -111,11 +102,11 @@ def test_a_server_and_both_together(place: FederationFolder) -> None:
 
 def test_a_wrong_file(place: FederationFolder) -> None:
     wrong = client_of(place, sevrer="x")
-    result = run("--server", place.server_file, "--config", wrong)
+    result = run("--server", place.server_file, wrong)
     assert result.exit_code == 2
     assert "sevrer" in result.stderr
     assert result.stdout == ""
-    assert run("--config", wrong.with_name("no.yaml")).exit_code == 2
+    assert run(wrong.with_name("no.yaml")).exit_code == 2
     assert run().exit_code == 2
 
 

@@ -1,4 +1,4 @@
-"""``knnper export`` and ``knnper onboard`` as a user types them, without a network."""
+"""``knnper fed export`` and ``knnper site onboard`` without a network."""
 
 import json
 from pathlib import Path
@@ -6,30 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
-from typer import Typer
 from typer.testing import CliRunner
 
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
-from knnper_cli.simulate import export as export_command
+from knnper_cli.app import app
 from knnper_cli.site import describe_choice, describe_gain
-from knnper_cli.site import onboard as onboard_command
 from tests.cli.store_commands import described, done
-
-commands = Typer()
-commands.command("export")(export_command)
-commands.command("onboard")(onboard_command)
 
 
 def run_command(*arguments: object) -> Result:
-    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def exported(tmp_path: Path, run: Path) -> Path:
-    result = run_command("export", run, tmp_path / "model")
+    result = run_command("fed", "export", run, tmp_path / "model")
     assert result.exit_code == 0, result.output
     return tmp_path / "model"
 
@@ -58,7 +52,7 @@ def test_an_exported_model_is_the_runs(run: Path, exported: Path) -> None:
 def test_a_site_is_onboarded_without_a_network(
     exported: Path, client_file: Path
 ) -> None:
-    arguments = ("onboard", "--config", client_file, "--model", exported, "--no-serve")
+    arguments = ("site", "onboard", client_file, "--model", exported, "--no-serve")
     result = run_command(*arguments)
 
     assert result.exit_code == 0, result.output
@@ -80,7 +74,7 @@ def test_a_site_is_onboarded_without_a_network(
 
 
 def test_the_server_says_itself_who_took_part(client_file: Path) -> None:
-    result = run_command("onboard", "--config", client_file, "--new")
+    result = run_command("site", "onboard", client_file, "--new")
     assert result.exit_code == 2
     assert "goes with --model" in result.stderr
 
@@ -88,8 +82,8 @@ def test_the_server_says_itself_who_took_part(client_file: Path) -> None:
 def test_the_store_commands_take_an_exported_model(
     exported: Path, tmp_path: Path, images: Path
 ) -> None:
-    done("create", tmp_path / "store", "--run", exported)
-    done("add", tmp_path / "store", images, "--run", exported)
+    done("create", tmp_path / "store", "--model", exported)
+    done("add", tmp_path / "store", images, "--model", exported)
     assert described(tmp_path / "store")["num_examples"] == 40
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import typer
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.datastore.database import ACKNOWLEDGED
 from knnper.datastore.examples import Selection
 from knnper.datastore.index_kinds import ScalarSettings
@@ -31,7 +31,7 @@ def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
     folder = tmp_path / "store"
     arguments = ("--policy", "fifo", "--capacity", 100, "--seed", 3)
     more = ("--index", "sq8", "--set", "index.rerank=2", "--no-inputs")
-    done("create", folder, "--run", run, *arguments, *more)
+    done("create", folder, "--model", run, *arguments, *more)
     with open_store(folder) as opened:
         assert opened.spec.class_names == tuple("0123456789")
         assert opened.spec.input is None
@@ -54,7 +54,7 @@ def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
 def test_create_refuses_wrong_settings(
     tmp_path: Path, run: Path, options: tuple[object, ...], message: str
 ) -> None:
-    result = store("create", tmp_path / "store", "--run", run, *options)
+    result = store("create", tmp_path / "store", "--model", run, *options)
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "store").exists()
@@ -70,14 +70,14 @@ def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
             f"{digit}/{n}.png" for digit in range(10) for n in range(4)
         ]
         assert labels == [int(str(name)[0]) for name in names]
-    result = done("add", folder, images, "--run", run, "--json")
+    result = done("add", folder, images, "--model", run, "--json")
     figures = json.loads(result.stdout)
     assert figures["num_stored"] == 0
     assert figures["num_skipped"] == figures["num_examples"] == NUM_EXAMPLES
 
 
 def test_add_refuses_another_model(folder: Path, other_run: Path, images: Path) -> None:
-    result = store("add", folder, images, "--run", other_run)
+    result = store("add", folder, images, "--model", other_run)
     assert result.exit_code == 1
     assert "Give the run the store was made with" in result.stderr
     assert not re.search("[0-9a-f]{13}", result.stderr)
@@ -86,7 +86,7 @@ def test_add_refuses_another_model(folder: Path, other_run: Path, images: Path) 
 
 def test_add_names_unknown_classes(folder: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "more" / "eleven").mkdir(parents=True)
-    result = store("add", folder, tmp_path / "more", "--run", run)
+    result = store("add", folder, tmp_path / "more", "--model", run)
     assert result.exit_code == 1
     assert "does not know: eleven" in result.stderr
 
@@ -131,7 +131,7 @@ def test_an_arrival_in_milliseconds(folder: Path, run: Path, tmp_path: Path) -> 
     moments = np.full(2, 1.79e12)
     path = tmp_path / "late.npz"
     np.savez(path, inputs=inputs, labels=np.zeros(2, int), arrivals=moments)
-    result = store("add", folder, path, "--run", run)
+    result = store("add", folder, path, "--model", run)
     assert result.exit_code == 1
     assert "divide milliseconds by 1000" in result.stderr
     assert as_time(1.79e12) == "1.79e+12 seconds since 1970"
@@ -145,8 +145,8 @@ def test_what_was_exported_can_be_added(
     done("export", folder, target)
     assert store("export", folder, target).exit_code == 1
     assert store("export", folder, tmp_path / "out.zip").exit_code == 2
-    done("create", tmp_path / "copy", "--run", run)
-    done("add", tmp_path / "copy", target, "--run", run)
+    done("create", tmp_path / "copy", "--model", run)
+    done("add", tmp_path / "copy", target, "--model", run)
     with open_store(folder) as first, open_store(tmp_path / "copy") as second:
         ids = first.contents().ids
         assert bool((first.inputs(ids) == second.inputs(ids)).all())
@@ -180,22 +180,22 @@ def test_reembed_and_back(
             return opened.fingerprint
 
     first = fingerprint()
-    assert "already" in done("reembed", folder, "--run", run).stderr
-    assert "roll-back" in done("reembed", folder, "--run", other_run).stderr
+    assert "already" in done("reembed", folder, "--model", run).stderr
+    assert "roll-back" in done("reembed", folder, "--model", other_run).stderr
     assert fingerprint() != first
     assert "sound" in done("verify", folder).stdout
-    done("add", folder, images, "--run", other_run)
+    done("add", folder, images, "--model", other_run)
     done("reembed", folder, "--roll-back")
     assert fingerprint() == first
     assert store("reembed", folder).exit_code == 2
-    assert store("reembed", folder, "--run", run, "--roll-back").exit_code == 2
+    assert store("reembed", folder, "--model", run, "--roll-back").exit_code == 2
 
 
 def test_reembed_without_inputs(tmp_path: Path, run: Path, other_run: Path) -> None:
-    done("create", tmp_path / "store", "--run", run, "--no-inputs")
-    result = store("reembed", tmp_path / "store", "--run", other_run)
+    done("create", tmp_path / "store", "--model", run, "--no-inputs")
+    result = store("reembed", tmp_path / "store", "--model", other_run)
     assert result.exit_code == 1
-    assert "knnper store create NEW_FOLDER --run" in result.stderr
+    assert "knnper store create NEW_FOLDER --model" in result.stderr
 
 
 def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +210,7 @@ def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_advise(folder: Path, run: Path, other_run: Path) -> None:
-    text = done("advise", folder, "--run", run, "--num-neighbors", 3).stdout
+    text = done("advise", folder, "--model", run, "--num-neighbors", 3).stdout
     assert "recall@3" in text
     assert "not learnt yet, too few examples: sq8; sq8, rerank 4; pq;" in text
     assert "the global model alone" in text
@@ -220,7 +220,7 @@ def test_advise(folder: Path, run: Path, other_run: Path) -> None:
     document = json.loads(done("advise", folder, "--json").stdout)
     assert document["trials"][0]["title"] == "flat"
     assert document["global_accuracy"] is None
-    assert store("advise", folder, "--run", other_run).exit_code == 1
+    assert store("advise", folder, "--model", other_run).exit_code == 1
 
 
 def test_a_counter_writes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,14 +286,14 @@ def test_every_command_says_that_a_store_is_damaged(
     harm(folder)
     for command in (
         ("info", folder),
-        ("add", folder, images, "--run", run),
+        ("add", folder, images, "--model", run),
         ("verify", folder),
         ("delete", folder, "--label", 3, "--yes"),
         ("export", folder, tmp_path / "out.npz"),
         ("configure", folder, "--set", "capacity=8000"),
         ("compact", folder),
         ("reembed", folder, "--roll-back"),
-        ("reembed", folder, "--run", run),
+        ("reembed", folder, "--model", run),
         ("advise", folder),
     ):
         result = store(*command)

@@ -38,7 +38,7 @@ def test_changes_reach_the_run_as_they_were_given(
     monkeypatch.setattr(submission, "submit", submit)
     changes = ["data.path=a;b", "run.seed=7"]
     options = [text for change in changes for text in ("--set", change)]
-    said = CliRunner().invoke(app, ["submit", *federation, *options, "--detach"])
+    said = CliRunner().invoke(app, ["fed", "submit", *federation, *options, "--detach"])
     assert said.exit_code == 0, said.output
     assert json.loads(str(configs[0]["set"])) == changes
 
@@ -52,7 +52,7 @@ def test_who_waits_for_the_server_sees_it(
 
     monkeypatch.setattr(submission, "submit", submit)
     monkeypatch.setattr(submit_command, "REMIND_S", 0.1)
-    said = CliRunner().invoke(app, ["submit", *federation, "--detach"])
+    said = CliRunner().invoke(app, ["fed", "submit", *federation, "--detach"])
     assert said.exit_code == 0, said.output
     assert "Waiting for the server to take the run: 0 of at most 900 s" in said.output
 
@@ -64,7 +64,7 @@ def test_who_no_longer_waits_is_told_where_to_look(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(submission, "submit", submit)
-    said = CliRunner().invoke(app, ["submit", *federation, "--detach"])
+    said = CliRunner().invoke(app, ["fed", "submit", *federation, "--detach"])
     assert said.exit_code == 130
     assert "the server may have taken the run" in said.output
     assert "flwr list federation" in " ".join(said.output.split())
@@ -80,7 +80,7 @@ def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
     monkeypatch.setattr(submission, "submit", lambda settings, config: 7)
     monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
     monkeypatch.setattr(submission, "last_words", last_words)
-    said = CliRunner().invoke(app, ["submit", *federation])
+    said = CliRunner().invoke(app, ["fed", "submit", *federation])
     assert said.exit_code == 1
     assert "run 7 ended without results: failed out of memory" in said.output
     assert "cannot be shown: flwr log did not end within 120 s" in said.output

@@ -19,7 +19,7 @@ AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Service:
-    """A ``knnper serve`` that is ready.
+    """A ``knnper site serve`` that is ready.
 
     Attributes
     ----------

@@ -126,7 +126,7 @@ class Run:
 
 @dataclass
 class Federation:
-    """A folder that ``knnper federation init`` made, and the commands that use it.
+    """A folder that ``knnper fed init`` made, and the commands that use it.
 
     Attributes
     ----------
@@ -175,14 +175,14 @@ class Federation:
 
     def server(self) -> Running:
         """Start the server; return when clients can connect."""
-        server = self.start("server", "server", "server", self.server_file)
+        server = self.start("server", "server", "fed", "server", self.server_file)
         server.wait_for("is ready: clients connect to")
         return server
 
     def client(self, name: str, *words: str) -> Running:
         """Start a node; it may not be in the federation yet."""
-        words = ("--config", str(self.client_file(name)), *words)
-        return self.start(name, f"client-{name}", "client", *words)
+        words = (str(self.client_file(name)), *words)
+        return self.start(name, f"client-{name}", "fed", "client", *words)
 
     def clients(self, *names: str) -> dict[str, Running]:
         """Start nodes that do tricks when asked; return when all are in."""
@@ -213,12 +213,12 @@ class Federation:
 
     def _submit(self, *words: str | Path, stay: float) -> Running:
         words = (*words, "--server", self.server_file, "--stay", str(stay))
-        return self.start("server", "submit", "submit", *words)
+        return self.start("server", "submit", "fed", "submit", *words)
 
     def add_client(self, name: str, /, **settings: object) -> None:
         """Add a client that is not known yet, with its share of the data."""
         words = ("add-client", self.folder, name, "--host", self._host())
-        self.commands.run(f"add-{name}", KNNPER, "federation", *words)
+        self.commands.run(f"add-{name}", KNNPER, "fed", *words)
         self.give_share(name, **settings)
 
     def give_share(self, name: str, /, **settings: object) -> None:
@@ -254,7 +254,7 @@ def found_federation(
     names = [word for name in clients for word in ("--client", name)]
     ports = ["--port", str(port), "--control-port", str(control_port)]
     place = ["init", str(folder), "--host", host, *ports, *names, *words]
-    commands.run("init", KNNPER, "federation", *place)
+    commands.run("init", KNNPER, "fed", *place)
     federation = Federation(folder, example, commands, port, control_port, inside or {})
     for name in clients:
         federation.give_share(name)

@@ -88,7 +88,7 @@ def _let_go(federation: Federation) -> None:
 
 
 def _nodes(commands: Commands) -> dict[int, str]:
-    return commands.processes("client --config")
+    return commands.processes("fed client")
 
 
 def _require_resumed(
@@ -97,7 +97,7 @@ def _require_resumed(
     """The first run failed and says how to go on; that leads to the same as serial."""
     assert submitted.wait() == 1
     words = " ".join(submitted.written.split())
-    assert f"knnper submit --resume {run.folder}" in words
+    assert f"knnper fed submit --resume {run.folder}" in words
     assert federation.resume(run).wait() == 0
     run.require_same(example.reference, SEEN)
     assert [one["num_failed"] for one in run.rounds] == [0, 0, 0]

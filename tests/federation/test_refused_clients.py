@@ -48,7 +48,7 @@ def test_each_side_says_why_a_client_is_not_let_in(found: Found) -> None:
     _let_certificate_expire(federation)
     server.wait_for("the gateway uses the new certificate", 30)
     _require_refused(federation, _unchanged, "certificate has expired", "expired")
-    server.wait_for("knnper federation renew", 10)
+    server.wait_for("knnper fed renew", 10)
 
 
 def test_a_taken_name_and_a_model_that_was_changed(found: Found) -> None:
@@ -88,7 +88,7 @@ def _require_refused(
     assert words in " ".join(node.written.split())
     assert "Traceback" not in node.written
     doctor = federation.start(
-        IMPOSTOR, "doctor", "doctor", "--config", federation.client_file(IMPOSTOR)
+        IMPOSTOR, "doctor", "site", "doctor", federation.client_file(IMPOSTOR)
     )
     assert doctor.wait() == REFUSED
     assert in_doctor in " ".join(doctor.written.split())

@@ -75,7 +75,7 @@ def test_story_across_networks(federation: Federation, example: Example) -> None
     assert federation.resume(run, stay=120).wait() == 0
     file = federation.client_file(UNSEEN)
     onboarding = federation.start(
-        UNSEEN, "onboard", "onboard", "--config", file, "--no-serve"
+        UNSEEN, "onboard", "site", "onboard", file, "--no-serve"
     )
     assert onboarding.wait() == 0
     wait_until(lambda: UNSEEN in run.clients, "the newcomer is in the results")

@@ -35,7 +35,7 @@ def test_train_personalise_stop_start_serve_and_onboard(
     federation.add_client(UNSEEN)
     staying = federation.resume(run, stay=120)
     onboarding = federation.start(
-        UNSEEN, "onboard", "onboard", "--config", federation.client_file(UNSEEN)
+        UNSEEN, "onboard", "site", "onboard", federation.client_file(UNSEEN)
     )
     onboarding.wait_for("expected gain over the global model|falls back to the global")
     _require_figures(onboarding, federation, run, UNSEEN)
@@ -52,7 +52,7 @@ def _stop(*running: Running) -> None:
 def _require_served(federation: Federation, run: Run, name: str) -> None:
     """What a client serves does as well as the run says."""
     serve = federation.start(
-        name, f"serve-{name}", "serve", "--config", federation.client_file(name)
+        name, f"serve-{name}", "site", "serve", federation.client_file(name)
     )
     _require_figures(serve, federation, run, name)
     _stop(serve)

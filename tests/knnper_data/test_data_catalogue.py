@@ -3,8 +3,8 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.builtin import DigitsSettings
 from knnper.data.catalogue import DATA_SETS
+from knnper.data.digits import DigitsSettings
 from knnper.experiment import Settings
 
 REQUIRED = {

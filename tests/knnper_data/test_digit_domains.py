@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from knnper.data.builtin import digit_images
-from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.images import (
+from knnper.data.digits import (
     DOMAINS,
     DigitDomainsSettings,
+    digit_images,
     domains_of,
     load_digit_domains,
 )
+from knnper.data.examples import Dataset, LabelledArrays
 from knnper.seeding import RandomKey
 
 NAMES = ["plain", "inverted", "rotated", "blurred"]

@@ -1,6 +1,6 @@
 import numpy as np
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 
 
 def test_shapes_and_split() -> None:

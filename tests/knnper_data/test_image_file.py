@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from knnper.data.images_base import open_image, read_image
+from knnper.data.images import open_image, read_image
 from knnper.errors import DataError
 
 RAMP = np.arange(0, 4096, 256).reshape(4, 4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.builtin import (
+from knnper.data.synthetic_mixture import (
     SyntheticMixtureSettings,
     density,
     load_synthetic_mixture,

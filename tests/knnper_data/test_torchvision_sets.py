@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.builtin import (
+from knnper.data.torchvision_sets import (
     COARSE_OF,
     DownloadSettings,
     EmnistSettings,

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from knnper.data.arrays import NpzSettings
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
-from knnper.data.site import SITE_DATA, read_task
+from knnper.data.site import open_site, read_task
 from knnper.data.site_data import SiteData
-from knnper.data.site_sources import NpzSettings
 from knnper.errors import DataError
+from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment, PartitionSettings
 from knnper.simulation.partition.catalogue import PARTITIONS
@@ -57,9 +58,9 @@ def dealt(dataset: Dataset, name: str) -> Partition:
 
 
 def read(folder: Path, client: str) -> SiteData:
-    spec = SITE_DATA["npz"]
     task = read_task(folder / LABELS_FILE)
-    return spec.open(NpzSettings(f"{client}.npz"), folder, task)
+    choice = Choice[Settings]("npz", NpzSettings(f"{client}.npz"))
+    return open_site(choice, folder, task)
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -23,9 +23,9 @@ from knnper.transport.credentials import issue_server_certificate, new_authority
 from knnper.transport.sockets import (
     Server,
     SocketLimits,
-    _origin,
     introduce,
     listen,
+    origin_of,
     read_pieces,
 )
 
@@ -344,4 +344,4 @@ def test_an_address_that_is_taken_is_named() -> None:
     ],
 )
 def test_addresses_of_one_origin(host: str, origin: str) -> None:
-    assert _origin(host) == origin
+    assert origin_of(host) == origin

@@ -80,7 +80,7 @@ def test_a_key_that_is_none(key: Path, folder: Path, content: str | None) -> Non
     finding = credentials(key, folder).key_is_readable()
     assert finding.verdict is Verdict.PROBLEM
     assert str(key) in finding.found
-    assert "federation register SERVER.yaml site-a site-a.key.pub" in finding.mend
+    assert "fed register SERVER.yaml site-a site-a.key.pub" in finding.mend
 
 
 def test_an_unknown_key(key: Path, folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_no_data(config: Path, folder: bool) -> None:
     finding = site(config).data()
     assert finding.verdict is Verdict.PROBLEM
     assert "there is no such folder" in finding.found or "no examples" in finding.found
-    assert f"knnper data check --config {config}" in finding.mend
+    assert f"knnper site check {config}" in finding.mend
 
 
 def test_a_free_port(config: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_served_model_is_missing(residence: Residence) -> None:
     model, memory = kept(residence)
     assert model.verdict is Verdict.PROBLEM
     assert "which is not in" in model.found
-    assert "knnper onboard --model FOLDER" in model.mend
+    assert "knnper site onboard --model FOLDER" in model.mend
     assert memory.verdict is Verdict.SKIPPED
 
 
@@ -160,7 +160,7 @@ def test_a_memory_of_another_model(residence: Residence) -> None:
     assert model.verdict is Verdict.OK
     assert memory.verdict is Verdict.PROBLEM
     assert memory.expected == f"the model that is served, {other.fingerprint[:12]}"
-    assert memory.mend == "start knnper serve, which embeds them anew"
+    assert memory.mend == "start knnper site serve, which embeds them anew"
 
 
 def test_a_memory_that_is_gone(residence: Residence) -> None:

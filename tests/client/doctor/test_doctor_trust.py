@@ -47,7 +47,7 @@ def test_one_that_expires_soon(tmp_path: Path, authority: Identity) -> None:
     finding = looked_at(tmp_path, server, authority)
     assert finding.verdict is Verdict.WARNING
     assert "expires on" in finding.found
-    assert "knnper federation renew" in finding.mend
+    assert "knnper fed renew" in finding.mend
 
 
 def test_an_expired_one(tmp_path: Path, authority: Identity) -> None:
@@ -55,7 +55,7 @@ def test_an_expired_one(tmp_path: Path, authority: Identity) -> None:
     finding = looked_at(tmp_path, server, authority)
     assert finding.verdict is Verdict.PROBLEM
     assert finding.found.startswith("the certificate expired on")
-    assert "knnper federation renew" in finding.mend
+    assert "knnper fed renew" in finding.mend
 
 
 def test_one_that_is_expired_by_a_wrong_clock(

@@ -92,10 +92,10 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class ClientProcess:
-    """``knnper client``, and what it has written so far."""
+    """``knnper fed client``, and what it has written so far."""
 
     def __init__(self, config: Path, *arguments: str) -> None:
-        command: list[str | Path] = [BIN / "knnper", "client", "--config", config]
+        command: list[str | Path] = [BIN / "knnper", "fed", "client", config]
         self.process = subprocess.Popen(
             [*command, "--app", "misbehaving_app:app", *arguments],
             env=environment(config.parent / "unused"),

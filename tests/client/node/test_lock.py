@@ -10,7 +10,7 @@ from knnper.errors import RunError
 def test_a_folder_has_one_node(tmp_path: Path) -> None:
     state = tmp_path / "new" / "state"
     with locked(state):
-        holder = rf"in use by another `knnper client` \(process {os.getpid()}\)"
+        holder = rf"in use by another `knnper fed client` \(process {os.getpid()}\)"
         with pytest.raises(RunError, match=holder), locked(state):
             pass
     with locked(state):

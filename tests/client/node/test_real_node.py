@@ -51,7 +51,9 @@ def test_life_of_a_client(link: Link, config: Path, tmp_path: Path) -> None:
         first.wait_until_in()
         with client(config) as second:
             assert second.wait() == 1
-            holder = f"in use by another `knnper client` (process {first.process.pid})"
+            holder = (
+                f"in use by another `knnper fed client` (process {first.process.pid})"
+            )
             assert holder in second.written
         elsewhere = new_client(
             tmp_path / "site-b", link, config.with_name("client.key")

@@ -3,9 +3,9 @@ from knnper.client.flower_node import NotAcceptedError, refusal_of
 
 def test_flowers_codes_become_advice() -> None:
     assert isinstance(refusal_of(2004, "[code: 2004] Failed"), NotAcceptedError)
-    known = str(NotAcceptedError("a.key, SHA256:x", "knnper doctor --config a.yaml"))
+    known = str(NotAcceptedError("a.key, SHA256:x", "knnper site doctor a.yaml"))
     assert "this client's key (a.key, SHA256:x)" in known
-    assert known.endswith("Which of the two: knnper doctor --config a.yaml")
+    assert known.endswith("Which of the two: knnper site doctor a.yaml")
     without_key = refusal_of(2001, "")
     assert without_key.lasting
     assert "give `tls` and `key`" in str(without_key)

@@ -71,8 +71,8 @@ def answer(residence: Residence, writable: bool) -> dict[str, object] | None:
         made = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
-            "model": made.fingerprint,
-            "num_stored": made.num_stored,
+            "model": made.vote.fingerprint,
+            "num_stored": made.vote.num_stored,
             "is_consistent": torch.equal(expected, made.global_probabilities),
         }
 

@@ -164,11 +164,11 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
     with open_served(residence, writable=True) as served:
         assert served.model.fingerprint == second.fingerprint
         made = served.predict(queries(2))
-        assert (made.knn_probabilities, made.num_stored) == (None, 0)
-        assert made.neighbor_names == [[], []]
+        assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
+        assert made.vote.names == [[], []]
         one = drawn("one", 1).examples
         served.add(one.images, one.labels)
-        assert served.predict(queries(2)).neighbors.ids.shape == (2, 1)
+        assert served.predict(queries(2)).vote.neighbors.ids.shape == (2, 1)
 
 
 def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
     residence.install(small_model(), site(4, 2), took_part=False)
     shutil.rmtree(residence.places.store)
     with open_served(residence, writable=True) as served:
-        assert served.predict(queries(1)).num_stored == 0
+        assert served.predict(queries(1)).vote.num_stored == 0
     residence.install(small_model(), site(4, 2), took_part=False)
     assert len(stored_names(residence)) == 6
 
@@ -208,7 +208,9 @@ def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="was damaged; get it again: knnper onboard"):
+    with pytest.raises(
+        ModelError, match="was damaged; get it again: knnper site onboard"
+    ):
         open_served(residence, writable=True)
 
 
@@ -246,4 +248,4 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     with open_served(residence, writable=True) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         made = served.predict(inputs)
-        assert made.neighbor_names[3][0] == "3"
+        assert made.vote.names[3][0] == "3"

@@ -72,15 +72,15 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
     residence.install(MODEL, data, took_part=False)
     with open_served(residence, writable=True) as served:
         images = data.train.examples.images
-        assert served.predict(images).neighbor_names[5][0] == "train/5.png"
+        assert served.predict(images).vote.names[5][0] == "train/5.png"
         residence.install(MODEL, with_test_of(data, 1), took_part=False)
         pending = read_pending(residence.places)
         assert pending is not None
         assert pending.moved == ("train/5.png",)
         served.refresh()
         made = served.predict(images)
-        assert made.num_stored == 7
-        assert not any("train/5.png" in row for row in made.neighbor_names)
+        assert made.vote.num_stored == 7
+        assert not any("train/5.png" in row for row in made.vote.names)
     assert read_pending(residence.places) is None
 
 

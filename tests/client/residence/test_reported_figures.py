@@ -76,7 +76,7 @@ def test_a_damaged_model_is_mended_by_installing_it_again(tmp_path: Path) -> Non
     residence.install(MODEL, DATA, took_part=True)
     folder = residence.places.model(MODEL.fingerprint)
     (folder / "model.json").write_text("{}")
-    with pytest.raises(ModelError, match="get it again: knnper onboard"):
+    with pytest.raises(ModelError, match="get it again: knnper site onboard"):
         residence.load(MODEL.fingerprint)
     residence.install(MODEL, DATA, took_part=True)
     assert residence.load(MODEL.fingerprint).fingerprint == MODEL.fingerprint

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Prediction, Residence
+from knnper.client.install import Residence
 from knnper.client.served import ServedModel, open_served
 from knnper.client.state import ResidenceError
 from knnper.datastore.examples import Selection, StoreBusyError, StoreMismatchError
-from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier, Prediction
 from knnper.datastore.store import open_store
 from knnper.errors import DataError
 from knnper.strategies.core.exported_model import GlobalModel
@@ -44,23 +44,23 @@ def test_an_answer_explains_itself(residence: Residence) -> None:
     with open_served(residence, writable=False) as served:
         made = served.predict(queries())
         assert torch.equal(made.probabilities, expected(served, served.model))
-        assert made.knn_probabilities is not None
-        mixed = 0.5 * made.knn_probabilities + 0.5 * made.global_probabilities
+        assert made.vote.probabilities is not None
+        mixed = 0.5 * made.vote.probabilities + 0.5 * made.global_probabilities
         torch.testing.assert_close(made.probabilities, mixed)
-        assert (made.knn_weight, made.num_stored) == (0.5, 50)
-        assert made.fingerprint == served.serving.model
+        assert (made.knn_weight, made.vote.num_stored) == (0.5, 50)
+        assert made.vote.fingerprint == served.serving.model
         names = stored_names(residence)
-        for ids, found in zip(made.neighbors.ids, made.neighbor_names, strict=True):
+        for ids, found in zip(made.vote.neighbors.ids, made.vote.names, strict=True):
             assert found == [names[int(one) - 1] for one in ids]
         votes = torch.zeros(16, 4, dtype=torch.float64)
-        votes.scatter_add_(1, made.neighbors.labels, made.neighbor_weights)
-        torch.testing.assert_close(votes.float(), made.knn_probabilities)
+        votes.scatter_add_(1, made.vote.neighbors.labels, made.vote.weights)
+        torch.testing.assert_close(votes.float(), made.vote.probabilities)
 
 
 def test_no_query_is_answered_by_nothing(residence: Residence) -> None:
     with open_served(residence, writable=False) as served:
         made = served.predict(queries()[:0])
-        assert (made.probabilities.shape, made.neighbor_names) == ((0, 4), [])
+        assert (made.probabilities.shape, made.vote.names) == ((0, 4), [])
 
 
 def test_what_is_added_is_found_and_what_is_deleted_is_not(
@@ -70,12 +70,12 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
     with open_served(residence, writable=True) as served:
         added = served.add(one.images, one.labels, ["mine"])
         made = served.predict(one.images)
-        assert made.neighbor_names[0][0] == "mine"
-        assert made.neighbors.squared_distances[0, 0] < 1e-9
-        assert made.num_stored == 51
+        assert made.vote.names[0][0] == "mine"
+        assert made.vote.neighbors.squared_distances[0, 0] < 1e-9
+        assert made.vote.num_stored == 51
         deleted = served.delete(Selection(external_ids=("mine",)))
         assert deleted.tolist() == added.ids.tolist()
-        assert "mine" not in served.predict(one.images).neighbor_names[0]
+        assert "mine" not in served.predict(one.images).vote.names[0]
         assert not served.refresh()
 
 
@@ -118,7 +118,7 @@ def test_a_busy_store_is_left_to_who_serves(residence: Residence) -> None:
         assert served.model.fingerprint == second.fingerprint
         made = served.predict(queries())
         assert torch.equal(made.probabilities, expected(served, second))
-        assert made.num_stored == 53
+        assert made.vote.num_stored == 53
         assert not served.refresh()
     found = residence.served()
     assert found is not None
@@ -149,7 +149,7 @@ def test_a_reader_follows_another_process(residence: Residence) -> None:
         served.predict(queries())
         residence.install(second, site(), took_part=False)
         made = served.predict(queries())
-        assert made.fingerprint == second.fingerprint
+        assert made.vote.fingerprint == second.fingerprint
         assert torch.equal(made.probabilities, expected(served, second))
 
 
@@ -175,7 +175,7 @@ def test_a_store_of_an_unknown_model_is_brought_back(residence: Residence) -> No
         open_served(residence, writable=False)
     with open_served(residence, writable=True) as served:
         assert served.model.fingerprint == small_model(**FIXED).fingerprint
-        assert served.predict(queries()).num_stored == 50
+        assert served.predict(queries()).vote.num_stored == 50
 
 
 def test_embeddings_of_two_models_never_meet(residence: Residence) -> None:
@@ -207,14 +207,14 @@ class Asking(threading.Thread):
         self.join()
 
     def _check(self, made: Prediction) -> None:
-        self.seen.add(made.fingerprint)
-        model = self._models[made.fingerprint]
+        self.seen.add(made.vote.fingerprint)
+        model = self._models[made.vote.fingerprint]
         asked = model.embed(queries())
         if not torch.equal(model.head(asked), made.global_probabilities):
             self.wrong.append("probabilities of another model")
         distances = torch.cdist(asked.double(), model.embed(self._stored).double())
         nearest = distances.min(dim=1).values.square()
-        found = made.neighbors.squared_distances[:, 0]
+        found = made.vote.neighbors.squared_distances[:, 0]
         if not torch.allclose(nearest, found, atol=1e-4):
             self.wrong.append("distances among embeddings of another model")
 

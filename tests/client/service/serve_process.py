@@ -1,4 +1,4 @@
-"""``knnper serve`` in a process of its own."""
+"""``knnper site serve`` in a process of its own."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ service: {{port: 0{tls}}}
 
 @contextlib.contextmanager
 def serve_process(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
-    """Give a client, which has the token, of ``knnper serve`` in a process."""
+    """Give a client, which has the token, of ``knnper site serve`` in a process."""
     own = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
     none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
     data = SiteData(own, none, none, SiteTask(IMAGE, CLASSES, ()))
@@ -44,7 +44,7 @@ def serve_process(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
     issue_server_certificate(authority, ["127.0.0.1"]).write(folder / "c", folder / "k")
     authority.write(folder / "ca", folder / "ca-key")
     with subprocess.Popen(
-        [Path(sys.executable).with_name("knnper"), "serve", "--config", config],
+        [Path(sys.executable).with_name("knnper"), "site", "serve", config],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

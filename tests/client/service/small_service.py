@@ -13,12 +13,12 @@ import torch
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from knnper.client.install import Prediction, predict
+from knnper.client.install import predictor_of
 from knnper.client.served import ServedModel
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import Binding, make_server, make_service
 from knnper.client.service.inputs import Limits
-from knnper.client.state import Accuracy, Gain, Names, Serving, TunedOn
+from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import (
@@ -29,6 +29,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreSpec,
 )
+from knnper.datastore.prediction import Names, Prediction
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, create_store
 from knnper.experiment import TrainingSettings
@@ -129,7 +130,7 @@ class SmallServed(ServedModel):
 
     def predict(self, images: Tensor) -> Prediction:
         names = Names(self.store)
-        return predict(self.model, self.store, self.serving, names, images)
+        return predictor_of(self.model, self.store, self.serving, names).explain(images)
 
     def add(
         self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None

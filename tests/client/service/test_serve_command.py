@@ -1,4 +1,4 @@
-"""``knnper serve`` as it is typed."""
+"""``knnper site serve`` as it is typed."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_no_token_is_refused_where_others_can_ask(config: Path) -> None:
-    command = ["serve", "--config", str(config), "--no-token"]
+    command = ["site", "serve", str(config), "--no-token"]
     result = CliRunner().invoke(app, [*command, "--set", "service.host=0.0.0.0"])
     assert result.exit_code == 1
     assert "expected a loopback one" in result.output

@@ -17,7 +17,6 @@ from fastapi import Request
 from starlette.types import Message
 from torch import Tensor
 
-from knnper.client.install import Prediction
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import (
     Binding,
@@ -28,6 +27,7 @@ from knnper.client.service.app import (
 )
 from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
 from knnper.client.service.session import Workers
+from knnper.datastore.prediction import Prediction
 from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import SocketLimits
 from tests.client.service.small_service import (

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.client.install import Prediction, Residence
+from knnper.client.install import Residence
 from knnper.client.served import ServedModel, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.examples import Added, Ids, Selection
-from knnper.datastore.prediction import KERNELS, neighbor_vote
+from knnper.datastore.prediction import KERNELS, Prediction, neighbor_vote
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.service.small_service import (
     CLASSES,

@@ -32,7 +32,7 @@ def test_a_prediction_is_that_of_the_model_and_the_memory(
     assert list(found["probabilities"].values()) == expected.probabilities[0].tolist()
     assert found["label"] == int(expected.labels[0])
     assert found["class_name"] == CLASSES[found["label"]]
-    ids = expected.neighbors.ids[0].tolist()
+    ids = expected.vote.neighbors.ids[0].tolist()
     assert [one["id"] for one in found["neighbors"]] == ids
     names = [f"train/{number - 1:05d}" for number in ids]
     assert [one["name"] for one in found["neighbors"]] == names

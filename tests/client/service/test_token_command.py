@@ -1,4 +1,4 @@
-"""``knnper token`` as it is typed."""
+"""``knnper site token`` as it is typed."""
 
 import json
 from pathlib import Path
@@ -25,8 +25,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def token(config: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, ["token", *words, "--config", str(config)])
+def token(config: Path, command: str, *words: str) -> Result:
+    return CliRunner().invoke(app, ["site", "token", command, str(config), *words])
 
 
 def test_tokens_are_made_listed_and_revoked(config: Path) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.prediction import (
-    AdaptedHead,
     ClassPrior,
     ClassPriorSettings,
+    KnnPredictor,
+    NeighborClassifier,
     adapted,
     class_ratios,
     reweighted,
@@ -142,16 +143,18 @@ def test_shares_of_other_classes_are_refused() -> None:
         class_ratios(counts(1, 0), wrong)
 
 
-def test_the_head_follows_what_is_stored() -> None:
+def test_the_prediction_follows_what_is_stored() -> None:
     store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
-    head = AdaptedHead(
-        lambda embeddings: HALVES.expand(len(embeddings), 2),
-        store,
-        ClassPrior(ClassPriorSettings((2.0,))),
+    predictor = KnnPredictor(
+        embed=lambda images: images.float(),
+        head=lambda embeddings: HALVES.expand(len(embeddings), 2),
+        neighbors=NeighborClassifier(store, 1, "paper", 1.0),
+        knn_weight=0.0,
+        class_prior=ClassPrior(ClassPriorSettings((2.0,))),
     )
     asked = torch.zeros((3, 1))
-    assert torch.equal(head(asked), HALVES.expand(3, 2))
+    assert torch.equal(predictor(asked), HALVES.expand(3, 2))
 
     store.add(NewExamples(torch.zeros((4, 1)), torch.tensor([0, 0, 0, 1])))
     expected = torch.tensor([[4 / 7, 3 / 7]]).expand(3, 2)
-    torch.testing.assert_close(head(asked), expected)
+    torch.testing.assert_close(predictor(asked), expected)

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
-from knnper.data.site import SITE_DATA
-from knnper.data.site_data import SiteData, SiteTask
-from knnper.data.site_sources import SiteSettings
+from knnper.data.site import open_site, survey_site
+from knnper.data.site_data import SiteData, SiteSettings, SiteTask
 from knnper.errors import Problem
+from knnper.experiment import Choice
 from knnper.loading import parse_settings
 
 NAMES = ("cat", "dog", "fox")
@@ -29,13 +30,13 @@ def settings(name: str, **values: Any) -> SiteSettings:
 
 
 def opened(name: str, base: Path, task: SiteTask, **values: Any) -> SiteData:
-    return SITE_DATA[name].open(settings(name, **values), base, task)
+    return open_site(Choice(name, settings(name, **values)), base, task)
 
 
 def surveyed(
     name: str, base: Path, task: SiteTask | None = None, **values: Any
 ) -> SiteData:
-    return SITE_DATA[name].survey(settings(name, **values), base, task)
+    return survey_site(Choice(name, settings(name, **values)), base, task)
 
 
 def pixels(count: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -20,8 +20,8 @@ from hypothesis import settings as tried
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from knnper.data.images_base import read_image
-from knnper.data.site import SITE_DATA, open_site
+from knnper.data.images import read_image
+from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.errors import DataError
 from knnper.experiment import Choice
@@ -44,21 +44,21 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that grows by each file that is decoded."""
-    paths: list[Path] = []
+    paths: list[str] = []
 
-    def counted(path: Path, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    def counted(path: str, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
         paths.append(path)
         return read_image(path, channels, size)
 
-    monkeypatch.setattr("knnper.data.site_sources.read_image", counted)
+    monkeypatch.setattr("knnper.data.images.read_image", counted)
     return paths
 
 
 def kept(root: Path, cache: Path, task: SiteTask = IMAGES, **values: str) -> SiteData:
     chosen = settings("image_folder", path=".", **values)
-    return SITE_DATA["image_folder"].open(chosen, root, task, cache)
+    return open_site(Choice("image_folder", chosen), root, task, cache)
 
 
 def entries(cache: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def test_the_cache_changes_nothing(
 
 
 def test_the_second_opening_decodes_nothing(
-    root: Path, cache: Path, decoded: list[Path]
+    root: Path, cache: Path, decoded: list[str]
 ) -> None:
     first = kept(root, cache)
     assert len(decoded) == 12
@@ -172,7 +172,7 @@ def test_a_file_that_changes_within_a_tick_of_the_clock(
 
 
 def test_tasks_of_different_forms_take_turns(
-    root: Path, cache: Path, decoded: list[Path]
+    root: Path, cache: Path, decoded: list[str]
 ) -> None:
     sizes = [
         replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(size, size, 3)))
@@ -197,10 +197,10 @@ def test_tasks_of_different_forms_take_turns(
 
 
 def test_another_decoder_decodes_anew(
-    root: Path, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept(root, cache)
-    monkeypatch.setattr("knnper.data.site_sources.DECODER", "another")
+    monkeypatch.setattr("knnper.data.images.DECODER", "another")
     kept(root, cache)
     assert len(decoded) == 24
 
@@ -234,7 +234,7 @@ def test_a_damaged_entry_is_replaced(
     assert "is damaged" in caplog.text
     np.save(file, np.zeros((3, 4, 4, 3), dtype=np.uint8))
     assert_same(kept(root, cache), first)
-    assert "expected uint8 of shape (12, 4, 4, 3)" in caplog.text
+    assert "expected shape (12, 4, 4, 3)" in caplog.text
 
 
 def test_examples_can_be_written_to(root: Path, cache: Path) -> None:
@@ -270,15 +270,15 @@ def test_a_full_disc_only_costs_time(
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("knnper.data.site_sources.np.save", fail)
+    monkeypatch.setattr("knnper.data.cache.np.save", fail)
     found = kept(root, cache)
     assert_same(found, opened("image_folder", root, IMAGES, path="."))
     assert entries(cache) == []
-    assert "are not kept" in caplog.text
+    assert "without a cache" in caplog.text
 
 
 def test_openings_at_once_decode_once(
-    root: Path, cache: Path, decoded: list[Path]
+    root: Path, cache: Path, decoded: list[str]
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: kept(root, cache), range(4)))
@@ -290,7 +290,7 @@ def test_openings_at_once_decode_once(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import knnper.data.site_sources as decoded_files
+import knnper.data.cache as decoded_files
 from tests.knnper_data.site.test_site_cache import kept
 
 decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)
@@ -299,7 +299,7 @@ kept(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def test_a_kill_leaves_nothing_that_is_taken_for_whole(
-    root: Path, cache: Path, decoded: list[Path]
+    root: Path, cache: Path, decoded: list[str]
 ) -> None:
     command = [sys.executable, "-c", KILLED, str(root), str(cache)]
     killed = subprocess.run(command, check=False, timeout=60)

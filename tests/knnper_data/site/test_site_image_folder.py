@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from knnper.data.examples import InputSpec
-from knnper.data.images_base import read_image
+from knnper.data.images import read_image
 from knnper.data.site_data import SiteTask
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
@@ -137,7 +137,7 @@ def test_images_are_no_features(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"agreed on rows of features \(float32\)"):
         opened("image_folder", tmp_path, FEATURES, path=".")
     task = SiteTask(InputSpec((4, 4, 2), 3, (0.5,) * 2, (1.0,) * 2), NAMES)
-    with pytest.raises(DataError, match="have 1 or 3 channels, but the federation a"):
+    with pytest.raises(DataError, match="have 1 or 3 channels"):
         opened("image_folder", tmp_path, task, path=".")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knnper.data.site import Agreed, agree_labels
-from knnper.data.site_sources import ArrayInputs, Collected, SiteSettings
+from knnper.data.site_data import ArrayInputs, Collected, SiteSettings
 from knnper.errors import DataError
 
 

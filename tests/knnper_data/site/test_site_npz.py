@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
-from knnper.data.site import SITE_DATA, open_site
+from knnper.data.site import open_site
 from knnper.data.site_data import SiteTask
 from knnper.errors import DataError
 from knnper.experiment import Choice

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from knnper.data.examples import InputSpec
 from knnper.data.site import check_site
 from knnper.data.site_data import SiteData, SiteTask
-from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
+from knnper.data.text import (
+    ALPHABET,
+    CHARACTER_NAMES,
+    NUM_TOKENS,
+    encode,
+)
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import FEATURES, opened, surveyed
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from knnper.data.arrays import PythonSettings
 from knnper.data.site_data import SiteData, SiteTask
-from knnper.data.site_sources import PythonSettings
 from knnper.errors import DataError, Problem
 from knnper.loading import parse_settings
 from tests.knnper_data.site.site_cases import (

@@ -8,9 +8,14 @@ import pytest
 from pydantic_core import to_jsonable_python
 
 from knnper.data.examples import InputSpec
-from knnper.data.images_base import decoded
-from knnper.data.site_data import SitesSettings, SiteTask, sites_settings
-from knnper.data.site_sources import ArrayInputs, fit_inputs
+from knnper.data.images import decoded
+from knnper.data.site_data import (
+    ArrayInputs,
+    SitesSettings,
+    SiteTask,
+    fit_inputs,
+    sites_settings,
+)
 from knnper.errors import DataError, Problem
 from knnper.loading import parse_settings
 

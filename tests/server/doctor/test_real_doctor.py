@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder
             ports.append(listening.getsockname()[1])
     found(place, Founding(["127.0.0.1"], *ports))
     add_client(place, "site-a", Address("127.0.0.1", ports[0]))
-    with _process("server", place.server_file, until="is ready"):
+    with _process("fed", "server", place.server_file, until="is ready"):
         yield place
 
 
@@ -90,7 +90,7 @@ def test_a_second_node_and_the_first_is_not_disturbed(
 ) -> None:
     copied = shutil.copy(place.client("site-a") / "site-a.key", tmp_path)
     config = place.client("site-a") / "client.yaml"
-    with _process("client", "--config", config, until="in the federation of"):
+    with _process("fed", "client", config, until="in the federation of"):
         assert "its node runs" in registration(place).found
         second = registration(place, Path(copied))
         assert second.verdict is Verdict.PROBLEM

@@ -69,7 +69,7 @@ def test_missing_files(place: FederationFolder) -> None:
     found = looked_at(place)
     for subject in ("certificate", "key"):
         assert found[subject].verdict is Verdict.PROBLEM
-        assert "knnper federation init" in found[subject].mend
+        assert "knnper fed init" in found[subject].mend
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_validity(
     certificate = looked_at(place)["certificate"]
     assert certificate.verdict is verdict
     assert words in certificate.found
-    assert "knnper federation renew" in certificate.mend
+    assert "knnper fed renew" in certificate.mend
 
 
 def test_files_that_do_not_belong_together(place: FederationFolder) -> None:

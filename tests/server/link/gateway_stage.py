@@ -17,9 +17,10 @@ from knnper.server.link.authorized import Registered
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import Clients, Rules
 from knnper.server.link.replies import Replies
-from knnper.server.link.sockets import Limits, Listener, bind
+from knnper.server.link.sockets import Limits, Listener
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
+from knnper.transport.sockets import listen
 from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
@@ -126,7 +127,7 @@ def gateway_to(
 
 @contextlib.contextmanager
 def _serving(listener: Listener, address: Address) -> Iterator[None]:
-    listening = bind(address)
+    listening = listen(address.host, address.port)
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task[None]] = []
 

@@ -44,7 +44,7 @@ class RunningServer:
     settings
         The server's.
     process
-        The command ``knnper server``.
+        The command ``knnper fed server``.
     log_file
         What it says.
     """
@@ -129,7 +129,7 @@ def running_server(
 def start_server(server_file: Path, log: Path) -> subprocess.Popen[bytes]:
     """Return the process of a server that is ready."""
     with log.open("wb") as file:
-        command = [str(COMMANDS / "knnper"), "server", str(server_file)]
+        command = [str(COMMANDS / "knnper"), "fed", "server", str(server_file)]
         process = subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT)
     wait_until(lambda: "is ready" in log.read_text() or process.poll() is not None, 60)
     assert process.poll() is None, log.read_text()

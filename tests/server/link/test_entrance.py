@@ -11,8 +11,8 @@ import pytest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from knnper.server.link.gateway import origin_of
 from knnper.server.link.sockets import Limits
+from knnper.transport.sockets import origin_of
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import head, signed
 from tests.server.link.test_gateway_tls import files

@@ -397,7 +397,7 @@ def test_who_may_have_been_registered_by_other_means_is_looked_for(
     [
         (True, -30, "ahead"),
         (True, 900, "900 s behind"),
-        (False, 0, "knnper federation register"),
+        (False, 0, "knnper fed register"),
     ],
 )
 def test_refusals_of_a_key_are_explained_to_both_sides(

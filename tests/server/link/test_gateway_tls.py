@@ -103,7 +103,7 @@ Change = Callable[[Path], tuple[TlsFiles, Identity]]
         (
             lambda folder: (files(folder, days=-1), AUTHORITY),
             "certificate has expired",
-            "knnper federation renew",
+            "knnper fed renew",
         ),
         (
             lambda folder: (files(folder, hosts=("other.example.org",)), AUTHORITY),

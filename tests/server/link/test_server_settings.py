@@ -60,7 +60,7 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="knnper federation init"):
+    with pytest.raises(ConfigError, match="knnper fed init"):
         read_server(tmp_path / "server.yaml")
 
 

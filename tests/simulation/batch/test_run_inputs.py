@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from knnper.data.builtin import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
 from knnper.experiment import Choice, Experiment

@@ -12,8 +12,8 @@ import pytest
 
 import knnper.simulation.batches.runner as playing
 import knnper.simulation.workbench as workbench
-from knnper.data.builtin import DigitsSettings, load_digits
 from knnper.data.catalogue import DATA_SETS
+from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, RunError
 from knnper.server.run_folder import RunFolder

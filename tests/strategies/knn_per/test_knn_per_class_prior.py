@@ -67,7 +67,8 @@ def test_what_is_served_mixes_the_adapted_model(tiny_task: Task, draw: Draw) -> 
     both = data.train_and_validation()
     counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
     alone = adapted(tiny_task.probabilities(weights, images), counts, ClassPrior(PRIOR))
-    knn = predictor.neighbors(tiny_task.embed(weights, images))
+    knn = predictor.explain(images).vote.probabilities
+    assert knn is not None
     torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)
     assert predictor.describe()["class_prior"] == 1
 
@@ -82,7 +83,8 @@ def test_it_is_used_where_it_predicts_the_clients_examples(
     predictor = served(tiny_task, data, settings)
 
     before = tiny_task.probabilities(tiny_task.initial_weights, test.images)
-    after = predictor.head(tiny_task.embed(tiny_task.initial_weights, test.images))
+    after = predictor.explain(test.images).adapted_probabilities
+    assert after is not None
     right = [int((one.argmax(dim=1) == test.labels).sum()) for one in (before, after)]
     assert predictor.describe()["class_prior"] == 1
     assert right[1] > right[0]
@@ -209,9 +211,9 @@ def test_a_model_that_is_too_shy_is_sharpened(
     predictor = tuned.predictor(lambda x: x, shy, store, settings)
     assert predictor.describe().get("sharpness", 1.0) == expected
     counts = torch.tensor([[18, 6]])
-    assert torch.equal(
-        predictor.head(embeddings), adapted(shy(embeddings), counts, chosen)
-    )
+    found = predictor.explain(embeddings).adapted_probabilities
+    assert found is not None
+    assert torch.equal(found, adapted(shy(embeddings), counts, chosen))
 
 
 def test_without_evidence_the_sharpness_is_the_one_closest_to_1() -> None:

@@ -128,7 +128,7 @@ def test_a_certificate_out_of_its_time(
 def test_a_certificate_that_soon_expires(server: Identity) -> None:
     problem = expires_soon(server.certificate, NOW + timedelta(days=70))
     assert problem is not None
-    assert "federation renew" in problem
+    assert "fed renew" in problem
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data sets with official files, as CIFAR has; scikit-learn's digits."""
+"""Data sets whose official files torchvision reads, such as CIFAR's."""
 
 import contextlib
 import gzip
@@ -11,18 +11,16 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
-from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.examples import Dataset
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.experiment import Settings
 from knnper.process import import_torchvision
-from knnper.seeding import RandomKey
 
 # Position: fine label in alphabetical order (apple is 0); value: superclass in
 # alphabetical order (aquatic_mammals is 0). Krizhevsky (2009); the
@@ -34,61 +32,6 @@ COARSE_OF: tuple[int, ...] = (
     10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13,
     16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )  # fmt: skip
-
-
-TEST_FRACTION = 0.25  # of each class; scikit-learn ships no official split
-
-_SPLIT_KEY = RandomKey(0, ("digits", "test"))
-
-_LARGEST_VALUE = 16
-
-CLASS_NAMES = tuple(str(digit) for digit in range(10))
-
-
-@dataclass(frozen=True)
-class DigitsSettings(Settings):
-    """The data set has no settings."""
-
-
-def load_digits(settings: DigitsSettings) -> Dataset:  # noqa: ARG001
-    """Return the digits, images of shape (8, 8, 1), ten classes.
-
-    The split is the same in every experiment: `TEST_FRACTION` of each class is test
-    data. Values 0 ... 16 are scaled to 0 ... 255.
-    """
-    source = {"test_fraction": TEST_FRACTION, "seed": _SPLIT_KEY.seed}
-    return cached_dataset("digits", source, _build)
-
-
-def digit_images() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return all digits, shape (1797, 8, 8, 1), and their labels, shape (1797,)."""
-    # Only here: importing scikit-learn takes longer than reading the cache.
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
-    images = np.rint(bunch.images * (255 / _LARGEST_VALUE)).astype(np.uint8)
-    return images[..., None], bunch.target.astype(np.int64)
-
-
-def _build(writer: EntryWriter) -> Contents:
-    images, labels = digit_images()
-    is_test = _test_mask(labels)
-    writer.put_images("train", images[~is_test])
-    writer.put_labels("train", labels[~is_test])
-    writer.put_images("test", images[is_test])
-    writer.put_labels("test", labels[is_test])
-    return Contents(CLASS_NAMES)
-
-
-def _test_mask(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark `TEST_FRACTION` of each class, rounded."""
-    mask = np.zeros(len(labels), dtype=bool)
-    for label in range(10):
-        shuffled = (
-            _SPLIT_KEY.child(label).numpy().permutation(np.flatnonzero(labels == label))
-        )
-        mask[shuffled[: round(TEST_FRACTION * len(shuffled))]] = True
-    return mask
 
 
 _Source = IO[bytes] | gzip.GzipFile
@@ -259,105 +202,6 @@ def _told(missing: Iterable[str], files: OfficialFiles, root: Path) -> str:
         f"({packed}); looked in {', '.join(map(str, files.places(root)))}. Set "
         f"data.download=true, or download {', '.join(files.downloads)} from "
         f"{files.url} and place what you get in {root} as it is"
-    )
-
-
-_SHARE_OF_CLUSTER = _SHARE_OF_USER = 0.25
-
-_TEST_EXAMPLES_PER_LABEL = 4
-"""So many of each label make every probability of D_k a whole number of examples."""
-
-
-@dataclass(frozen=True)
-class SyntheticMixtureSettings(Settings):
-    """How many users, and what each has.
-
-    Attributes
-    ----------
-    num_users
-        p, the clients; 100 in the paper.
-    num_samples
-        m, a user's training and validation examples. The first of them are the same
-        for every m.
-    num_classes
-        d, the labels; 50 in the paper. More than there are clusters.
-    num_clusters
-        q, the clusters that the users fall into; 4 in the paper.
-    seed
-        Of the examples.
-    """
-
-    num_users: PositiveInt = 100
-    num_samples: PositiveInt = 100
-    num_classes: Annotated[int, Field(ge=2)] = 50
-    num_clusters: PositiveInt = 4
-    seed: NonNegativeInt = 0
-
-    def __post_init__(self) -> None:
-        if self.num_classes <= self.num_clusters:
-            raise ValueError(
-                f"found num_classes of {self.num_classes} with num_clusters = "
-                f"{self.num_clusters}, expected more classes than clusters; each "
-                "cluster has a label of its own, and users have others"
-            )
-
-
-def load_synthetic_mixture(settings: SyntheticMixtureSettings) -> Dataset:
-    """Return the users' labels, each with the input 1, shape (1, 1, 1), float32.
-
-    The test split of a user has 4 d examples that are D_k itself: each label as often
-    as its probability says. Who has which example is in ``client_ids``, for the
-    partition ``natural``.
-    """
-    users = range(settings.num_users)
-    key = RandomKey(settings.seed, ("synthetic_mixture",))
-    densities = [density(settings, user) for user in users]
-    drawn = [
-        _drawn(densities[user], settings.num_samples, key.child(user)) for user in users
-    ]
-    exact = [_exact(one) for one in densities]
-    return Dataset(
-        name="synthetic_mixture",
-        train=_labelled(drawn),
-        test=_labelled(exact),
-        spec=InputSpec((1, 1, 1), settings.num_classes, (0.0,), (1.0,), "float32"),
-        class_names=tuple(str(label) for label in range(settings.num_classes)),
-        feature_names=("constant",),
-    )
-
-
-def density(settings: SyntheticMixtureSettings, user: int) -> NDArray[np.float64]:
-    """Return D_k of user k, shape (d,)."""
-    num_classes, num_clusters = settings.num_classes, settings.num_clusters
-    uniform = 1 - _SHARE_OF_CLUSTER - _SHARE_OF_USER
-    shares = np.full(num_classes, uniform / num_classes)
-    shares[user % num_clusters] += _SHARE_OF_CLUSTER
-    shares[num_clusters + user % (num_classes - num_clusters)] += _SHARE_OF_USER
-    return shares
-
-
-def _drawn(
-    shares: NDArray[np.float64], count: int, key: RandomKey
-) -> NDArray[np.int64]:
-    """Return labels drawn one after the other, shape (count,)."""
-    upper = np.cumsum(shares)
-    drawn = key.numpy().random(count) * upper[-1]
-    labels: NDArray[np.int64] = np.searchsorted(upper, drawn, side="right")
-    return labels
-
-
-def _exact(shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return each label as often as its share says, shape (4 d,)."""
-    counts = np.rint(shares * _TEST_EXAMPLES_PER_LABEL * len(shares)).astype(np.int64)
-    return np.arange(len(shares), dtype=np.int64).repeat(counts)
-
-
-def _labelled(of_users: list[NDArray[np.int64]]) -> LabelledArrays:
-    labels = np.concatenate(of_users)
-    return LabelledArrays(
-        images=np.ones((len(labels), 1, 1, 1), dtype=np.float32),
-        labels=labels,
-        client_ids=np.repeat(np.arange(len(of_users)), list(map(len, of_users))),
     )
 
 

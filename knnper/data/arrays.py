@@ -1,0 +1,385 @@
+"""A site's data as arrays: in an .npz file, or from a function of the site's own."""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knnper.data.cache import load_arrays
+from knnper.data.dividing import SPLITS, Split
+from knnper.data.site_data import (
+    ArrayInputs,
+    Collected,
+    SiteData,
+    SiteSettings,
+    SiteTask,
+    place_of,
+    split_texts,
+)
+from knnper.errors import DataError, KnnPerError
+from knnper.loading import alternatives
+
+Arrays = Mapping[str, NDArray[Any]]
+
+PER_SPLIT = tuple(
+    f"{split}_{what}" for split in SPLITS for what in ("inputs", "labels", "names")
+)
+
+WHOLE = ("inputs", "labels", "names", "split")
+
+CLASS_NAMES = "class_names"
+
+KEYS = (*WHOLE, *PER_SPLIT, CLASS_NAMES)
+
+_LAYOUT = (
+    "expected inputs and labels, or train_inputs and train_labels and the same of "
+    "validation and test"
+)
+
+
+def collect_arrays(arrays: Arrays, source: str) -> Collected:
+    """Return the examples in ``arrays``.
+
+    Parameters
+    ----------
+    arrays
+        Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
+        ``split`` (n,) with the texts train, validation and test; or ``train_inputs``,
+        ``train_labels``, optionally ``train_names``, and the same of validation and
+        test. Labels are names of classes, or whole numbers: positions in
+        ``class_names``, where this is there.
+    source
+        Named in errors.
+
+    Raises
+    ------
+    DataError
+        If arrays are missing, or of other lengths or types than they should be.
+    """
+    if any(key in arrays for key in PER_SPLIT):
+        parts = [_part(arrays, split, source) for split in _given(arrays, source)]
+        return _joined(parts, arrays, source)
+    return _whole(arrays, source)
+
+
+def _whole(arrays: Arrays, source: str) -> Collected:
+    inputs, labels = _pair(arrays, "", source)
+    names = _names(arrays, "names", len(inputs), "", source)
+    splits = None
+    if "split" in arrays:
+        splits = split_texts(_texts(arrays, "split", len(inputs), source), source)
+    texts, numbered = _label_texts(labels, arrays.get(CLASS_NAMES), source)
+    return Collected(
+        source=source,
+        names=names,
+        labels=texts,
+        inputs=ArrayInputs(source, inputs),
+        splits=splits,
+        given_splits=frozenset(splits or ()),
+        numbered=numbered,
+    )
+
+
+def _given(arrays: Arrays, source: str) -> list[Split]:
+    """Return the splits that there are; train must be among them."""
+    both = [key for key in WHOLE if key in arrays]
+    if both or "train_inputs" not in arrays:
+        found = ", ".join(sorted(arrays))
+        raise DataError(f"{source}: found the arrays {found}; {_LAYOUT}")
+    return [split for split in SPLITS if _has(arrays, split)]
+
+
+def _has(arrays: Arrays, split: Split) -> bool:
+    return any(f"{split}_{what}" in arrays for what in ("inputs", "labels"))
+
+
+_Part = tuple[Split, NDArray[Any], NDArray[Any], tuple[str, ...]]
+
+
+def _part(arrays: Arrays, split: Split, source: str) -> _Part:
+    inputs, labels = _pair(arrays, f"{split}_", source)
+    names = _names(arrays, f"{split}_names", len(inputs), f"{split}/", source)
+    return split, inputs, labels, names
+
+
+def _joined(parts: Sequence[_Part], arrays: Arrays, source: str) -> Collected:
+    forms = {(inputs.shape[1:], inputs.dtype) for _, inputs, _, _ in parts}
+    if len(forms) > 1:
+        found = ", ".join(f"{s}: {i.dtype} {i.shape}" for s, i, _, _ in parts)
+        raise DataError(
+            f"{source}: the inputs of the splits differ in form ({found}); expected "
+            "the same shape but for the number, and the same type"
+        )
+    labels = np.concatenate([labels for _, _, labels, _ in parts])
+    texts, numbered = _label_texts(labels, arrays.get(CLASS_NAMES), source)
+    return Collected(
+        source=source,
+        names=tuple(name for *_, names in parts for name in names),
+        labels=texts,
+        inputs=ArrayInputs(source, np.concatenate([inputs for _, inputs, *_ in parts])),
+        splits=tuple(split for split, inputs, *_ in parts for _ in inputs),
+        given_splits=frozenset(split for split, *_ in parts),
+        numbered=numbered,
+    )
+
+
+def _pair(
+    arrays: Arrays, prefix: str, source: str
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs and labels, one label for each input."""
+    for what in ("inputs", "labels"):
+        if f"{prefix}{what}" not in arrays:
+            raise DataError(f"{source}: found no array {prefix}{what}; {_LAYOUT}")
+    inputs, labels = arrays[f"{prefix}inputs"], arrays[f"{prefix}labels"]
+    if inputs.ndim < 2 or labels.shape != inputs.shape[:1]:
+        raise DataError(
+            f"{source}: found {prefix}inputs of shape {inputs.shape} and "
+            f"{prefix}labels of shape {labels.shape}; expected (n, ...) and (n,)"
+        )
+    return inputs, labels
+
+
+def _label_texts(
+    labels: NDArray[Any], class_names: NDArray[Any] | None, source: str
+) -> tuple[tuple[str, ...], bool]:
+    """Return the labels as texts, and whether they are numbers without names."""
+    if labels.dtype.kind == "U":
+        return tuple(labels.tolist()), False
+    if labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{source}: found labels of {labels.dtype}, expected whole numbers, or the "
+            "names of classes as texts"
+        )
+    if class_names is None or not class_names.size:
+        return tuple(map(str, labels.tolist())), True
+    names = [str(name) for name in class_names.ravel()]
+    if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
+        raise DataError(
+            f"{source}: labels: expected values in [0, {len(names)}), the positions in "
+            f"its class_names, found {labels.min()} to {labels.max()}"
+        )
+    return tuple(names[label] for label in labels.tolist()), False
+
+
+def _names(
+    arrays: Arrays, key: str, num_rows: int, prefix: str, source: str
+) -> tuple[str, ...]:
+    if key not in arrays:
+        return tuple(f"{prefix}{row:05d}" for row in range(num_rows))
+    return _texts(arrays, key, num_rows, source)
+
+
+def _texts(arrays: Arrays, key: str, num_rows: int, source: str) -> tuple[str, ...]:
+    array = arrays[key]
+    if array.dtype.kind not in "Uiu" or array.shape != (num_rows,):
+        raise DataError(
+            f"{source}: {key}: expected texts of shape ({num_rows},), found "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    return tuple(str(one) for one in array.tolist())
+
+
+@dataclass(frozen=True)
+class NpzSettings(SiteSettings):
+    """Where the file is.
+
+    Attributes
+    ----------
+    path
+        A file with the arrays that `collect_arrays` describes: ``inputs`` and
+        ``labels``, or ``train_inputs``, ``train_labels`` and so on.
+    """
+
+    path: str
+
+
+def collect_npz(
+    settings: NpzSettings,
+    base: Path,
+    task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
+) -> Collected:
+    """Return the examples in an .npz file.
+
+    Raises
+    ------
+    DataError
+        If there is no such file, it is damaged, or laid out otherwise.
+    """
+    path = place_of(base, settings.path)
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; give the path of an .npz file")
+    return collect_arrays(load_arrays(path, KEYS), str(path))
+
+
+T = TypeVar("T")
+
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+
+
+@dataclass(frozen=True)
+class PythonSettings(SiteSettings):
+    """Which function is called, and with what.
+
+    Attributes
+    ----------
+    entry
+        ``module:function``. The module is looked for beside the client's file first,
+        then among the installed ones.
+    arguments
+        Passed by name, after the folder that relative paths are relative to (a
+        `pathlib.Path`) and the task (`SiteTask`, or None where none is known yet).
+    """
+
+    entry: Annotated[str, Field(pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def collect_python(
+    settings: PythonSettings, base: Path, task: SiteTask | None
+) -> Collected:
+    """Return the examples that a function gives: `SiteData`, or a mapping of arrays.
+
+    A mapping is as `collect_arrays` takes it.
+
+    Raises
+    ------
+    DataError
+        If there is no such function, it fails (with the line), or returns something
+        else.
+    """
+    source = f"data.entry {settings.entry}"
+    module_name, _, function_name = settings.entry.partition(":")
+    with _importable(base, module_name):
+        module = _called(lambda: _module(module_name, base), base, source)
+        function = _function(module, function_name, source)
+        returned = _called(
+            lambda: function(base, task, **settings.arguments), base, source
+        )
+    if isinstance(returned, SiteData):
+        return _called(lambda: _of_site_data(returned, source), base, source)
+    if not isinstance(returned, Mapping):
+        raise DataError(
+            f"{source} returned {type(returned).__name__}, expected SiteData or a "
+            "mapping of arrays such as inputs and labels"
+        )
+    for name in returned:
+        if name not in KEYS:
+            raise DataError(
+                f"{source} returned an array {name!r}; {alternatives(str(name), KEYS)}"
+            )
+    arrays = _called(
+        lambda: {name: np.asarray(value) for name, value in returned.items()},
+        base,
+        source,
+    )
+    return collect_arrays(arrays, source)
+
+
+def _function(module: ModuleType, name: str, source: str) -> Callable[..., object]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [name for name, value in vars(module).items() if callable(value)]
+        raise DataError(
+            f"{source}: {module.__file__} has no function {name!r}; "
+            f"{alternatives(name, known)}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _module(name: str, base: Path) -> ModuleType:
+    """Return the module beside the client's file as it is now, or an installed one."""
+    place = base.joinpath(*name.split("."))
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.is_file():
+            return _fresh(name, file)
+    return importlib.import_module(name)
+
+
+class _AsItIsNow(SourceFileLoader):
+    """Compiles the file each time.
+
+    Kept bytecode is told from a changed file by its size and by whole seconds.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what the file holds."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+def _fresh(name: str, file: Path) -> ModuleType:
+    loader = _AsItIsNow(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "as above"
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look for their module there while it is being executed.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _importable(base: Path, name: str) -> Iterator[None]:
+    """Let modules in ``base`` import each other inside the block.
+
+    Afterwards ``name`` is the module that it was before, if any.
+    """
+    before = sys.modules.get(name)
+    sys.path.insert(0, str(base))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(base))
+        sys.modules.pop(name, None)
+        if before is not None:
+            sys.modules[name] = before
+
+
+def _called(call: Callable[[], T], base: Path, source: str) -> T:
+    """Return what the owner's code returns; its errors become ours, with the place."""
+    try:
+        return call()
+    except KnnPerError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if Path(one.filename).is_relative_to(base)]
+        frame = (own or frames)[-1]
+        raise DataError(
+            f"{source} failed with {type(error).__name__}: {error} "
+            f"({frame.filename}, line {frame.lineno}); mend the function, or its "
+            "data.arguments"
+        ) from error
+
+
+def _of_site_data(data: SiteData, source: str) -> Collected:
+    """Return data that is split and labelled as what a reader found."""
+    parts = list(data.splits())
+    class_of = dict(enumerate(data.task.class_names))
+    return Collected(
+        source=source,
+        names=tuple(name for _, part in parts for name in part.names),
+        labels=tuple(
+            class_of[label]
+            for _, part in parts
+            for label in part.examples.labels.tolist()
+        ),
+        inputs=ArrayInputs(
+            source, np.concatenate([part.examples.images.numpy() for _, part in parts])
+        ),
+        splits=tuple(split for split, part in parts for _ in part.names),
+        given_splits=frozenset(split for split, _ in parts),
+    )

@@ -1,0 +1,110 @@
+"""Labels of users that fall into clusters, made from a formula."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.seeding import RandomKey
+
+_SHARE_OF_CLUSTER = _SHARE_OF_USER = 0.25
+
+_TEST_EXAMPLES_PER_LABEL = 4
+"""So many of each label make every probability of D_k a whole number of examples."""
+
+
+@dataclass(frozen=True)
+class SyntheticMixtureSettings(Settings):
+    """How many users, and what each has.
+
+    Attributes
+    ----------
+    num_users
+        p, the clients; 100 in the paper.
+    num_samples
+        m, a user's training and validation examples. The first of them are the same
+        for every m.
+    num_classes
+        d, the labels; 50 in the paper. More than there are clusters.
+    num_clusters
+        q, the clusters that the users fall into; 4 in the paper.
+    seed
+        Of the examples.
+    """
+
+    num_users: PositiveInt = 100
+    num_samples: PositiveInt = 100
+    num_classes: Annotated[int, Field(ge=2)] = 50
+    num_clusters: PositiveInt = 4
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        if self.num_classes <= self.num_clusters:
+            raise ValueError(
+                f"found num_classes of {self.num_classes} with num_clusters = "
+                f"{self.num_clusters}, expected more classes than clusters; each "
+                "cluster has a label of its own, and users have others"
+            )
+
+
+def load_synthetic_mixture(settings: SyntheticMixtureSettings) -> Dataset:
+    """Return the users' labels, each with the input 1, shape (1, 1, 1), float32.
+
+    The test split of a user has 4 d examples that are D_k itself: each label as often
+    as its probability says. Who has which example is in ``client_ids``, for the
+    partition ``natural``.
+    """
+    users = range(settings.num_users)
+    key = RandomKey(settings.seed, ("synthetic_mixture",))
+    densities = [density(settings, user) for user in users]
+    drawn = [
+        _drawn(densities[user], settings.num_samples, key.child(user)) for user in users
+    ]
+    exact = [_exact(one) for one in densities]
+    return Dataset(
+        name="synthetic_mixture",
+        train=_labelled(drawn),
+        test=_labelled(exact),
+        spec=InputSpec((1, 1, 1), settings.num_classes, (0.0,), (1.0,), "float32"),
+        class_names=tuple(str(label) for label in range(settings.num_classes)),
+        feature_names=("constant",),
+    )
+
+
+def density(settings: SyntheticMixtureSettings, user: int) -> NDArray[np.float64]:
+    """Return D_k of user k, shape (d,)."""
+    num_classes, num_clusters = settings.num_classes, settings.num_clusters
+    uniform = 1 - _SHARE_OF_CLUSTER - _SHARE_OF_USER
+    shares = np.full(num_classes, uniform / num_classes)
+    shares[user % num_clusters] += _SHARE_OF_CLUSTER
+    shares[num_clusters + user % (num_classes - num_clusters)] += _SHARE_OF_USER
+    return shares
+
+
+def _drawn(
+    shares: NDArray[np.float64], count: int, key: RandomKey
+) -> NDArray[np.int64]:
+    """Return labels drawn one after the other, shape (count,)."""
+    upper = np.cumsum(shares)
+    drawn = key.numpy().random(count) * upper[-1]
+    labels: NDArray[np.int64] = np.searchsorted(upper, drawn, side="right")
+    return labels
+
+
+def _exact(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each label as often as its share says, shape (4 d,)."""
+    counts = np.rint(shares * _TEST_EXAMPLES_PER_LABEL * len(shares)).astype(np.int64)
+    return np.arange(len(shares), dtype=np.int64).repeat(counts)
+
+
+def _labelled(of_users: list[NDArray[np.int64]]) -> LabelledArrays:
+    labels = np.concatenate(of_users)
+    return LabelledArrays(
+        images=np.ones((len(labels), 1, 1, 1), dtype=np.float32),
+        labels=labels,
+        client_ids=np.repeat(np.arange(len(of_users)), list(map(len, of_users))),
+    )
