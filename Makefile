@@ -62,7 +62,7 @@ demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
 
 # Without data/cifar10 those on its images are left out, and the report says so.
 figures: $(STAMP) ## Make the papers' figures in small, with one report: in 40 minutes
-	$(BIN)/knnper reproduce simulation/experiments/small/*.yaml --output runs/figures --skip-missing-data
+	$(BIN)/python -m papers reproduce papers/small/*.yaml --output runs/figures --skip-missing-data
 
 test: $(STAMP) ## Run the fast tests
 	$(PYTEST) -n 3

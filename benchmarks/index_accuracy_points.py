@@ -24,8 +24,8 @@ from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, memory_store
 from knnper.datastore.tuning import PAPER_KNN_WEIGHTS, choose_knn_weight
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
-from knnper.simulation.reports.memory_figures import Embedded
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from papers.memory import Embedded
 
 NUM_NEIGHBORS = 10
 

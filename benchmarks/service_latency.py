@@ -30,8 +30,7 @@ from torch import Tensor
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, rounded
 from benchmarks.store_fixture import IMAGE, NUM_CLASSES
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import Residence, ServedModel, open_served
 from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec

@@ -19,8 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import Residence, ServedModel, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
 from knnper.client.service.endpoints import (
     InputPrediction,

@@ -41,6 +41,7 @@ from knnper.simulation.flower_engine import (
 )
 from knnper.simulation.partition.split import ClientPart, Partition, client_names
 from knnper.simulation.workbench import Workbench, build_workbench, experiment_catalogue
+from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.transport.messages import Job
 
@@ -110,7 +111,7 @@ class Workload:
         bench = build_workbench(self.experiment(), data, self.partition(data), cpu)
         if not self.echoes:
             return bench
-        return replace(bench, method=replace(bench.method, client_update=_echo))
+        return replace(bench, method=changed(bench.method, client_update=_echo))
 
     def dataset(self) -> Dataset:
         """Return coloured images of 32x32 pixels in ten classes."""

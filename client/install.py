@@ -1,12 +1,15 @@
-"""A client's first memory: made beside, then put in its place as a whole."""
+"""What a client installs, and what it serves while both model and memory change."""
 
+import contextlib
 import logging
 import math
 import shutil
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,15 +33,18 @@ from knnper.client.state import (
     write_pending,
     write_serving,
 )
-from knnper.data.examples import Examples
+from knnper.data.examples import Examples, no_examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
+    Added,
     ExamplesMissingError,
+    Ids,
     InputLayout,
     NewExamples,
     NotErasedError,
     Selection,
     StoreBusyError,
+    StoreMismatchError,
     StoreSpec,
 )
 from knnper.datastore.prediction import (
@@ -46,6 +52,7 @@ from knnper.datastore.prediction import (
     KnnPredictor,
     Names,
     NeighborClassifier,
+    Prediction,
     interpolate,
     neighbor_vote,
 )
@@ -77,6 +84,8 @@ from knnper.strategies.core.memory import (
     store_settings_of,
 )
 from knnper.strategies.core.predictors import Evaluation, score
+
+R = TypeVar("R")
 
 FEWEST = 10
 """Fewer examples say nothing about an accuracy: its interval would span 50 points."""
@@ -575,3 +584,171 @@ def _require_read_for(model: GlobalModel, data: SiteData) -> None:
             f"the classes {', '.join(expected.class_names)}. Read the data for the "
             "model at hand"
         )
+
+
+MODEL_CHANGES = 4  # while one question is answered: more than there ever are
+
+_State = tuple[GlobalModel, Serving]
+"""A model, and how it is mixed with the store that it has embedded."""
+
+
+class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
+    """What a client serves; any number of threads may use it at a time.
+
+    The store says which model is served: an answer comes from one model, from a store
+    that the same model has embedded, and from the λ that belongs to both.
+    """
+
+    def __init__(self, residence: Residence, store: StoreReader) -> None:
+        self.store = store
+        self._residence = residence
+        self._refreshing = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._names = Names(store)
+        self._learn()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> GlobalModel:
+        """The global model that is served now."""
+        return self._state()[0]
+
+    @property
+    def serving(self) -> Serving:
+        """How it is served now."""
+        return self._state()[1]
+
+    def predict(self, images: Tensor) -> Prediction:
+        """Return the predictions for n inputs, shape (n, height, width, channels)."""
+        return self._consistently(
+            lambda model, serving: predictor_of(
+                model, self.store, serving, self._names
+            ).explain(images)
+        )
+
+    def add(
+        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
+    ) -> Added:
+        """Embed and store n examples; they are on disk when this returns."""
+        store = self._writable()
+        named = None if names is None else tuple(names)
+
+        def add(model: GlobalModel, _: Serving) -> Added:
+            new = NewExamples(model.embed(images), labels, images, named)
+            return store.add(new, model.fingerprint)
+
+        return self._consistently(add)
+
+    def delete(self, selection: Selection) -> Ids:
+        """Delete examples, and every trace of them, and return their ids."""
+        store = self._writable()
+        try:
+            return store.delete(selection)
+        finally:
+            self._names.forget()
+
+    def refresh(self) -> bool:
+        """Serve what was installed meanwhile; return whether there was something.
+
+        It takes as long as embedding the store anew; predictions, and examples that
+        arrive, go on meanwhile by the model from before.
+        """
+        with self._refreshing:
+            before = self.serving
+            pending = read_pending(self._residence.places)
+            if pending is not None and isinstance(self.store, Store):
+                fingerprint = pending.serving.model
+                model = self._loaded(fingerprint)
+                # Known before the store changes its model, to be there when it does.
+                self._states.setdefault(fingerprint, (model, pending.serving))
+                settle(self._residence.places, self.store, pending, model)
+                self._names.forget()
+            self._learn()
+            return self.serving != before
+
+    def close(self) -> None:
+        """Let others write to the store."""
+        self.store.close()
+
+    def _consistently(self, ask: Callable[[GlobalModel, Serving], R]) -> R:
+        for _ in range(MODEL_CHANGES):
+            try:
+                return ask(*self._state())
+            except StoreMismatchError as error:
+                _LOG.info("asked again: %s", error)
+        return ask(*self._state())
+
+    def _state(self) -> _State:
+        """Return what belongs to the model that the store is searched by."""
+        state = self._states.get(self.store.fingerprint)
+        # None if another process has embedded the store anew.
+        return self._learn() if state is None else state
+
+    def _learn(self) -> _State:
+        """Take up what the state folder says, as far as it belongs to the store."""
+        places = self._residence.places
+        written = (pending_serving(places), self._residence.served())
+        known = {one.model: one for one in written if one is not None}
+        serving = known.get(self.store.fingerprint)
+        if serving is None:
+            raise ResidenceError(
+                f"the store in {places.store} was embedded by the model "
+                f"{self.store.fingerprint[:12]}, which was not installed; install a "
+                "model anew: knnper site onboard"
+            )
+        state = self._loaded(serving.model), serving
+        self._states = {serving.model: state}
+        return state
+
+    def _loaded(self, fingerprint: str) -> GlobalModel:
+        state = self._states.get(fingerprint)
+        if state is not None:
+            return state[0]
+        model = self._residence.load(fingerprint)
+        # The first pass copies the weights into the model, which one thread must do.
+        nothing = no_examples(model.spec).images
+        model.head(
+            model.embed(torch.zeros((1, *nothing.shape[1:]), dtype=nothing.dtype))
+        )
+        return model
+
+    def _writable(self) -> Store:
+        if not isinstance(self.store, Store):
+            raise ResidenceError(
+                "the store is open to read only, so that nothing can be added or "
+                "deleted; open it to write"
+            )
+        return self.store
+
+
+def open_served(residence: Residence, *, writable: bool) -> ServedModel:
+    """Return what a client serves, ready to answer."""
+    serving = residence.served()
+    if serving is None:
+        raise ResidenceError(
+            f"nothing is installed in {residence.places.folder} yet; wait for the "
+            "federation to hand its model over, or run knnper site onboard"
+        )
+    if writable and not residence.has_store():
+        # Its owner removed it: there is nothing that it should remember.
+        create_empty(residence.places, residence.load(serving.model))
+    folder = residence.places.store
+    store = open_store(folder, writable=True) if writable else open_store(folder)
+    try:
+        if isinstance(store, Store) and store.fingerprint != serving.model:
+            _finish(residence, store, serving)
+        return ServedModel(residence, store)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _finish(residence: Residence, store: Store, serving: Serving) -> None:
+    """Make up for what a kill cut short after the store had changed its model."""
+    pending = read_pending(residence.places)
+    if pending is None:
+        store.reembed(residence.load(serving.model).embed, serving.model)
+        return
+    settle(residence.places, store, pending, residence.load(pending.serving.model))

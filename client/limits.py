@@ -5,6 +5,7 @@ and may begin a new run whenever it likes. So every message is looked at as if i
 the first, and what was answered is counted on the site's own disk.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -53,36 +54,24 @@ def note_refusal(state: Path, about: About, reason: str) -> bool:
     # What is asked again within a day is not written again, nor is it news that the
     # server repeats why this client refused its run.
     now = datetime.now(UTC).replace(microsecond=0)
-    last = _readable_last(state)
+    last = None
+    with contextlib.suppress(RunError):  # a damaged file
+        last = last_refusal(state)
     if last is not None and last.time > now - REPEATED:
         same = (last.about, last.reason) == (about, reason)
         echo = (last.about, about) == ("run", "client") and last.reason[:100] in reason
         if same or echo:
             return False
-    note = RefusalNote(now, about, reason)
     make_private(state)
-    document = {**asdict(note), "time": note.time.isoformat()}
     notes = JsonLines(state / REFUSALS)
-    notes.append(document)
-    _keep_the_last(notes)
-    return True
-
-
-def _readable_last(state: Path) -> RefusalNote | None:
-    try:
-        return last_refusal(state)
-    except RunError:
-        return None
-
-
-def _keep_the_last(notes: JsonLines) -> None:
+    notes.append(_as_line(RefusalNote(now, about, reason)))
     try:
         found = notes.read()
+        if len(found) > MOST:
+            notes.replace(found[-MOST:])
     except RunError as error:
         _LOG.warning("%s", error)
-        return
-    if len(found) > MOST:
-        notes.replace(found[-MOST:])
+    return True
 
 
 def last_refusal(state: Path) -> RefusalNote | None:
@@ -317,5 +306,5 @@ class Limits:
         return results_identity(self.experiment)
 
 
-def _as_line(answer: Answer) -> dict[str, object]:
-    return {**asdict(answer), "time": answer.time.isoformat()}
+def _as_line(noted: Answer | RefusalNote) -> dict[str, object]:
+    return {**asdict(noted), "time": noted.time.isoformat()}

@@ -34,13 +34,6 @@ class Onboarded:
     took_part: bool | None = None
 
 
-def may_have_taken_part(settings: ClientSettings) -> bool:
-    """Return whether a model has to be taken as trained on a site's data."""
-    # A site that lost its state looks like a new one, and what it was trained on tells
-    # nothing about what to expect.
-    return settings.train
-
-
 def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
@@ -50,25 +43,11 @@ def onboard(
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
-        took_part = may_have_taken_part(settings)
+        # A site that lost its state looks like a new one, and what it was trained on
+        # tells nothing about what to expect.
+        took_part = settings.train
     decided = residence.install(model, data, took_part=took_part)
     return Onboarded(residence, decided.serving, took_part)
-
-
-def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:
-    """Return what another process of this client installs, such as its node."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        serving = residence.served()
-        if serving is not None:
-            return Onboarded(residence, serving)
-        if time.monotonic() >= deadline:
-            raise ResidenceError(
-                f"no model was installed in {residence.places.folder} within "
-                f"{patience_s:g} seconds; look into the log of the client's node, or "
-                "onboard with an exported model: knnper site onboard --model FOLDER"
-            )
-        time.sleep(POLL_S)
 
 
 _ORDERLY_END_S = 5.0

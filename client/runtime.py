@@ -18,11 +18,12 @@ from knnper.errors import CheckpointError, KnnPerError, TrainingDivergedError
 from knnper.files import write_atomically
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, Predictor
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import (
     ClientResult,
     ClientResults,
     Evaluation,
+    Predictor,
     evaluate,
     score,
 )
@@ -135,16 +136,6 @@ class DataSource(Protocol):
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A client that is personalised and not yet tested."""
-
-    client: str
-    data: ClientData
-    predictor: Predictor
-    validation: Evaluation
-
-
-@dataclass(frozen=True)
 class Personalized:
     """A client that has been handed the model."""
 
@@ -246,19 +237,29 @@ class ClientRuntime:
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
 
-        def prepare(client: str) -> _Prepared:
-            state_round = rounds[client]
-            predictor = self._personalized(client, data[client], payload, state_round)
-            validation = evaluate(unpersonalised, data[client].validation)
-            return _Prepared(client, data[client], predictor, validation)
+        def prepare(client: str) -> tuple[Predictor, Evaluation]:
+            state = self._state(client, rounds[client])
+            rng = self.key.child("personalize", client)
+            predictor = self.method.personalize(payload, state, data[client], rng)
+            return predictor, evaluate(unpersonalised, data[client].validation)
 
         def report(client: str) -> ClientResult:
-            one, seen = prepared[client], self.source.is_seen(client)
-            served = self.keep(Personalized(one.data, reference, one.predictor, seen))
+            own, seen = data[client], self.source.is_seen(client)
+            predictor, validation = prepared[client]
+            served = self.keep(Personalized(own, reference, predictor, seen))
             if served is None:
                 weights = self.source.class_weights(client)
-                served = _tested(one.predictor, unpersonalised, tests[client], weights)
-            return _report(one, served, seen)
+                served = _tested(predictor, unpersonalised, tests[client], weights)
+            return ClientResult(
+                client=client,
+                seen=seen,
+                num_train=len(own.train),
+                num_validation=len(own.validation),
+                personal=served.personal,
+                reference=served.reference,
+                validation=validation,
+                chosen=dict(served.chosen),
+            )
 
         data = {client: self.source.data(client) for client in clients}
         splits = [
@@ -271,13 +272,6 @@ class ClientRuntime:
         with self._embedding_once(records, list(tests.values())):
             results = _for_each(list(prepared), report, failures)
         return ClientResults(tuple(results.values()), failures)
-
-    def _personalized(
-        self, client: str, data: ClientData, payload: object, state_round: int
-    ) -> Predictor:
-        state = self._state(client, state_round)
-        rng = self.key.child("personalize", client)
-        return self.method.personalize(payload, state, data, rng)
 
     def _embedding_once(
         self, records: Sequence[object], splits: Sequence[Examples]
@@ -316,19 +310,6 @@ def _tested(
         evaluate(predictor, test, weights),
         evaluate(unpersonalised, test, weights),
         predictor.describe(),
-    )
-
-
-def _report(prepared: _Prepared, served: Served, seen: bool) -> ClientResult:
-    return ClientResult(
-        client=prepared.client,
-        seen=seen,
-        num_train=len(prepared.data.train),
-        num_validation=len(prepared.data.validation),
-        personal=served.personal,
-        reference=served.reference,
-        validation=prepared.validation,
-        chosen=dict(served.chosen),
     )
 
 

@@ -85,11 +85,6 @@ class Discretion:
         return ClientResults((), failures, withheld=names)
 
 
-def withheld_evaluation() -> Evaluation:
-    """Return the evaluation on no example at all."""
-    return Evaluation(0, 0, 0.0, (), (), ())
-
-
 _SOURCE = "the model that the server handed over"
 
 
@@ -189,7 +184,7 @@ class SitePlayer:
         """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
         if not self.discretion.share_metrics:
-            return withheld_evaluation()
+            return Evaluation(0, 0, 0.0, (), (), ())
         self.limits.count("validation")
         with self._doing("an evaluation"):
             return self.runtime.validate(clients, reference)
@@ -252,17 +247,12 @@ def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     folder = state / "runs" / f"{identity}-{session}"
     if folder.exists():
         folder.touch()
-    _remove_older(folder)
+    runs = folder.parent
+    others = [one for one in runs.iterdir() if one != folder] if runs.is_dir() else []
+    others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+    for old in others[KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
     return folder
-
-
-def _remove_older(current: Path) -> None:
-    if not current.parent.is_dir():
-        return
-    others = [one for one in current.parent.iterdir() if one != current]
-    others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in others[KEPT - 1 :]:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 CONFIG = "config"

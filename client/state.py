@@ -5,10 +5,10 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -28,50 +28,27 @@ class ResidenceError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
 
 
-@dataclass(frozen=True)
+_Identity = dict[str, str | None]
+
+_IDENTITY = TypeAdapter(_Identity)
+
+
 class Places:
     """The parts of a client's state folder."""
 
-    folder: Path
-
-    @property
-    def identity(self) -> Path:
-        """Whose folder it is."""
-        return self.folder / "identity.json"
-
-    @property
-    def models(self) -> Path:
-        """Model folders, by fingerprint."""
-        return self.folder / "models"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = folder / "identity.json"  # whose folder it is
+        self.models = folder / "models"  # a folder each, by fingerprint
+        self.store = folder / "store"  # the client's memory
+        self.offered = folder / "offered.json"  # what the memory was ever given
+        self.serving = folder / "serving.json"  # what is served
+        self.pending = folder / "next"  # what is to be served next
+        self.drafts = folder / ".drafts"  # what a kill leaves there is of no use
 
     def model(self, fingerprint: str) -> Path:
         """Return the folder of one model."""
         return self.models / fingerprint
-
-    @property
-    def store(self) -> Path:
-        """The client's memory."""
-        return self.folder / "store"
-
-    @property
-    def offered(self) -> Path:
-        """Which of the site's examples the memory was ever given."""
-        return self.folder / "offered.json"
-
-    @property
-    def serving(self) -> Path:
-        """What is served."""
-        return self.folder / "serving.json"
-
-    @property
-    def pending(self) -> Path:
-        """The folder of what is to be served next."""
-        return self.folder / "next"
-
-    @property
-    def drafts(self) -> Path:
-        """What is being made; whatever is left there by a kill is of no use."""
-        return self.folder / ".drafts"
 
     def installing(self) -> contextlib.AbstractContextManager[None]:
         """Return a block that one process at a time is in: whoever installs."""
@@ -94,7 +71,10 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
     try:
         make_private(places.folder)
         with places.committing():
-            _claim(places, name, key_sha256)
+            known = require_own(places, name, key_sha256)
+            wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
+            if wanted != known:
+                write_atomically(places.identity, json.dumps(wanted))
     except OSError as error:
         raise ResidenceError(
             f"{places.folder} cannot be written ({error}); give this user the right to "
@@ -102,22 +82,20 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
         ) from error
 
 
-def require_own(places: Places, name: str, key_sha256: str | None) -> None:
-    """Refuse a folder that is another client's; write nothing."""
-    _require_own(_known(places), places, name, key_sha256)
+def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
+    """Refuse a folder that is another client's; return whose it is, and write nothing.
 
-
-def _claim(places: Places, name: str, key_sha256: str | None) -> None:
-    known = _known(places)
-    _require_own(known, places, name, key_sha256)
-    wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
-    if wanted != known:
-        write_atomically(places.identity, json.dumps(wanted))
-
-
-def _require_own(
-    known: Mapping[str, Any], places: Places, name: str, key_sha256: str | None
-) -> None:
+    Without a key (None) that of the folder is not asked for.
+    """
+    known: _Identity = {}
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            known = _IDENTITY.validate_json(places.identity.read_bytes())
+        except ValidationError as error:
+            raise ResidenceError(
+                f"{places.identity} is damaged; remove it if {places.folder} is this "
+                "client's"
+            ) from error
     if known.get("name", name) != name:
         raise ResidenceError(
             f"{places.folder} is the state of the client {known['name']!r}, found the "
@@ -130,24 +108,7 @@ def _require_own(
             f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
             "back, or remove identity.json there once the new key is registered"
         )
-
-
-def _known(places: Places) -> dict[str, Any]:
-    try:
-        known = json.loads(places.identity.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise _damaged(places) from error
-    if not isinstance(known, dict):
-        raise _damaged(places)
     return known
-
-
-def _damaged(places: Places) -> ResidenceError:
-    return ResidenceError(
-        f"{places.identity} is damaged; remove it if {places.folder} is this client's"
-    )
 
 
 _DIGITS = 24  # of SHA-256: names themselves may tell of whoever was deleted

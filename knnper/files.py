@@ -34,17 +34,7 @@ def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``entry`` in place of what is there; only the holder of the lock may.
-
-    Parameters
-    ----------
-    entry
-        A folder. It is made beside its final place and renamed when it is complete, so
-        a half-made one is never seen.
-    fill
-        Puts files into the empty folder that it is given, and sees to it that they are
-        on the disc.
-    """
+    """Make ``entry`` in place of what is there; only the holder of the lock may."""
     unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -59,13 +49,7 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Be the only one in this block; the system lets go when a process dies.
-
-    Raises
-    ------
-    OSError
-        If there can be no such file.
-    """
+    """Be the only one in this block; the system lets go when a process dies."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -120,16 +104,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file of JSON objects, one a line, that grows at its end.
-
-    A kill may leave the last line torn; such a line was never acknowledged and is
-    dropped.
-
-    Attributes
-    ----------
-    path
-        The file; it need not exist.
-    """
+    """A file of JSON objects, one a line, that grows at its end."""
 
     path: Path
 
@@ -144,13 +119,7 @@ class JsonLines:
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records, oldest first; none without a file.
-
-        Raises
-        ------
-        RunError
-            If a line before the last one is no JSON object.
-        """
+        """Return all records, oldest first; none without a file."""
         return [
             self._parse(line, number)
             for number, line in enumerate(self._whole_lines().splitlines(), start=1)
@@ -193,16 +162,7 @@ _OTHERS = 0o077
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone; take others' rights from one that is there.
-
-    What is below it is then out of reach, too, whatever its own permissions are. The
-    folder of another user stays as it is.
-
-    Raises
-    ------
-    OSError
-        If it cannot be made.
-    """
+    """Make a folder for this user alone; take others' rights from one that is there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if is_private(folder) or status.st_uid != os.geteuid():

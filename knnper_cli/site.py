@@ -347,8 +347,7 @@ def serve(
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     # Everything below loads torch, which `knnper --help` need not wait for.
-    from knnper.client.install import Residence
-    from knnper.client.served import open_served
+    from knnper.client.install import Residence, open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.app import serve as serve_app
     from knnper.client.service.inputs import Limits

@@ -13,8 +13,13 @@ from knnper.files import write_atomically
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
-EARLIER_NAMES = {"fraction_hurt": "fraction_degraded"}
-"""What figures were called in files of earlier versions, which are still read."""
+
+EARLIER_NAMES = {
+    "fraction_hurt": "fraction_degraded",
+    "hand_over": "model_distribution",
+    "away": "offline",
+}
+"""What keys were called in files of earlier versions, which are still read."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,11 @@ def fraction_degraded(
 
 def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a ``results.json`` in which earlier names are replaced."""
-    for group in (results.get("seen", {}), results.get("unseen", {})):
-        for figures in (group, group.get("global", {})):
-            for name in EARLIER_NAMES.keys() & figures.keys():
-                figures[EARLIER_NAMES[name]] = figures.pop(name)
+    groups = [results.get(name, {}) for name in ("seen", "unseen")]
+    figures = [group.get("global", {}) for group in groups]
+    for part in (*groups, *figures, results.get("hand_over", {}), results):
+        for name in EARLIER_NAMES.keys() & part.keys():
+            part[EARLIER_NAMES[name]] = part.pop(name)
     return results
 
 

@@ -91,10 +91,10 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + before,
                 "state_sha256": trained.fingerprint,
             },
-            "hand_over": {
+            "model_distribution": {
                 "num_clients": len(served),
                 "withheld": [name for name, result in served.items() if not result],
-                "away": away,
+                "offline": away,
             },
             "manifest": {
                 **self.folder.manifest(),

@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
 
 import knnper
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel
 from knnper.client.service.access import Guard, Tokens
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
 from knnper.client.service.inputs import (

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel
 from knnper.client.service.inputs import RequestError
 from knnper.data.examples import no_examples
 from knnper.errors import KnnPerError

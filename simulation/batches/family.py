@@ -31,7 +31,7 @@ from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import ended_run
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.catalogue import METHODS
+from knnper.strategies.catalogue import trained_as
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
@@ -87,29 +87,15 @@ class TellingObserver(SilentObserver):
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that train the same.
+    """Runs that train the same."""
 
-    Attributes
-    ----------
-    runs
-        By the run's folder, the experiment as `to_json` writes it.
-    num_rounds
-        That the experiments ask for; a method may make fewer.
-    command
-        What made them, for their manifests.
-    keeps_training
-        Whether one of them keeps its last state in the end, so that another that is
-        added to the family later need not be trained. Not so where clients have states
-        too.
-    earlier
-        A finished run elsewhere, whose training they take over.
-    """
-
-    runs: Mapping[Path, str]
-    num_rounds: int
-    command: tuple[str, ...]
+    runs: Mapping[Path, str]  # by the run's folder, its experiment as `to_json` has it
+    num_rounds: int  # that the experiments ask for; a method may make fewer
+    command: tuple[str, ...]  # what made them, for their manifests
+    # Whether one keeps its last state in the end, so that another that is added later
+    # need not be trained. Not so where clients have states too.
     keeps_training: bool = False
-    earlier: Path | None = None
+    earlier: Path | None = None  # a finished run, whose training they take over
 
     @property
     def experiments(self) -> list[Experiment]:
@@ -133,13 +119,10 @@ def training_identity(experiment: Experiment) -> str:
 
 
 def as_trained(experiment: Experiment) -> Experiment:
-    """Return one experiment for all that train as this one does.
-
-    They may differ in what is put on top of the method alone, in the name that the
-    method has with it, and in how much data the clients have that never train.
-    """
-    build = METHODS[experiment.method.name].build
-    name = next(name for name, spec in METHODS.items() if spec.build is build)
+    """Return one experiment for all that train as this one does."""
+    # What is put on top may differ, the name that the method has with it, and how much
+    # data the clients have that never train.
+    name = trained_as(experiment.method.name)
     partition = experiment.partition
     if isinstance(partition.settings, PartitionSettings):
         settings = replace(partition.settings, unseen_train_fraction=1.0)
@@ -153,11 +136,8 @@ def as_trained(experiment: Experiment) -> Experiment:
 
 
 def is_done(folder: Path) -> bool:
-    """Return whether a run ended: with results, or by failing with this code.
-
-    What failed with other code is made again, since the fault may have been that
-    code's.
-    """
+    """Return whether a run ended: with results, or by failing with this code."""
+    # Of other code: the fault may have been that code's.
     if (folder / FAILED).is_file():
         return is_of_this_code(folder)
     return RunFolder(folder).is_finished()
@@ -179,17 +159,7 @@ class Training:
 
 
 def training_in(run: Path) -> Training:
-    """Return the training of a finished run, which must have its last state still.
-
-    Raises
-    ------
-    RunError
-        If it has not, or its data is not what it was, as far as the run tells.
-    CheckpointError
-        If the state cannot be read.
-    DataError
-        If the data cannot be loaded.
-    """
+    """Return the training of a finished run, which must have its last state still."""
     ended = ended_run(run)
     now = inputs_of(ended.experiment)
     require_inputs(run, now, "leave the run away to train anew")
@@ -205,13 +175,8 @@ def training_in(run: Path) -> Training:
 def make_runs(family: Family, tell: Tell) -> None:
     """Make the runs that are missing, each step told; what they share is made once.
 
-    That is the rounds, and the images as the trained model embeds them.
-
-    Raises
-    ------
-    KnnPerError
-        If a run cannot be made. One whose clients fail, as they do where a rate is too
-        large, is a finding: the reason stays in its folder, and the others go on.
+    One whose clients fail, as they do where a rate is too large, is a finding: the
+    reason stays in its folder, and the others go on.
     """
     maker = _Maker(family, tell)
     for place, (folder, text) in enumerate(family.runs.items()):
@@ -290,13 +255,10 @@ class _Maker:
 
 
 def _take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
-    """Put another run's last state where this one goes on from it.
-
-    Where it cannot be read any more, the rounds are made anew.
-    """
+    """Put another run's last state where this one goes on from it."""
     others = training.folder
     theirs = CheckpointFolder(others.checkpoints, training.identity)
-    try:
+    try:  # what cannot be read any more is trained anew
         last = theirs.load_latest(training.state_type)
     except CheckpointError:
         return

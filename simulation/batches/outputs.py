@@ -35,7 +35,7 @@ from knnper.simulation.batches.tables import (
     run_rows,
     table_of,
 )
-from knnper.simulation.reports.figure import FigureFolder
+from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.runs import GROUPS
 from knnper.simulation.reports.tables import Chart, Shown
 
@@ -43,20 +43,12 @@ LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
 
 
 def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
-    """Return the best point of each variant, of equal ones the first.
-
-    A point counts only if it has the figure with every seed: the mean over fewer is
-    not to be compared.
-
-    Raises
-    ------
-    RunError
-        If a variant has no such point.
-    """
+    """Return the best point of each variant, of equal ones the first."""
     column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
     is_loss = sweep.settings.y.removeprefix(GLOBAL) in LOWER_IS_BETTER
     best = []
     for name in variants_of(sweep.settings):
+        # The mean over fewer seeds is not to be compared.
         complete = [
             row
             for row in rows
@@ -200,7 +192,7 @@ def _write_plot(
     figure = plot_of(rows, settings)
     if figure is None:
         return ()
-    FigureFolder(folder).write_pictures(PLOT, figure)
+    write_pictures(folder, PLOT, figure)
     label, key = label_of(settings.y), term_of(settings.x or "")
     title = (
         f"{label[0].upper()}{label[1:]} of {settings.group} clients by {key}; "

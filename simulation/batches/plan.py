@@ -28,7 +28,7 @@ from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, Summary
 from knnper.simulation.partition.assignment import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
 from knnper.strategies.core.method import AS_IT_IS
 
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
@@ -67,23 +67,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a batch runs: all points with every seed.
-
-    Attributes
-    ----------
-    name
-        Names its folder.
-    seeds
-        Every point is run with each of them.
-    points
-        Those of the first variant or row, then those of the next.
-    """
+    """What a batch runs: all points with every seed."""
 
     kind: ClassVar[str]
 
-    name: str
+    name: str  # of its folder
     seeds: tuple[int, ...]
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # those of the first variant or row, then of the next
 
     @property
     def variants(self) -> Mapping[str, list[Point]]:
@@ -121,10 +111,7 @@ def _leaves(key: str, value: Any) -> Iterable[str]:
 
 
 def _keys_set(values: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that values set.
-
-    ``{"training": {"momentum": 0.5}}`` sets ``training.momentum``.
-    """
+    """Return the dotted keys that values set."""
     return {leaf for key, value in values.items() for leaf in _leaves(key, value)}
 
 
@@ -139,11 +126,8 @@ def _keys_varied(lists: Mapping[str, Any]) -> set[str]:
 
 
 def _clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield which keys set what one of ``others`` sets, each with the first such.
-
-    Those are equal keys, and those of which one lies inside the other: a section that
-    is set as a whole replaces all that was set inside it.
-    """
+    """Yield which keys set what one of ``others`` sets, each with the first such."""
+    # A section that is set as a whole replaces all that was set inside it.
     known = sorted(others)
     for key in sorted(keys):
         for other in known:
@@ -155,14 +139,10 @@ def _clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, 
 def _key_problems(
     batch: str,
     overrides: Sequence[str],
-    varied: Mapping[str, Mapping[str, Any]],
-    fixed: Mapping[str, Iterable[str]],
+    varied: Mapping[str, Mapping[str, Any]],  # by place, lists of values by dotted key
+    fixed: Mapping[str, Iterable[str]],  # by place, dotted keys
 ) -> Iterable[Problem]:
-    """Yield which keys are set twice, or by the batch itself.
-
-    ``varied`` has lists of values by dotted key, ``fixed`` the dotted keys that are
-    set: each by the place in the file.
-    """
+    """Yield which keys are set twice, or by the batch itself."""
     malformed: list[Problem] = []
     parsed = parse_overrides(overrides, malformed)
     yield from malformed
@@ -213,21 +193,8 @@ def _title_problems(place: str, titles: Mapping[str, str]) -> Iterable[Problem]:
             yield Problem(f"{place}.{name}.title", message)
 
 
-def batch_experiment(
-    document: Mapping[str, Any], overrides: Sequence[str]
-) -> Experiment:
-    """Return an experiment of a batch, on the serial engine.
-
-    Parameters
-    ----------
-    document, overrides
-        See `load_experiment`.
-
-    Raises
-    ------
-    ConfigError
-        As `load_experiment`, and where the number of threads is not fixed.
-    """
+def _experiment(document: Mapping[str, Any], overrides: Sequence[str]) -> Experiment:
+    """Return an experiment of a batch, on the serial engine."""
     changes = [*overrides, "run.engine=serial"]
     experiment = load_experiment(document, experiment_catalogue(), changes)
     if experiment.run.threads_per_worker == "auto":
@@ -256,26 +223,22 @@ def _require_validation_data(experiment: Experiment) -> None:
 
 @dataclass(frozen=True)
 class _Variant:
-    """What `_points` makes experiments of: a document, changed as a batch asks for.
-
-    ``changes`` go before the values of a point; ``tuning`` are those of the experiment
-    that is evaluated on validation data with the seed ``tuning_seed``.
-    """
+    """What `_points` makes experiments of: a document, changed as a batch asks for."""
 
     name: str
     title: str | None
     document: Mapping[str, Any]
-    changes: Sequence[str]
+    changes: Sequence[str]  # before the values of a point
     seeds: Sequence[int]
     evaluate_on: str = "test"
-    tuning: Sequence[str] | None = None
+    tuning: Sequence[str] | None = None  # the same of what is evaluated to choose
     tuning_seed: int = 0
 
     def experiment(
         self, changes: Sequence[str], values: PointsValues, seed: int, evaluate_on: str
     ) -> Experiment:
         own = {"run.seed": seed, "partition.evaluate_on": evaluate_on}
-        return batch_experiment(
+        return _experiment(
             self.document, [*changes, *as_overrides(values), *as_overrides(own)]
         )
 
@@ -422,13 +385,7 @@ class ComparisonSettings(Settings):
 
 @dataclass(frozen=True)
 class Comparison(Plan):
-    """Methods side by side, each tuned on validation data, then tested.
-
-    Attributes
-    ----------
-    reference
-        See `ComparisonSettings`.
-    """
+    """Methods side by side, each tuned on validation data, then tested."""
 
     kind = "comparison"
 
@@ -515,13 +472,13 @@ def _both(row: RowSettings, on_top: Section) -> str | None:
 
 def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -> bool:
     """Return whether a row can be shown with ``on_top``, and is not already there."""
-    spec = METHODS.get(str(row.method.get("name")))
-    if spec is None or spec.personalization != AS_IT_IS:
+    method = str(row.method.get("name"))
+    if method not in METHODS or METHODS[method].personalization != AS_IT_IS:
         return False
     same = {
         name
         for name, one in METHODS.items()
-        if one.build is spec.build and one.personalization == on_top.get("name")
+        if trained_as(name) == method and one.personalization == on_top.get("name")
     }
     return not any(
         other.method.get("name") in same and other.model == row.model
@@ -757,31 +714,23 @@ def _range_problems(settings: SweepSettings) -> Iterable[Problem]:
 
 def _axis_problems(settings: SweepSettings) -> Iterable[Problem]:
     axes = [*settings.varied(), *([VARIANT] if settings.variants else [])]
-    for place, key in _shown(settings):
+    curves, x = settings.curve_keys(), settings.x
+    shown = [*(("series", key) for key in curves), *([("x", x)] if x else [])]
+    for place, key in shown:
         if key not in axes:
             message = f"found {key!r}, which is not varied; {alternatives(key, axes)}"
             yield Problem(place, message)
-    curves = settings.curve_keys()
-    if curves and settings.x in (None, *curves):
+    if curves and x in (None, *curves):
         message = f"found {curves[0]!r}, expected x to be another key"
         yield Problem("series", message)
     if settings.y.removeprefix(GLOBAL) not in FIGURES:
         known = alternatives(settings.y, FIGURES)
         yield Problem("y", f"found {settings.y!r}, expected a figure; {known}")
-    yield from _hidden_problems(settings)
-
-
-def _shown(settings: SweepSettings) -> Iterable[tuple[str, str]]:
-    """Yield the keys that a plot shows, after where they are named."""
-    yield from (("series", key) for key in settings.curve_keys())
-    if settings.x is not None:
-        yield "x", settings.x
-
-
-def _hidden_problems(settings: SweepSettings) -> Iterable[Problem]:
-    shown = {key for _, key in _shown(settings)}
-    hidden = [key for key in _several(settings) if key not in shown]
-    if settings.x is not None and hidden:
+    # Not the keys of random points, which are scattered anyway.
+    several = [key for key, values in settings.vary.items() if len(values) > 1]
+    several += [VARIANT] if len(settings.variants) > 1 else []
+    hidden = [key for key in several if key not in (x, *curves)]
+    if x is not None and hidden:
         message = (
             f"x and series leave out {', '.join(hidden)}, whose points would fall "
             "together; show it, fix it, or take x out to have no plot"
@@ -789,22 +738,10 @@ def _hidden_problems(settings: SweepSettings) -> Iterable[Problem]:
         yield Problem("x", message)
 
 
-def _several(settings: SweepSettings) -> Iterable[str]:
-    """Yield what gives a plot several curves unless it is one of its axes.
-
-    Not the keys of random points, which are scattered anyway.
-    """
-    yield from (key for key, values in settings.vary.items() if len(values) > 1)
-    if len(settings.variants) > 1:
-        yield VARIANT
-
-
 def drawn(settings: RandomSettings) -> list[PointsValues]:
-    """Return the values of random points.
-
-    Every value has a random key of its own, so that neither more points nor another
-    key change it.
-    """
+    """Return the values of random points."""
+    # Every value has a random key of its own, so that neither more points nor another
+    # key change it.
     root = RandomKey(settings.seed).child("sweep")
     return [
         {
@@ -818,21 +755,16 @@ def drawn(settings: RandomSettings) -> list[PointsValues]:
 def _drawn(values: Sequence[Any] | RangeSettings, rng: np.random.Generator) -> Any:
     if not isinstance(values, RangeSettings):
         return values[int(rng.integers(len(values)))]
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return _whole_number(values.low, values.high, values.scale == "log", rng)
-    found = _between(values.low, values.high, values.scale == "log", rng)
-    return min(max(float(f"{found:.4g}"), float(values.low)), float(values.high))
-
-
-def _whole_number(low: int, high: int, is_log: bool, rng: np.random.Generator) -> int:
-    # The interval from n to n + 1 stands for n.
-    return min(math.floor(_between(low, high + 1, is_log, rng)), high)
-
-
-def _between(low: float, high: float, is_log: bool, rng: np.random.Generator) -> float:
-    if is_log:
-        return math.exp(rng.uniform(math.log(low), math.log(high)))
-    return float(rng.uniform(low, high))
+    low, high = values.low, values.high
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    end = high + 1 if is_whole else high  # from n to n + 1 stands for n
+    if values.scale == "log":
+        found = math.exp(rng.uniform(math.log(low), math.log(end)))
+    else:
+        found = float(rng.uniform(low, end))
+    if is_whole:
+        return min(math.floor(found), high)
+    return min(max(float(f"{found:.4g}"), float(low)), float(high))
 
 
 ALONE = "alone"
@@ -841,23 +773,13 @@ ALONE = "alone"
 
 @dataclass(frozen=True)
 class Sweep(Plan):
-    """An experiment at many settings.
-
-    Attributes
-    ----------
-    settings
-        As in the file.
-    shared
-        The sections that all points share, as plain values.
-    overrides
-        ``KEY=VALUE`` that are made in every run.
-    """
+    """An experiment at many settings."""
 
     kind = "sweep"
 
     settings: SweepSettings
-    shared: Mapping[str, Any]
-    overrides: tuple[str, ...]
+    shared: Mapping[str, Any]  # the sections that all points share, as plain values
+    overrides: tuple[str, ...]  # ``KEY=VALUE`` that are made in every run
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:

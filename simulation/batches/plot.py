@@ -35,12 +35,7 @@ Style = Mapping[str, Any]
 
 
 def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
-    """Return the plot that a sweep asks for; None without ``x`` or any figure.
-
-    Grids are drawn as curves, random points and names as dots. Bars are 95 %
-    t-intervals over the seeds. The first key of ``series`` has the colours, the others
-    the dashes.
-    """
+    """Return the plot that a sweep asks for; None without ``x`` or any figure."""
     column = column_of(settings)
     rows = [row for row in rows if row.estimates[column].mean is not None]
     if settings.x is None or not rows:

@@ -31,48 +31,31 @@ _FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """How long the rest takes, in seconds from now on.
-
-    It takes more where ``is_least``: no run like some of the rest has been personalised
-    yet, so how long that takes is not known.
-    """
+    """How long the rest takes, in seconds from now on."""
 
     seconds: float
+    # No run like some of the rest was personalised yet: it takes more than that.
     is_least: bool = False
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a batch is.
-
-    Attributes
-    ----------
-    done, total
-        Steps.
-    found
-        Those of them that were there before.
-    left
-        How long the rest takes; None is not known.
-    """
+    """How far a batch is, in steps."""
 
     done: int
     total: int
-    found: int
-    left: TimeLeft | None
+    found: int  # those that were there before
+    left: TimeLeft | None  # None is not known
 
 
 Advance = Callable[[Progress], None]
 
 
 class _Measured:
-    """How long pieces of work took, by the settings of their runs.
-
-    Fewer than ``fewest`` pieces tell nothing: the first rounds of a training take
-    longer.
-    """
+    """How long pieces of work took, by the settings of their runs."""
 
     def __init__(self, fewest: int) -> None:
-        self._fewest = fewest
+        self._fewest = fewest  # fewer tell nothing: the first rounds take longer
         self._seconds: dict[Settings, list[float]] = {}
         self._distance = functools.cache(lambda one, other: len(one ^ other))
 
@@ -154,20 +137,10 @@ class Tracker:
     def expect(
         self, families: Sequence[Family], later: Sequence[Family] = ()
     ) -> list[Family]:
-        """Take what is to be made; what is there already tells how long it took.
+        """Begin a stage; return the families of which a run is missing.
 
-        Parameters
-        ----------
-        families
-            All of the stage that begins now.
-        later
-            What is made when these are done, as far as is known now.
-
-        Returns
-        -------
-        list
-            The families of which a run is missing, in the order in which workers are
-            to take them.
+        ``later`` is made when these are done, as far as is known now. What is there
+        already tells how long it took.
         """
         self._before += self.num_steps
         self._states = [self._state(family) for family in families]

@@ -47,21 +47,10 @@ from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
 @dataclass(frozen=True)
 class Tried:
-    """A point and how it did on validation data.
-
-    Attributes
-    ----------
-    point
-        What was tried.
-    score
-        Accuracy of the personalised models of the seen clients, weighted by their
-        validation data; None where the run failed.
-    failure
-        Why it failed.
-    """
+    """A point and how it did on validation data."""
 
     point: Point
-    score: float | None
+    score: float | None  # weighted accuracy of the seen clients; None where it failed
     failure: str | None
 
 
@@ -113,8 +102,8 @@ def run_batch(
     command
         What was typed, for the runs' manifests.
     earlier
-        Folders of finished runs, whose training those of a sweep's runs take over that
-        train the same.
+        Folders of finished runs, whose training the tested runs take over that train
+        the same.
 
     Raises
     ------
@@ -142,8 +131,10 @@ def run_batch(
             tracker.note(told)
             advance(tracker.progress())
 
-    if earlier:  # refused before anything is written
-        tested = with_earlier_training(families(_tested(plan.points)), earlier)
+    # What cannot be gone on with is refused before anything is written.
+    ready = (
+        [] if tuned else with_earlier_training(families(_tested(plan.points)), earlier)
+    )
     with batch_folder(folder, Identity(plan.kind, plan.name)):
         tried: dict[str, list[Tried]] = {}
         if tuned:
@@ -157,7 +148,7 @@ def run_batch(
                 [_best(name, tried[name], folder)] if name in tried else points
             )
         ]
-        make(tested if earlier else families(_tested(chosen)))
+        make(ready or with_earlier_training(families(_tested(chosen)), earlier))
     return [
         _outcome(plan, point, folder, tried.get(point.variant, ())) for point in chosen
     ]
@@ -249,10 +240,7 @@ def failure_remark(what: str, seed: int, reason: str, run: Path) -> str:
 
 
 def folder_of(experiment: Experiment, folder: Path) -> Path:
-    """Return where in the folder of a batch an experiment's run is.
-
-    Equal results, equal names.
-    """
+    """Return where in the folder of a batch a run is: equal results, equal names."""
     return folder / RUNS / results_identity(experiment)[:16]
 
 
@@ -280,17 +268,7 @@ def families_of(
 
 
 def require_same_inputs(families: Iterable[Family]) -> None:
-    """Do nothing if all runs that are there were made from the data as it is now.
-
-    And from the same split of it, which other code may make in another way.
-
-    Raises
-    ------
-    RunError
-        As `require_inputs`.
-    DataError
-        If the data cannot be loaded or split.
-    """
+    """Refuse runs that were made from other data, or from another split of it."""
     inputs, splits = (
         _Once(inputs_of, "data", "model"),
         _Once(split_of, "data", "partition", "run"),
@@ -326,19 +304,9 @@ _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
 def with_earlier_training(
     families: Sequence[Family], runs: Iterable[Path]
 ) -> list[Family]:
-    """Return the families, each with the training of an earlier run that is its own.
-
-    Where all is made already, nothing is asked of the earlier runs.
-
-    Raises
-    ------
-    RunError
-        If a folder holds no finished run, or one that no family trains like, if two
-        trained the same, and as `training_in`.
-    CheckpointError, DataError
-        As `training_in`.
-    """
+    """Return the families, each with the training of an earlier run that is its own."""
     found = list(families)
+    # Where all is made already, nothing is asked of the earlier runs.
     if all(family.is_made for family in families):
         return found
     for run in runs:
@@ -427,16 +395,7 @@ def _make_in_worker(
 def run_in_workers(
     families: Sequence[Family], num_workers: int
 ) -> Iterator[Sequence[Told]]:
-    """Make the families; yield about once a second what the workers told since.
-
-    One process makes a family.
-
-    Raises
-    ------
-    KnnPerError
-        If a run cannot be made, or the system ends a process. What runs then is ended,
-        and can be resumed.
-    """
+    """Make the families; yield about once a second what the workers told since."""
     if not families:
         return
     # Spawned: they do not share memory with this process.

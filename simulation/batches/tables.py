@@ -53,24 +53,14 @@ Figures = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """How a point did, over its seeds.
-
-    Attributes
-    ----------
-    variant, title, values
-        Of the point.
-    num_runs, num_failed
-        Seeds that have figures, and seeds with which training diverged.
-    estimates
-        By column, fractions of 1. In a comparison the fraction degraded is against the
-        reference row's run of the same seed.
-    """
+    """How a point did, over its seeds."""
 
     variant: str
     title: str
     values: PointsValues
-    num_runs: int
+    num_runs: int  # seeds that have figures
     num_failed: int
+    # By column. In a comparison the fraction degraded is against the reference row.
     estimates: Mapping[str, Estimate] = field(repr=False)
 
 
@@ -206,11 +196,7 @@ def _validation(outcome: Outcome) -> float | None:
 
 
 def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
-    """Return every figure of each row, fractions of 1; empty where there is none.
-
-    Beside each stands the standard deviation over the seeds, and half of the 95 %
-    interval.
-    """
+    """Return every figure of each row, fractions of 1; empty where there is none."""
     if isinstance(plan, Sweep):
         return csv_text([_swept_line(row, plan.settings) for row in rows])
     lines = zip(outcomes, rows, strict=True)

@@ -26,7 +26,7 @@ from knnper.server.results import fraction_degraded, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.reports.tables import VS_GLOBAL, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
@@ -589,9 +589,9 @@ def _version(run: Run) -> str:
 
 def _missing_clients(setup: Setup) -> Iterator[str]:
     for run in setup.runs:
-        hand_over = run.results.get("hand_over", {})
+        hand_over = run.results.get("model_distribution", {})
         num_withheld = len(hand_over.get("withheld", ()))
-        num_away = len(hand_over.get("away", ()))
+        num_away = len(hand_over.get("offline", ()))
         if num_withheld or num_away:
             yield (
                 f"{run.name}: {num_withheld} clients keep their figures to themselves, "

@@ -179,50 +179,27 @@ def kept_by_decay(
 
 @dataclass(frozen=True)
 class BasesState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    models
-        One in the warm start; then v' if there is one, v_1 ... v_K. Tensors of shape
-        (num_weights,).
-    num_rounds
-        Rounds that are done.
-    seed
-        Of the clusters at the end of the warm start.
-    """
-
+    # One in the warm start; then v' if there is one, v_1 ... v_K. Tensors of shape
+    # (num_weights,).
     models: tuple[Tensor, ...]
-    num_rounds: int
-    seed: int
+    num_rounds: int  # Rounds that are done
+    seed: int  # Of the clusters at the end of the warm start
 
 
 @dataclass(frozen=True)
 class Bases(Record):
-    """What every client gets.
-
-    Attributes
-    ----------
-    models
-        See `BasesState`.
-    """
+    """What every client gets."""
 
     models: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class BasesUpdate(Record):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    models
-        The trained models, in the order of `BasesState`.
-    num_examples, train_loss
-        See `Update`.
-    """
-
-    models: tuple[Tensor, ...]
+    models: tuple[Tensor, ...]  # The trained models, in the order of `BasesState`
     num_examples: int
     train_loss: float
 

@@ -158,37 +158,20 @@ def bipartition(similarities: Tensor) -> Bipartition:
 
 @dataclass(frozen=True)
 class ClusterModels(Record):
-    """Models on their way to a client.
+    """Models on their way to a client."""
 
-    Attributes
-    ----------
-    models
-        Of the clusters that the client may choose from, or of its own alone: tensors
-        of shape (num_weights,), at least one.
-    numbers
-        Which cluster each of them belongs to.
-    default
-        The position of the model that a client without data is served.
-    """
-
+    # Of the clusters that the client may choose from, or of its own alone: tensors of
+    # shape (num_weights,), at least one.
     models: tuple[Tensor, ...]
-    numbers: tuple[int, ...]
-    default: int
+    numbers: tuple[int, ...]  # Which cluster each of them belongs to
+    default: int  # The position of the model that a client without data is served
 
 
 @dataclass(frozen=True)
 class ClusterUpdate(ModelUpdate):
-    """One trained model on its way to the server.
+    """One trained model on its way to the server."""
 
-    Attributes
-    ----------
-    weights, num_examples, train_loss
-        See `ModelUpdate`.
-    cluster
-        The number of the cluster whose model was trained.
-    """
-
-    cluster: int
+    cluster: int  # The number of the cluster whose model was trained
 
 
 def best_position(task: Task, payload: ClusterModels, parts: Sequence[Examples]) -> int:

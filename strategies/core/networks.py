@@ -22,35 +22,20 @@ from knnper.strategies.core.records import Record
 
 @dataclass(frozen=True)
 class Attention(Record):
-    """W_Q, W_K and W_V.
+    """W_Q, W_K and W_V."""
 
-    Attributes
-    ----------
-    query, key
-        W_Q and W_K, shape (d_k, p).
-    value
-        The diagonal of W_V, shape (d_v,): a factor for each value.
-    """
-
+    # query, key: W_Q and W_K, shape (d_k, p).
     query: Tensor
     key: Tensor
-    value: Tensor
+    value: Tensor  # The diagonal of W_V, shape (d_v,): a factor for each value
 
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """What is known of n clients, a row each.
+    """What is known of n clients, a row each."""
 
-    Attributes
-    ----------
-    representations
-        Z, shape (n, p).
-    values
-        M, shape (n, d_v).
-    """
-
-    representations: Tensor
-    values: Tensor
+    representations: Tensor  # Z, shape (n, p)
+    values: Tensor  # M, shape (n, d_v)
 
     def __len__(self) -> int:
         return int(self.representations.shape[0])
@@ -62,18 +47,10 @@ class Memory(Record):
 
 @dataclass(frozen=True)
 class KnownClients(Record):
-    """A memory, and whose it is.
+    """A memory, and whose it is."""
 
-    Attributes
-    ----------
-    names
-        Of the clients, sorted.
-    memory
-        What is known of them, in that order.
-    """
-
-    names: tuple[str, ...]
-    memory: Memory
+    names: tuple[str, ...]  # Of the clients, sorted
+    memory: Memory  # What is known of them, in that order
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
         """Return a client's z (p,) and m (d_v,)."""
@@ -202,31 +179,17 @@ LAST_LAYER_SCALE = 0.01
 
 @dataclass(frozen=True)
 class Layer(Record):
-    """A linear layer.
+    """A linear layer."""
 
-    Attributes
-    ----------
-    weight
-        Shape (out, in).
-    bias
-        Shape (out,).
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # Shape (out, in)
+    bias: Tensor  # Shape (out,)
 
 
 @dataclass(frozen=True)
 class Hypernetwork(Record):
-    """φ: linear layers with ReLU between them.
+    """φ: linear layers with ReLU between them."""
 
-    Attributes
-    ----------
-    layers
-        From (embedding_dim,) to (num_parameters,).
-    """
-
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # From (embedding_dim,) to (num_parameters,)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,50 @@
-"""The one evaluation function, and what a client reports of itself."""
+"""What clients serve, the one evaluation function, and what a client reports."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.strategies.core.method import Predictor
 from knnper.strategies.core.task import Task
 
 NUM_CALIBRATION_BINS = 15
+
+
+class Predictor(Protocol):
+    """What a client serves once it is personalised."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
+
+        Parameters
+        ----------
+        images
+            uint8, shape (n, height, width, channels).
+        """
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
+
+
+@runtime_checkable
+class EmbeddingPredictor(Predictor, Protocol):
+    """A predictor with a representation, on which a local memory can be put."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p), of uint8 images."""
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the probabilities (n, c) of representations (n, p)."""
+
+    def without_validation(self) -> "EmbeddingPredictor":
+        """Return what this would be without training on the validation split.
+
+        The predictor itself where it was not: choices alone may depend on that split.
+        """
 
 
 @dataclass(frozen=True)

@@ -453,18 +453,10 @@ def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
 
 @dataclass(frozen=True)
 class Sample(Record):
-    """Some of the server's examples; float32 holds their values exactly.
+    """Some of the server's examples; float32 holds their values exactly."""
 
-    Attributes
-    ----------
-    images
-        Shape (n, height, width, channels), not scaled.
-    labels
-        Shape (n,).
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # Shape (n, height, width, channels), not scaled
+    labels: Tensor  # Shape (n,)
 
 
 def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:

@@ -21,6 +21,7 @@ from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
 GradientHook = Callable[[Tensor, Tensor], None]
@@ -288,6 +289,10 @@ class LocalResult:
     weights: Tensor
     num_steps: int
     train_loss: float
+
+    def update(self, num_examples: int) -> ModelUpdate:
+        """Return the update of a client that trained on so many examples."""
+        return ModelUpdate(self.weights, num_examples, self.train_loss)
 
 
 def sgd_step(model: LocalModel) -> Tensor:

@@ -131,11 +131,11 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
 
     settings = experiment(**{"run.federation.stay_s": 1.5})
     ran = lead(grid, settings, tmp_path / "run", GoneAfterTraining())
-    assert ran.results()["hand_over"]["away"] == ["0001"]
+    assert ran.results()["model_distribution"]["offline"] == ["0001"]
     assert sorted(rows(ran)) == ["0000", "0003"]
     grid.nodes.add(11)
     again = lead(grid, settings, tmp_path / "run")
-    assert again.results()["hand_over"]["away"] == []
+    assert again.results()["model_distribution"]["offline"] == []
     expected = simulated(tmp_path / "serial", experiment())
     assert rows(again)["0001"]["accuracy"] == rows(expected)["0001"]["accuracy"]
     assert rows(again)["0001"]["seen"] == "true"
@@ -197,10 +197,10 @@ def test_a_site_may_keep_its_figures_to_itself(
     quiet.write_text(quiet.read_text() + "share_metrics: false\n")
     ran = lead(three(files), experiment(), tmp_path / "run")
     assert sorted(rows(ran)) == ["0000", "0003"]
-    assert ran.results()["hand_over"] == {
+    assert ran.results()["model_distribution"] == {
         "num_clients": 3,
         "withheld": ["0001"],
-        "away": [],
+        "offline": [],
     }
     written = "".join(path.read_text() for path in ran.path.glob("*.jsonl"))
     assert json.dumps({"client": "0001"})[1:-1] in written

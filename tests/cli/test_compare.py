@@ -72,23 +72,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "\n  - rows: found" in run(tmp_path, rows=[]).stderr
 
 
-def test_interrupted_it_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    where = "knnper.simulation.batches.runner.run_in_workers"
-    monkeypatch.setattr(where, interrupted)
-    monkeypatch.setattr(
-        "sys.argv", ["/bin/knnper", "compare", "a b.yaml", "--set", "x=1"]
-    )
-    done = run(tmp_path)
-    assert done.exit_code == 130
-    assert "Interrupted; nothing is done yet. To go on: " in done.stderr
-    assert "To go on: knnper compare 'a b.yaml' --set x=1" in done.stderr
-
-
 def test_runs_of_older_code_are_named(tmp_path: Path) -> None:
     run(tmp_path)
     for path in (tmp_path / "out").rglob("code.txt"):

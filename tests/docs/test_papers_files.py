@@ -13,22 +13,20 @@ from knnper.loading import dump_yaml, parse_yaml, read_yaml
 from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
 from knnper.simulation.partition.assignment import PartitionSettings
-from knnper.simulation.reports.collapse_figure import VARIANTS
-from knnper.simulation.reports.reproduce import (
-    FigurePlan,
-    Plan,
-    read_protocol,
-    split_title,
-)
+from papers.catalogue import FigurePlan
+from papers.collapse import VARIANTS
+from papers.reproduce import Plan, leading_comment, read_file, split_title
 
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]
 Listings = Callable[[str, str], list[str]]
 
 PLACE = "docs/reproducing.md", ("The papers' files", "")
-EXPERIMENTS = Path("simulation/experiments")
+EXPERIMENTS = Path("papers")
 SMALL = EXPERIMENTS / "small"
-FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
+FILES = sorted(
+    [*EXPERIMENTS.rglob("*.yaml"), *Path("simulation/experiments").rglob("*.yaml")]
+)
 LITTLE = sorted(SMALL.glob("*.yaml"))
 ON_CIFAR = "_cifar10"
 
@@ -38,7 +36,7 @@ OF_CIFAR_10 = [
     if "experiment: bases/cifar10_paper.yaml" in path.read_text(encoding="utf-8")
 ]
 
-read = cache(read_protocol)
+read = cache(read_file)
 
 
 @pytest.fixture
@@ -86,14 +84,16 @@ def trainings_of(plan: Plan) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_file_is_read_without_its_data(path: Path) -> None:
-    protocol = read(path)
-    commands = re.findall(r"^#   knnper \w+ (\S+)", protocol.text, re.MULTILINE)
+    found = read(path)
+    commands = re.findall(
+        r"^#   (?:knnper|python -m papers) \w+ (\S+)", found.text, re.MULTILINE
+    )
     assert set(commands) <= {str(path)}
 
 
 @pytest.mark.parametrize("path", [*LITTLE, *map(full_form, LITTLE)], ids=str)
 def test_a_file_says_in_a_title_what_it_shows(path: Path) -> None:
-    assert split_title(read(path).about)[0]
+    assert split_title(leading_comment(read(path).text))[0]
 
 
 def test_small_forms_have_names_of_their_own() -> None:
@@ -104,8 +104,8 @@ def test_small_forms_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("path", LITTLE, ids=str)
 def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
     small, full = read(path), read(full_form(path))
-    assert f"#   knnper reproduce {path}\n" in small.text
-    assert f"#   knnper reproduce {full.path}\n" in full.text
+    assert f"#   python -m papers reproduce {path}\n" in small.text
+    assert f"#   python -m papers reproduce {full.path}\n" in full.text
     assert full.name == full.path.stem.replace("_", "-")
     assert skeleton(small.plan) == skeleton(full.plan)
 
@@ -135,7 +135,7 @@ def test_the_page_says_how_to_have_cifar_100(
     document["experiment"] = str((EXPERIMENTS / document["experiment"]).resolve())
     copy = tmp_path / path.name
     copy.write_text(dump_yaml(document), encoding="utf-8")
-    one = experiment_of(read_protocol(copy).plan)
+    one = experiment_of(read_file(copy).plan)
     assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
     assert unseen_fraction(one) == unseen_fraction(experiment_of(read(path).plan))
 

@@ -100,7 +100,7 @@ def test_a_method_has_its_page(tables: Tables, folder: str, name: str) -> None:
     assert Path(page).read_text().splitlines()[0] == f"# {title} (`{name}`)"
     found = tables(page)["Settings", ""]
     rows = {key: tuple(cells[:2]) for key, cells in found.items()}
-    assert rows == expected_rows(spec)
+    assert rows == expected_rows(spec.settings_type)
     assert all(cells[2] for cells in found.values())
 
 

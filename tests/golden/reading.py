@@ -13,8 +13,7 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from torch import Tensor
 from typer.testing import CliRunner
 
-from knnper.client.install import Residence
-from knnper.client.served import open_served
+from knnper.client.install import Residence, open_served
 from knnper.datastore.store import open_store
 from knnper.simulation.trained_model import find_model
 from knnper.strategies.core.records import ModelUpdate

@@ -11,7 +11,7 @@ from knnper.data.synthetic_mixture import (
 )
 from knnper.experiment import Choice
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 
 SMALL = SyntheticMixtureSettings(

@@ -1,5 +1,4 @@
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from knnper.server.distribution import Delivered, ModelDistribution
 from knnper.server.federation import Federation, Reply, Request
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
-from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.transport.messages import Purpose
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())
@@ -21,26 +20,14 @@ NOTHING = Evaluation(0, 0, 0.0, (), (), ())
 PAYLOADS = [ModelPayload(torch.tensor([float(length)])) for length in range(5)]
 
 
-def method(together: bool) -> Method:
-    def never(*_: Any) -> Any:
-        raise AssertionError("the server does not call this")
+class LengthOfTheName(Method):
+    """Sends everyone the length of the name it is known by, and does no more."""
 
-    def broadcast(state: ModelState, client: str, rng: RandomKey) -> ModelPayload:
-        """Send everyone the length of the name it is known by."""
+    def __init__(self, together: bool) -> None:
+        self.personalizes_by_inference = together
+
+    def broadcast(self, state: ModelState, client: str, rng: RandomKey) -> ModelPayload:
         return PAYLOADS[len(client)]
-
-    return Method(
-        init=never,
-        broadcast=broadcast,
-        client_update=never,
-        aggregate=never,
-        personalize=never,
-        state_type=ModelState,
-        payload_type=ModelPayload,
-        update_type=ModelUpdate,
-        num_rounds=1,
-        personalizes_by_inference=together,
-    )
 
 
 class Recorder(Federation):
@@ -74,7 +61,7 @@ class Recorder(Federation):
 
 def distribute(recorder: Recorder) -> list[Delivered]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = ModelDistribution(method(together=False), recorder, RandomKey(0))
+    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
     return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
 
 
@@ -82,7 +69,7 @@ def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return who is served together, and whose results come of it."""
     sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
-    made = ModelDistribution(method(together=True), recorder, RandomKey(0))
+    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     results = list(made.personalize(trained, sizes, set("acdef"), done))
     asked = [request.clients for request in recorder.requests]
@@ -122,7 +109,7 @@ def test_the_groups_are_the_same_when_some_are_done() -> None:
 def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
     """Serve some clients together."""
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = ModelDistribution(method(together=True), recorder, RandomKey(0))
+    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
     return made.personalize(trained, dict.fromkeys(clients, 1), seen=set(clients))
 
 
@@ -206,7 +193,7 @@ def test_a_report_that_cannot_be_true_is_its_client_s_failure(
 
 def test_whether_a_client_is_seen_the_server_knows() -> None:
     recorder = telling(ClientResults((result("aa"),)))
-    made = ModelDistribution(method(together=False), recorder, RandomKey(0))
+    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     (delivered,) = made.personalize(trained, {"aa": 1}, seen=set())
     assert delivered.result is not None

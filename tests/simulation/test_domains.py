@@ -15,7 +15,7 @@ from knnper.loading import read_experiment
 from knnper.server.observer import SilentObserver
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
-from knnper.simulation.partition.pflbed import PflbedSettings
+from knnper.simulation.partition.schemes import PflbedSettings
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.predictors import ModelPredictor
@@ -110,7 +110,7 @@ def test_the_sweep_over_new_clients_is_valid() -> None:
 
 
 def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:
-    text = Path("simulation/experiments/bases/pacs_paper.yaml").read_text("utf-8")
+    text = Path("papers/bases/pacs_paper.yaml").read_text("utf-8")
     document = yaml.safe_load(text)
     settings = PflbedSettings(
         **{name: part for name, part in document["partition"].items() if name != "name"}

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.install import Residence
-from knnper.client.served import open_served
+from knnper.client.install import Residence, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.simulation.trained_model import TrainedModel, find_model, trained_model

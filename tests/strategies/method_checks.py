@@ -17,7 +17,7 @@ from knnper.experiment import (
     TrainingSettings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, PersonalizerSpec
+from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.task import Task
@@ -25,13 +25,13 @@ from knnper.strategies.core.training import local_sgd
 
 
 def problems_of(
-    spec: MethodSpec | PersonalizerSpec,
+    spec: type[Method],
     settings: Settings,
     training: TrainingSettings | None = None,
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
     anything, own = Choice("any", Settings()), Choice("own", settings)
-    is_method = isinstance(spec, MethodSpec)
+    is_method = not issubclass(spec, Personalizer)
     experiment = Experiment(
         name="test",
         data=anything,
@@ -42,7 +42,7 @@ def problems_of(
         personalization=anything if is_method else own,
         run=RunSettings(),
     )
-    return spec.check(experiment)
+    return spec.check(settings, experiment)
 
 
 def labelled(

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import MethodSpec
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelUpdate
 
 Updates = list[tuple[str, ModelUpdate]]
@@ -38,7 +38,7 @@ def random_updates(num_clients: int, num_weights: int, seed: int) -> Updates:
     return updates(*models.tolist(), examples=sizes.tolist())
 
 
-def assert_refused(spec: MethodSpec, **settings: Any) -> None:
+def assert_refused(spec: type[Method], **settings: Any) -> None:
     """Assert that the settings are out of range, and each of them."""
     for name, value in settings.items():
         with pytest.raises(ValidationError) as caught:

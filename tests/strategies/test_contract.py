@@ -1,15 +1,17 @@
 """What every method of the catalogue must keep to."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from knnper import strategies
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER
 from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
@@ -22,45 +24,12 @@ from tests.strategies.trained_methods import (
 )
 
 
-def test_the_table_is_read_only() -> None:
-    assert list(METHODS) == [
-        "fedavg",
-        "local",
-        "fedavg_plus",
-        "knn_per",
-        "knn_per_protonn",
-        "scaffold",
-        "fedem",
-        "pfedhn",
-        "clustered_fl",
-        "ditto",
-        "apfl",
-        "fedrep",
-        "per_fedavg",
-        "fedprox",
-        "pfedme",
-        "fedbn",
-        "fedper",
-        "lg_fedavg",
-        "fed_mtl",
-        "l2gd",
-        "agnostic",
-        "hypcluster",
-        "mapper",
-        "fedattn",
-        "fedbasis",
-        "pfedgp",
-        "fedavgm",
-        "fedadam",
-        "fedadagrad",
-        "fedyogi",
-        "qfedavg",
-        "fedmedian",
-        "fedtrimmedavg",
-        "krum",
-        "multikrum",
-        "bulyan",
-    ]
+def test_every_file_is_a_method_by_its_name() -> None:
+    folder = Path(strategies.__path__[0])
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "catalogue"}
+    names = {"protonn": "knn_per_protonn", "knn": "knn_per"}
+    on_top = {names.get(name, name) for name in PERSONALIZERS} - {AS_IT_IS}
+    assert METHODS.keys() | on_top == files
     with pytest.raises(TypeError):
         METHODS["fedavg"] = METHODS["local"]  # type: ignore[index]
 
@@ -229,32 +198,12 @@ def count_embeddings(task: Task) -> list[int]:
     return sizes
 
 
-TOGETHER = (
-    "agnostic",
-    "bulyan",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "fedem",
-    "fedmedian",
-    "fedprox",
-    "fedtrimmedavg",
-    "fedyogi",
-    "hypcluster",
-    "knn_per",
-    "knn_per_protonn",
-    "krum",
-    "multikrum",
-    "pfedgp",
-    "qfedavg",
-    "scaffold",
-)
-
-
-def test_who_is_personalised_together(train: Train) -> None:
-    found = [name for name in METHODS if train(name).method.personalizes_by_inference]
-    assert sorted(found) == sorted(TOGETHER)
+TOGETHER = [
+    name
+    for name in METHODS
+    if METHODS[name].personalizes_by_inference
+    and not PERSONALIZERS[METHODS[name].personalization].trains
+]
 
 
 @pytest.mark.parametrize("name", TOGETHER)

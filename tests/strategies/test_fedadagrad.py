@@ -5,7 +5,7 @@ import pytest
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedadagrad import SPEC, FedAdagradSettings, fedadagrad
+from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
 from tests.strategies.small_updates import assert_refused, updates
 
 MakeTask = Callable[..., Task]
@@ -13,7 +13,7 @@ MakeTask = Callable[..., Task]
 
 def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
     settings = FedAdagradSettings(server_learning_rate=2.0, adaptivity=3.0)
-    method = fedadagrad(linear_task(TrainingSettings()), settings)
+    method = FedAdagrad(linear_task(TrainingSettings()), settings)
     state = method.init(("a",), key)
     assert state.second_moment.tolist() == [9, 9]
     # The mean is (¼ · 16, 0) = (4, 0); v = 9 + (16, 0), x = 2 · 4 / (5 + 3) = 1.
@@ -28,4 +28,4 @@ def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
 
 
 def test_settings_have_ranges() -> None:
-    assert_refused(SPEC, server_learning_rate=0, adaptivity=-1)
+    assert_refused(FedAdagrad, server_learning_rate=0, adaptivity=-1)

@@ -14,7 +14,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import PERSONALIZERS, title_of
 from knnper.strategies.core.task import Task
-from knnper.strategies.scaffold import ScaffoldPayload, ScaffoldSettings, scaffold
+from knnper.strategies.scaffold import Scaffold, ScaffoldPayload, ScaffoldSettings
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -34,9 +34,7 @@ def test_the_global_model_is_trained_on_without_controls(
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.5))
     on_top = PERSONALIZERS["fine_tuning"]
-    tuned = on_top.apply(
-        task, scaffold(task, ScaffoldSettings()), on_top.settings_type()
-    )
+    tuned = on_top(task, Scaffold(task, ScaffoldSettings()), on_top.settings_type())
     far = torch.tensor([100.0, -100.0])
     payload = ScaffoldPayload(torch.zeros(2), control=far)
     served: Any = tuned.personalize(payload, None, white([0]), key)

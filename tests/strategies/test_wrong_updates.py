@@ -34,7 +34,7 @@ def method(
     request: pytest.FixtureRequest, normed_task: Callable[[TrainingSettings], Task]
 ) -> Method:
     spec = METHODS[request.param]
-    return spec.build(normed_task(TRAINING), spec.settings_type())
+    return spec(normed_task(TRAINING), spec.settings_type())
 
 
 def longer(update: Any) -> Iterator[Any]:

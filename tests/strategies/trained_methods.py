@@ -8,7 +8,7 @@ from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
@@ -50,11 +50,11 @@ Train = Callable[..., Trained]
 """``(name, on_top=None) -> Trained``, anew at every call."""
 
 
-def build(spec: MethodSpec, task: Task, on_top: str | None = None) -> Method:
+def build(spec: type[Method], task: Task, on_top: str | None = None) -> Method:
     """Return a method with what it has on top, or with ``on_top``."""
     top = PERSONALIZERS[on_top or spec.personalization]
-    method = spec.build(task, spec.settings_type())
-    return top.apply(task, method, top.settings_type())
+    method = spec(task, spec.settings_type())
+    return top(task, method, top.settings_type())
 
 
 def client_update(

@@ -20,17 +20,7 @@ OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items
 
 @dataclass
 class Script:
-    """What the server says.
-
-    Attributes
-    ----------
-    headers
-        Of every answer.
-    answers
-        Status and body, by path; 404 for any other.
-    ahead_s
-        Of the server's clock.
-    """
+    """What the server says."""
 
     headers: Mapping[str, str] = field(default_factory=lambda: OWN_VERSIONS)
     answers: Mapping[str, tuple[int, str]] = field(

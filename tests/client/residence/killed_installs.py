@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from knnper.client.install import Residence
-from knnper.client.served import open_served
+from knnper.client.install import Residence, open_served
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import Store
 from knnper.strategies.core.exported_model import GlobalModel

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Residence, decide
-from knnper.client.served import open_served
+from knnper.client.install import Residence, decide, open_served
 from knnper.client.state import Accuracy, Gain, read_serving, write_serving
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData

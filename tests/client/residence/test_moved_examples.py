@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from knnper.client import install as renewal
-from knnper.client.served import open_served
+from knnper.client.install import open_served
 from knnper.client.state import read_pending
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Selection

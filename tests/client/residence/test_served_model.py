@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import Residence, ServedModel, open_served
 from knnper.client.state import ResidenceError
 from knnper.datastore.examples import Selection, StoreBusyError, StoreMismatchError
 from knnper.datastore.prediction import KnnPredictor, NeighborClassifier, Prediction

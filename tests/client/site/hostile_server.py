@@ -71,10 +71,7 @@ class HostileServer:
 
 
 def image_of(sent: Tensor, trained: Tensor, player: SitePlayer) -> Tensor:
-    """Return the image behind one step on it, uint8 (pixels,).
-
-    The gradient of row c is (p_c - y_c) x, that of its bias (p_c - y_c).
-    """
+    """Return the image behind one step on it, uint8 (pixels,)."""
     spec = player.runtime.spec
     gradient = (sent - trained).double()
     num_classes = spec.num_classes

@@ -18,7 +18,7 @@ from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
 from knnper.errors import DataError
 from knnper.experiment import Choice
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 from tests.knnper_data.leaf.leaf_files import UserData, images, write
 

@@ -17,7 +17,7 @@ from knnper.data.text import ALPHABET, PlaysSettings, encode, load_plays
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 
 ANNE = "the quick brown fox jumps over the lazy dog " * 3

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import multiprocessing
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from knnper.simulation.batches.family import (
     make_runs,
     training_identity,
 )
-from knnper.simulation.batches.folder import num_made_otherwise
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import Comparison
 from knnper.simulation.batches.progress import Progress
@@ -59,9 +57,8 @@ def test_the_best_on_validation_data_is_tested(
     assert num_runs(comparison, tmp_path / "runs") == (4 + 6, 4 + 6)
     assert len(made) == 10
     # Two trainings are tuned, of two runs each; two are tested, with each of two seeds.
-    assert (
-        told[0].total == num_steps(comparison) == 2 * (2 + 2) + 2 * ((2 + 2) + (2 + 1))
-    )
+    steps = 2 * (2 + 2) + 2 * ((2 + 2) + (2 + 1))
+    assert told[0].total == num_steps(comparison) == steps
     assert told[-1].done == told[-1].total == told[0].total
     assert {one.found for one in told} == {0}
     for outcome in (mean, memory):
@@ -100,25 +97,6 @@ def test_runs_that_train_alike_train_once(
     ).read_bytes()
 
 
-def test_what_is_done_is_not_done_again(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
-    comparison, folder = plan(tmp_path), tmp_path / "runs"
-    first = run_batch(comparison, folder, 1, ignore)
-    table = as_csv(comparison, first)
-    made.clear()
-    told = list[Progress]()
-    again = run_batch(comparison, folder, 1, told.append)
-    assert made == []
-    assert told[-1].done == told[-1].found == num_steps(comparison)
-    assert as_csv(comparison, again) == table
-
-    lost = first[1].runs[2]
-    shutil.rmtree(lost)
-    run_batch(comparison, folder, 1, ignore)
-    assert [path for path, _ in made] == [lost]
-
-
 def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     grid = {"training.learning_rate": [1e30, 0.1]}
     rows = {"mean": ROWS["mean"]}
@@ -133,22 +111,6 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     ]
     assert len(reasons) == 1
     assert "lower training.learning_rate" in reasons[0]
-
-
-def test_a_training_that_diverges_is_not_made_twice(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
-    rows = {**ROWS, "hot": {**ROWS["memory"], "training": {"momentum": 0.5}}}
-    rows["hot"]["grid"] = {
-        "training.learning_rate": [1e30, 0.1],
-        "personalization.num_neighbors": [1, 3, 5],
-    }
-    comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "hot": rows["hot"]})
-    _, hot = run_batch(comparison, tmp_path / "runs", 1, ignore)
-    assert [one.score is None for one in hot.tried] == [True] * 3 + [False] * 3
-    assert len({one.failure for one in hot.tried[:3]}) == 1
-    # Two of the reference's, one that diverges, three that do not; four are tested.
-    assert len(made) == 2 + 1 + 3 + 4
 
 
 def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
@@ -190,17 +152,6 @@ def test_what_is_no_finding_ends_the_comparison(
     assert len(run_batch(comparison, tmp_path / "runs", 1, ignore)) == 3
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    with (
-        RunFolder(folder).locked(),
-        pytest.raises(RunError, match="another process is at work"),
-    ):
-        run_batch(plan(tmp_path), folder, 1, ignore)
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-
-
 def test_no_test_split_is_read_to_tune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,20 +175,6 @@ def test_no_test_split_is_read_to_tune(
         assert tested != [
             (run / "clients.csv").read_bytes() for run in other.runs.values()
         ]
-
-
-def test_runs_of_other_code_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "runs"
-    run_batch(plan(tmp_path), folder, 1, ignore)
-    folders = list((folder / "runs").iterdir())
-    assert len(folders) == 10
-    assert num_made_otherwise(folders) == 0
-    monkeypatch.setattr(
-        "knnper.simulation.batches.folder.code_fingerprint", lambda: "new"
-    )
-    assert num_made_otherwise(folders) == 10
 
 
 @pytest.mark.slow
@@ -270,26 +207,6 @@ def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:
     # FedAvg and kNN-Per are two names; the method is in what they have in common.
     fedavg, knn_per = (points[0].runs[1] for points in (mean, memory))
     assert training_identity(fedavg) == training_identity(knn_per)
-
-
-def test_candidates_that_other_code_failed_at_are_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
-) -> None:
-    rows = {"mean": ROWS["mean"]}
-    grid = {"training.learning_rate": [1e30, 0.1]}
-    comparison, folder = plan(tmp_path, grid=grid, rows=rows), tmp_path / "runs"
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "knnper.simulation.batches.folder.code_fingerprint", lambda: "old"
-        )
-        run_batch(comparison, folder, 1, ignore)
-    tuning = comparison.points[0].tuning
-    assert tuning is not None
-    hot = folder_of(tuning, folder)
-    made.clear()
-    for _ in range(2):
-        run_batch(comparison, folder, 1, ignore)
-    assert [path for path, _ in made] == [hot]
 
 
 def test_what_failed_is_told_with_what_to_delete(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ BASE = {
 }
 
 
+FEDAVG: dict[str, Any] = {"method": {"name": "fedavg"}}
+
+
 def document(**changes: Any) -> dict[str, Any]:
     return {
         "name": "small",
@@ -28,7 +31,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "seeds": [5, 6],
         "tuning_seed": 7,
         "grid": {"training.learning_rate": [0.1, 0.01]},
-        "rows": {"mean": {"method": {"name": "fedavg"}}},
+        "rows": {"mean": FEDAVG},
         **changes,
     }
 
@@ -51,7 +54,7 @@ def tuning_of(point: Point) -> Experiment:
 def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
     grid = {"personalization.num_epochs": [1, 3]}
     rows = {
-        "mean": {"method": {"name": "fedavg"}},
+        "mean": FEDAVG,
         "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
     }
     mean, tuned = rows_of(tmp_path, rows=rows)
@@ -100,16 +103,6 @@ def test_an_override_goes_before_what_differs_in_the_tuning(tmp_path: Path) -> N
     assert point.runs[5].training.num_rounds == 4
 
 
-def test_an_empty_list_takes_a_key_out(tmp_path: Path) -> None:
-    rows = {
-        "mean": {"method": {"name": "fedavg"}, "grid": {"training.learning_rate": []}}
-    }
-    (points,) = rows_of(tmp_path, rows=rows)
-    (point,) = points
-    assert point.values == {}
-    assert tuning_of(point).training.learning_rate == 0.03
-
-
 def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedem"}, "personalization": {"name": "knn"}},
@@ -135,11 +128,37 @@ def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
     assert tuning_of(found[-2][0]).personalization.name == "knn"
 
 
-def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
-    rows = {"mean": {"method": {"name": "fedavg"}, "training": {"momentum": 0.5}}}
-    (points,) = rows_of(tmp_path, rows=rows)
-    assert tuning_of(points[0]).training.momentum == 0.5
-    assert tuning_of(points[0]).training.batch_size == 16
+def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [0.1]}
+    (points,) = rows_of(tmp_path, "partition.validation_fraction=0", grid=grid)
+    tested = points[0].runs[5].partition.settings
+    assert tested.validation_fraction == 0  # type: ignore[attr-defined]
+
+
+def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg", "lost": 1}},
+        "other": {"method": {"name": "scaffold", "found": 2}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, rows=rows)
+    assert [one.place for one in caught.value.problems] == [
+        "rows.mean: method.lost",
+        "rows.other: method.found",
+    ]
+
+
+def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
+    wide = {"model": {"embedding_dim": 8}, "title": "FedAvg of 8"}
+    rows = {"mean": FEDAVG, "memory": {"method": {"name": "knn_per"}}}
+    rows["wide"] = {**FEDAVG, **wide}
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
+
+
+RATE = "training.learning_rate"
+UNHELD = {**PARTITION, "validation_fraction": 0}
+UNFIXED = {"threads_per_worker": "auto"}
 
 
 @pytest.mark.parametrize(
@@ -148,28 +167,16 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
         ({"reference": "median"}, "'median', expected the name of a row: mean"),
         ({"rows": {}}, "rows"),
         ({"seeds": []}, "seeds"),
+        ({"seeds": [0, 0, 1]}, r"seeds: found \[0, 0, 1\], expected each one once"),
         ({"kind": "table"}, "kind: unknown setting"),
         ({"name": "no/name"}, "name"),
-        ({"rows": {"a b": {"method": {"name": "fedavg"}}}}, "rows.a b"),
+        ({"rows": {"a b": FEDAVG}}, "rows.a b"),
         ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the comparison itself"),
+        ({"grid": {"run": [{"seed": 1}]}}, "grid run.seed: the comparison itself"),
         ({"tuning_set": {"run.seed": 1}}, "tuning_set run.seed: the comparison itself"),
-        (
-            {"tuning_set": {"training.learning_rate": 0.5}},
-            "tuning_set training.learning_rate: is varied too",
-        ),
+        ({"tuning_set": {RATE: 0.5}}, f"tuning_set {RATE}: is varied too; take"),
+        ({"tuning_set": {"training": {"learning_rate": 1}}}, f"{RATE}: is varied too;"),
         ({"tuning_set": {"training.rounds": 1}}, "rows.mean: training.rounds: unknown"),
-        ({"base": {**BASE, "method": {"name": "fedavg"}}}, "base.method: unknown"),
-        ({"base": {**BASE, "training": None}}, "base.training: found null"),
-        ({"base": {**BASE, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
-        (
-            {"base": {**BASE, "partition": {**PARTITION, "validation_fraction": 0}}},
-            "rows.mean: partition.validation_fraction: found 0, expected more",
-        ),
-        ({"seeds": [0, 0, 1]}, r"seeds: found \[0, 0, 1\], expected each one once"),
-        (
-            {"tuning_set": {"training": {"learning_rate": 1}}},
-            "tuning_set training.learning_rate: is varied too; take one of the two out",
-        ),
         (
             {"grid": {"training": [{}]}, "tuning_set": {"training.num_rounds": 1}},
             "tuning_set training.num_rounds: is varied too with training; take",
@@ -178,33 +185,29 @@ def test_a_row_may_train_otherwise(tmp_path: Path) -> None:
             {"grid": {"training": [{}], "training.momentum": [0.0, 0.5]}},
             "rows.mean: grid training.momentum: is varied with training too; take",
         ),
+        ({"grid": {"training.rate": [1]}}, r"rows.mean: training.rate: unknown"),
+        ({"base": {**BASE, **FEDAVG}}, "base.method: unknown"),
+        ({"base": {**BASE, "training": None}}, "base.training: found null"),
+        ({"base": {**BASE, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
         (
-            {"grid": {"run": [{"seed": 1}, {"seed": 2}]}},
-            "grid run.seed: the comparison itself",
+            {"base": {**BASE, "partition": UNHELD}},
+            "rows.mean: partition.validation_fraction: found 0, expected more",
         ),
         (
-            {
-                "rows": {
-                    "mean": {"method": {"name": "fedavg"}},
-                    "wide": {
-                        "method": {"name": "fedavg"},
-                        "model": {"embedding_dim": 8},
-                    },
-                }
-            },
+            {"base": {**BASE, "run": UNFIXED}},
+            "rows.mean: run.threads_per_worker: found",
+        ),
+        (
+            {"rows": {"mean": FEDAVG, "wide": {**FEDAVG, "model": {}}}},
             "rows.wide.title: found 'FedAvg', as mean has; expected a title of its own",
         ),
         (
             {
-                "rows": {
-                    "mean": {"method": {"name": "fedavg"}},
-                    "mean-knn": {"method": {"name": "fedavg"}},
-                },
+                "rows": {"mean": FEDAVG, "mean-knn": FEDAVG},
                 "each_also_with": {"name": "knn"},
             },
             "rows.mean-knn: each_also_with adds a row of this name",
         ),
-        ({"grid": {"training.rate": [1]}}, r"rows.mean: training.rate: unknown"),
         ({"rows": {"mean": {"method": {"name": "fedaverage"}}}}, "did you mean"),
     ],
 )
@@ -223,7 +226,6 @@ def test_what_is_wrong_is_said(
         ("partition.validation_fraction=0", "validation_fraction: found 0, expected"),
         ("name=other", "override name: the comparison itself"),
         ("run={seed: 3}", "override run.seed: the comparison itself"),
-        ("run.seed=3", "override run.seed: the comparison itself"),
         ("partition.evaluate_on=validation", "override partition.evaluate_on"),
         ("lost", "expected KEY=VALUE"),
     ],
@@ -235,53 +237,10 @@ def test_an_override_must_leave_the_comparison_one(
         read(tmp_path, override)
 
 
-def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
-    grid = {"training.learning_rate": [0.1]}
-    (points,) = rows_of(tmp_path, "partition.validation_fraction=0", grid=grid)
-    tested = points[0].runs[5].partition.settings
-    assert tested.validation_fraction == 0  # type: ignore[attr-defined]
-
-
-def test_tested_runs_read_the_test_split_whatever_the_base_says(tmp_path: Path) -> None:
-    partition = {**PARTITION, "evaluate_on": "validation"}
-    (points,) = rows_of(tmp_path, base={**BASE, "partition": partition})
-    tested = points[0].runs[5].partition.settings
-    assert tested.evaluate_on == "test"  # type: ignore[attr-defined]
-
-
-def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
-    rows = {
-        "mean": {"method": {"name": "fedavg"}},
-        "memory": {"method": {"name": "knn_per"}},
-        "wide": {
-            "method": {"name": "fedavg"},
-            "model": {"embedding_dim": 8},
-            "title": "FedAvg of 8",
-        },
-    }
-    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
-    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
-
-
-def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
-    rows = {
-        "mean": {"method": {"name": "fedavg", "lost": 1}},
-        "other": {"method": {"name": "scaffold", "found": 2}},
-    }
-    with pytest.raises(ConfigError) as caught:
-        read(tmp_path, rows=rows)
-    assert [one.place for one in caught.value.problems] == [
-        "rows.mean: method.lost",
-        "rows.other: method.found",
+def test_a_section_is_set_as_a_whole_below_the_grid(tmp_path: Path) -> None:
+    (points,) = rows_of(tmp_path, "training={num_rounds: 3}")
+    trainings = [point.runs[5].training for point in points]
+    assert [(one.num_rounds, one.learning_rate) for one in trainings] == [
+        (3, 0.1),
+        (3, 0.01),
     ]
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a readable text file"):
-        read_comparison(tmp_path / "none.yaml")
-
-
-def test_threads_that_depend_on_the_machine_are_refused(tmp_path: Path) -> None:
-    run = {"threads_per_worker": "auto"}
-    with pytest.raises(ConfigError, match=r"rows.mean: run.threads_per_worker: found"):
-        read(tmp_path, base={**BASE, "run": run})

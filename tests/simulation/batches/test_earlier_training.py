@@ -1,7 +1,7 @@
 """Finished runs whose training a sweep takes over."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from knnper.simulation.batches.runner import Outcome, run_batch
 from knnper.simulation.batches.tables import run_rows
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import open_workbench
-from tests.simulation.batches.small_sweep import NEIGHBORS, ignore, read, rounds
+from tests.simulation.batches.small_sweep import ignore, read, rounds
 
 
 def swept(sweep: Sweep, folder: Path, *earlier: Path) -> list[Outcome]:
@@ -65,6 +65,9 @@ def test_its_training_is_not_made_again(
     assert rounds(made) == [2, 2]
     assert figures(found) == expected
     assert content(earlier) == before
+    # Where all is made the run may be gone.
+    shutil.rmtree(earlier)
+    assert figures(swept(sweep, tmp_path / "out", earlier)) == expected
 
 
 def test_others_of_the_sweep_are_trained(
@@ -74,105 +77,62 @@ def test_others_of_the_sweep_are_trained(
     assert rounds(made) == [2, 2, 0, 2]
 
 
-def test_a_run_that_was_trained_otherwise_is_refused(
-    earlier: Path, tmp_path: Path
-) -> None:
-    rate = "training.learning_rate"
-    other = read(tmp_path, seeds=[1, 2], set={rate: 0.2})
-    message = (
-        r"earlier was trained otherwise than all that is asked for: "
-        r"training.learning_rate: found 0.1, expected 0.2\. Make the settings equal, "
-        r"or leave the run away"
-    )
-    with pytest.raises(RunError, match=message):
-        swept(other, tmp_path / "out", earlier)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_run_that_is_not_done_is_refused(
-    sweep: Sweep, earlier: Path, tmp_path: Path
-) -> None:
-    (earlier / "results.json").unlink()
-    message = "is not done, expected a finished one; .* knnper simulate --resume"
-    with pytest.raises(RunError, match=message):
-        swept(sweep, tmp_path / "out", earlier)
-
-
-def test_a_run_that_lost_its_state_is_refused(
-    sweep: Sweep, earlier: Path, tmp_path: Path
-) -> None:
-    (earlier / "checkpoints").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"checkpoint of round 2 in .*, found none"):
-        swept(sweep, tmp_path / "out", earlier)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_damaged_state_is_refused(
-    sweep: Sweep, earlier: Path, tmp_path: Path
-) -> None:
-    for path in earlier.glob("checkpoints/*/state.safetensors"):
+def shorten(run: Path) -> None:
+    for path in run.glob("checkpoints/*/state.safetensors"):
         path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match="none of the checkpoints in"):
-        swept(sweep, tmp_path / "out", earlier)
+
+
+def other_split(run: Path) -> None:
+    split = RunFolder(run).results()["manifest"]["partition_hash"]
+    results = run / "results.json"
+    results.write_text(results.read_text().replace(split, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shutil.rmtree, "earlier holds no run"),
+        (lambda run: (run / "results.json").unlink(), "finished .* knnper .* --resume"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "round 2 in .*, found none"),
+        (shorten, "none of the checkpoints in"),
+        (other_split, "the data is not what it was in the run in"),
+        (
+            lambda run: keep_inputs(run, Inputs(data="0" * 64, weights=None)),
+            "the data set is not what it was .* or leave the run away to train anew",
+        ),
+        (lambda run: shutil.copytree(run, f"{run}-copy"), "copy were trained the same"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused(
+    sweep: Sweep,
+    earlier: Path,
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    message: str,
+) -> None:
+    change(earlier)
+    runs = [earlier, *tmp_path.glob("earlier-copy")]
+    with pytest.raises((RunError, CheckpointError), match=message):
+        swept(sweep, tmp_path / "out", *runs)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_a_run_is_refused(sweep: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nowhere holds no run"):
-        swept(sweep, tmp_path / "out", tmp_path / "nowhere")
-
-
-def test_another_split_of_the_data_is_refused(
-    sweep: Sweep, earlier: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"seeds": [1, 2], "set": {"training.learning_rate": 0.2}},
+            r"asked for: training.learning_rate: found 0.1, expected 0.2\. Make",
+        ),
+        ({"seeds": [2, 3]}, "asked for: seeds: found 1, expected 2"),
+    ],
+)
+def test_a_run_that_was_trained_otherwise_is_refused(
+    earlier: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    results = earlier / "results.json"
-    split = RunFolder(earlier).results()["manifest"]["partition_hash"]
-    results.write_text(results.read_text().replace(split, "0" * 64))
-    with pytest.raises(RunError, match="the data is not what it was in the run in"):
-        swept(sweep, tmp_path / "out", earlier)
-
-
-def test_any_value_of_k_takes_it_over(earlier: Path, tmp_path: Path) -> None:
-    (outcome,) = swept(
-        read(tmp_path, seeds=[1], vary={NEIGHBORS: [3]}), tmp_path / "out", earlier
-    )
-    states = {
-        RunFolder(run).results()["training"]["state_sha256"]
-        for run in (earlier, outcome.runs[1])
-    }
-    assert len(states) == 1
-
-
-def test_another_seed_is_called_as_a_sweep_calls_it(
-    earlier: Path, tmp_path: Path
-) -> None:
-    other = read(tmp_path, seeds=[2, 3])
-    with pytest.raises(RunError, match="asked for: seeds: found 1, expected 2"):
-        swept(other, tmp_path / "out", earlier)
-
-
-def test_other_data_is_refused(sweep: Sweep, earlier: Path, tmp_path: Path) -> None:
-    keep_inputs(earlier, Inputs(data="0" * 64, weights=None))
-    message = "the data set is not what it was .* or leave the run away to train anew"
     with pytest.raises(RunError, match=message):
-        swept(sweep, tmp_path / "out", earlier)
-
-
-def test_two_runs_of_one_training_are_refused(
-    sweep: Sweep, earlier: Path, tmp_path: Path
-) -> None:
-    copy = shutil.copytree(earlier, tmp_path / "copy")
-    message = "earlier and .*copy were trained the same, expected one of each training"
-    with pytest.raises(RunError, match=message):
-        swept(sweep, tmp_path / "out", earlier, copy)
-
-
-def test_where_all_is_made_the_run_may_be_gone(
-    sweep: Sweep, earlier: Path, tmp_path: Path
-) -> None:
-    first = swept(sweep, tmp_path / "out", earlier)
-    shutil.rmtree(earlier)
-    assert figures(swept(sweep, tmp_path / "out", earlier)) == figures(first)
+        swept(read(tmp_path, **changes), tmp_path / "out", earlier)
+    assert not (tmp_path / "out").exists()
 
 
 def test_it_takes_the_place_of_rounds_that_were_begun(
@@ -210,27 +170,16 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
         swept(dapper, tmp_path / "out", earlier)
 
 
-class TestStatesOfClients:
-    """A method whose clients keep models of their own."""
-
-    @pytest.fixture
-    def ditto(self, tmp_path: Path) -> Sweep:
-        settings = {"method.name": "ditto", "run.checkpoint_every": 1}
-        return read(tmp_path, seeds=[1], vary={}, set=settings)
-
-    def test_they_are_taken_over(
-        self, ditto: Sweep, tmp_path: Path, made: list[tuple[Path, int]]
-    ) -> None:
-        expected = figures(swept(ditto, tmp_path / "anew"))
-        earlier = trained(ditto, tmp_path)
-        made.clear()
-        assert figures(swept(ditto, tmp_path / "out", earlier)) == expected
-        assert rounds(made) == [2]
-
-    def test_without_them_the_run_is_refused(
-        self, ditto: Sweep, tmp_path: Path
-    ) -> None:
-        earlier = trained(ditto, tmp_path)
-        shutil.rmtree(earlier / "clients")
-        with pytest.raises(RunError, match="expected the states of the clients in"):
-            swept(ditto, tmp_path / "out", earlier)
+def test_states_of_clients_are_taken_over_and_missed(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    settings = {"method.name": "ditto", "run.checkpoint_every": 1}
+    ditto = read(tmp_path, seeds=[1], vary={}, set=settings)
+    expected = figures(swept(ditto, tmp_path / "anew"))
+    earlier = trained(ditto, tmp_path)
+    made.clear()
+    assert figures(swept(ditto, tmp_path / "out", earlier)) == expected
+    assert rounds(made) == [2]
+    shutil.rmtree(earlier / "clients")
+    with pytest.raises(RunError, match="expected the states of the clients in"):
+        swept(ditto, tmp_path / "again", earlier)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+import knnper
 from knnper.data.digits import DigitsSettings, load_digits
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
-from knnper.experiment import Choice, Experiment
+from knnper.experiment import Choice, Settings
 from knnper.models.catalogue import build_model
 from knnper.models.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
@@ -20,14 +21,14 @@ from knnper.simulation.batches import folder as inputs
 from knnper.simulation.batches.folder import (
     INPUTS,
     Inputs,
+    code_fingerprint,
     content_digest,
     keep_inputs,
     require_inputs,
 )
 from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import run_batch
-from knnper.simulation.partition.split import Partition
-from knnper.simulation.workbench import deal
+from knnper.simulation.partition.split import Partition, make_partition
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, ignore, read
 
 MADE = Inputs("d" * 64, None, "s" * 64)
@@ -80,20 +81,21 @@ def test_runs_of_another_split_are_refused_although_they_ended(
 ) -> None:
     sweep = read(tmp_path, base=BASE, vary={NEIGHBORS: [1, 3]}, seeds=[1])
     first = run_batch(sweep, tmp_path / "out", 1, ignore)
-    dealt: list[Experiment] = []
+    seeds: list[int] = []
 
-    def deal_with(seed: int, experiment: Experiment, dataset: Dataset) -> Partition:
-        dealt.append(experiment)
-        run = replace(experiment.run, seed=seed)
-        return deal(replace(experiment, run=run), dataset)
+    def split_by(
+        seed: int, dataset: Dataset, choice: Choice[Settings], _key: RandomKey
+    ) -> Partition:
+        seeds.append(seed)
+        return make_partition(dataset, choice, RandomKey(seed))
 
-    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 2))
+    monkeypatch.setattr(inputs, "make_partition", functools.partial(split_by, 2))
     with pytest.raises(RunError, match="the split is not what it was when the run in"):
         run_batch(sweep, tmp_path / "out", 1, ignore)
-    monkeypatch.setattr(inputs, "deal", functools.partial(deal_with, 1))
+    monkeypatch.setattr(inputs, "make_partition", functools.partial(split_by, 1))
     again = run_batch(sweep, tmp_path / "out", 1, ignore)
     assert [one.runs for one in again] == [one.runs for one in first]
-    assert len(dealt) == 2  # once a call, since both runs have the same split
+    assert seeds == [2, 1]  # once a call, since both runs have the same split
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,16 @@ def test_the_digest_is_of_every_example(name: str) -> None:
     array[-1] += 1
     assert same == content_digest(digits)
     assert changed(**{name: array}) != same
+
+
+@pytest.mark.parametrize("file", ["loading.py", "server/rounds.py"])
+def test_all_code_of_an_installed_package_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (tmp_path / "server").mkdir()
+    monkeypatch.setattr(inputs, "_ROOT", tmp_path)
+    monkeypatch.setattr(knnper, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / file).write_text("one")
+    before = code_fingerprint.__wrapped__()
+    (tmp_path / file).write_text("two")
+    assert code_fingerprint.__wrapped__() != before

@@ -14,7 +14,6 @@ from knnper.simulation.batches.plan import (
     RandomSettings,
     RangeSettings,
     drawn,
-    read_sweep,
 )
 from tests.simulation.batches.small_sweep import BASE, FRACTION, NEIGHBORS, read
 
@@ -53,11 +52,6 @@ def test_the_command_line_can_change_what_is_shown_and_how(tmp_path: Path) -> No
     assert sweep.overrides == ("training.batch_size=8",)
     experiment = sweep.points[0].runs[7]
     assert experiment.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
-
-
-def test_with_nothing_varied_there_is_one_point(tmp_path: Path) -> None:
-    (point,) = read(tmp_path, vary={}).points
-    assert point.values == {}
 
 
 def test_the_base_may_be_an_experiment_beside_the_file(tmp_path: Path) -> None:
@@ -153,149 +147,6 @@ def test_the_same_values_may_be_drawn_twice(tmp_path: Path) -> None:
     assert [point.values for point in sweep.points] == [{NEIGHBORS: 4}] * 3
 
 
-def test_random_points_are_experiments(tmp_path: Path) -> None:
-    keys = {RATE: {"low": 0.01, "high": 1.0}, NEIGHBORS: {"low": 1, "high": 9}}
-    sweep = read(tmp_path, vary={}, random={"num_points": 2, "keys": keys})
-    for point in sweep.points:
-        assert point.runs[1].training.learning_rate == point.values[RATE]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"base": None}, "base: expected the sections of an experiment, or experiment"),
-        ({"experiment": "one.yaml"}, "base: expected .* one of the two"),
-        ({"base": None, "experiment": "lost.yaml"}, r"lost\.yaml.*readable text file"),
-        ({"name": "no/name"}, "name: found 'no/name'"),
-        ({"variants": {"a b": {}}}, "variants.a b: found"),
-        ({"seeds": []}, "seeds"),
-        ({"seeds": [1, 1]}, "seeds: .* expected each one once"),
-        ({"vary": {NEIGHBORS: []}}, "vary.personalization.num_neighbors"),
-        ({"grid": {}}, "grid: unknown setting"),
-        ({"vary": {"run.seed": [1, 2]}}, "vary run.seed: the sweep itself sets this"),
-        ({"vary": {NEIGHBORS: [0]}}, "personalization.num_neighbors: found 0"),
-        ({"vary": {"training.rate": [1]}}, "training.rate: unknown"),
-        ({"variants": {"a": {"method": {"name": "fedaverage"}}}}, "did you mean"),
-        ({"set": {NEIGHBORS: 3}}, "set personalization.num_neighbors: is varied too"),
-        ({"variants": {"a": {"set": {NEIGHBORS: 3}}}}, "variants.a.set .* varied too"),
-        (
-            {
-                "variants": {"a": {"training": {"learning_rate": 1}}},
-                "vary": {RATE: [1]},
-            },
-            f"variants.a {RATE}: is varied too",
-        ),
-        (
-            {"vary": {"training": [{}]}, "set": {RATE: 1}},
-            f"set {RATE}: is varied too with training; take one of the two out",
-        ),
-        (
-            {"vary": {"training": [{}]}, "set": {"training": {"learning_rate": 1}}},
-            f"set {RATE}: is varied too with training; take one of the two out",
-        ),
-        (
-            {
-                "vary": {"training": [{}]},
-                "variants": {"a": {"training": {"learning_rate": 1}}},
-            },
-            f"variants.a {RATE}: is varied too with training; take one",
-        ),
-        (
-            {"vary": {"training": [{}], RATE: [0.1, 0.2]}},
-            f"vary {RATE}: is varied with training too; take one of the two out",
-        ),
-        ({"vary": {"run": [{"seed": 3}]}}, "vary run.seed: the sweep itself sets this"),
-        ({"set": {"name": "other"}}, "set name: the sweep itself sets this"),
-        (
-            {
-                "evaluate_on": "validation",
-                "set": {"partition.validation_fraction": 0},
-            },
-            "partition.validation_fraction: found 0, expected more: settings are",
-        ),
-        (
-            {"variants": {"a": {"model": {"embedding_dim": 8}}, "b": {"title": "a"}}},
-            "variants.b.title: found 'a', as a has; expected a title of its own",
-        ),
-        ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
-        ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
-        ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
-        (
-            {"set": {"run.threads_per_worker": "auto"}},
-            "run.threads_per_worker: found 'auto', expected a number: the last bits",
-        ),
-        ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself sets this"),
-        ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
-        ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),
-        ({"series": NEIGHBORS}, "series: .* expected x to be another"),
-        ({"y": "accuracy_wieghted"}, "did you mean 'accuracy_weighted'"),
-        ({"group": "everybody"}, "group: found"),
-        (
-            {"x": NEIGHBORS, "vary": {NEIGHBORS: [1, 2], FRACTION: [0.5, 1.0]}},
-            "leave out partition.unseen_train_fraction",
-        ),
-        (
-            {"x": NEIGHBORS, "variants": {"a": {}, "b": {}}},
-            "x and series leave out variant",
-        ),
-        (
-            {"random": {"num_points": 2, "keys": {RATE: [0.1]}}},
-            "random: found vary too",
-        ),
-        (
-            {"vary": {}, "random": {"num_points": 2, "keys": {}}},
-            "random.keys",
-        ),
-        (
-            {
-                "vary": {},
-                "random": {"num_points": 2, "keys": {RATE: {"low": 2, "high": 1}}},
-            },
-            "random.keys.training.learning_rate: .* low to be less than high",
-        ),
-        (
-            {
-                "vary": {},
-                "random": {
-                    "num_points": 2,
-                    "keys": {RATE: {"low": 0, "high": 1, "scale": "log"}},
-                },
-            },
-            "low to be greater than 0 with scale = log",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (f"{NEIGHBORS}=3", f"override {NEIGHBORS}: is varied"),
-        ("run.seed=3", "override run.seed: the sweep itself"),
-        ("partition.evaluate_on=validation", "override partition.evaluate_on"),
-        ("lost", "expected KEY=VALUE"),
-        ("seeds=3", "seeds: found 3"),
-    ],
-)
-def test_an_override_must_leave_the_sweep_one(
-    tmp_path: Path, override: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(tmp_path, override)
-
-
-def test_an_override_inside_a_varied_section_is_not_lost(tmp_path: Path) -> None:
-    vary = {"training": [{"num_rounds": 2}, {"num_rounds": 3}]}
-    message = f"override {RATE}: is varied too with training"
-    with pytest.raises(ConfigError, match=message):
-        read(tmp_path, f"{RATE}=0.9", vary=vary)
-
-
 def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> None:
     section = {"name": "iid", "num_clients": 4}
     vary = {"partition.unseen_fraction": [0.0, 0.5]}
@@ -311,12 +162,6 @@ def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> Non
         assert fractions == [0.0, 0.5]
 
 
-def test_another_name_names_all(tmp_path: Path) -> None:
-    sweep = read(tmp_path, "name=other")
-    assert sweep.settings.name == "other"
-    assert {one.name for one in sweep.experiments} == {"other"}
-
-
 def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
     variants = {"a": {"training": {"lost": 1}}, "b": {"method": {"name": "lost"}}}
     with pytest.raises(ConfigError) as caught:
@@ -327,6 +172,87 @@ def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a readable text file"):
-        read_sweep(tmp_path / "none.yaml")
+IN_SECTION: dict[str, Any] = {"vary": {"training": [{}]}}
+DRAWN = {"num_points": 2, "keys": {RATE: {"low": 2, "high": 1}}}
+LOG = {"num_points": 2, "keys": {RATE: {"low": 0, "high": 1, "scale": "log"}}}
+WIDE = {"model": {"embedding_dim": 8}}
+RATED = {"training": {"learning_rate": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": None}, "base: expected the sections of an experiment, or experiment"),
+        ({"experiment": "one.yaml"}, "base: expected .* one of the two"),
+        ({"base": None, "experiment": "lost.yaml"}, r"lost\.yaml.*readable text file"),
+        ({"name": "no/name"}, "name: found 'no/name'"),
+        ({"variants": {"a b": {}}}, "variants.a b: found"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [1, 1]}, "seeds: .* expected each one once"),
+        ({"vary": {NEIGHBORS: []}}, "vary.personalization.num_neighbors"),
+        ({"grid": {}}, "grid: unknown setting"),
+        ({"vary": {"run.seed": [1, 2]}}, "vary run.seed: the sweep itself"),
+        ({"vary": {"run": [{"seed": 3}]}}, "vary run.seed: the sweep itself"),
+        ({"vary": {NEIGHBORS: [0]}}, "personalization.num_neighbors: found 0"),
+        ({"vary": {"training.rate": [1]}}, "training.rate: unknown"),
+        ({"variants": {"a": {"method": {"name": "fedaverage"}}}}, "did you mean"),
+        ({"set": {NEIGHBORS: 3}}, f"set {NEIGHBORS}: is varied too; take"),
+        ({"variants": {"a": {"set": {NEIGHBORS: 3}}}}, "variants.a.set .* varied too"),
+        ({"variants": {"a": RATED}, "vary": {RATE: [1]}}, f"a {RATE}: is varied too;"),
+        ({**IN_SECTION, "set": {RATE: 1}}, f"set {RATE}: is varied too with training;"),
+        ({**IN_SECTION, "set": RATED}, f"set {RATE}: is varied too with training;"),
+        ({**IN_SECTION, "variants": {"a": RATED}}, "a .* is varied too with training;"),
+        ({"vary": {"training": [{}], RATE: [1]}}, f"{RATE}: is varied with training"),
+        ({"set": {"name": "other"}}, "set name: the sweep itself"),
+        ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself"),
+        (
+            {"evaluate_on": "validation", "set": {"partition.validation_fraction": 0}},
+            "partition.validation_fraction: found 0, expected more",
+        ),
+        ({"variants": {"a": WIDE, "b": {"title": "a"}}}, "b.title: found 'a', as a"),
+        ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
+        ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
+        ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
+        (
+            {"set": {"run.threads_per_worker": "auto"}},
+            "found 'auto', expected a number",
+        ),
+        ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
+        ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),
+        ({"series": NEIGHBORS}, "series: .* expected x to be another"),
+        ({"y": "accuracy_wieghted"}, "did you mean 'accuracy_weighted'"),
+        ({"group": "everybody"}, "group: found"),
+        (
+            {"x": NEIGHBORS, "vary": {NEIGHBORS: [1, 2], FRACTION: [0.5, 1.0]}},
+            "leave out partition.unseen_train_fraction",
+        ),
+        ({"x": NEIGHBORS, "variants": {"a": {}, "b": {}}}, "leave out variant"),
+        ({"random": DRAWN}, "random: found vary too"),
+        ({"vary": {}, "random": {"num_points": 2, "keys": {}}}, "random.keys"),
+        ({"vary": {}, "random": DRAWN}, f"keys.{RATE}: .* low to be less than high"),
+        ({"vary": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("override", "vary", "message"),
+    [
+        (f"{NEIGHBORS}=3", {NEIGHBORS: [1, 5]}, f"override {NEIGHBORS}: is varied"),
+        (f"{RATE}=1", {"training": [{}]}, f"override {RATE}: is varied too with train"),
+        ("run.seed=3", {}, "override run.seed: the sweep itself"),
+        ("partition.evaluate_on=validation", {}, "override partition.evaluate_on"),
+        ("lost", {}, "expected KEY=VALUE"),
+        ("seeds=3", {}, "seeds: found 3"),
+    ],
+)
+def test_an_override_must_leave_the_sweep_one(
+    tmp_path: Path, override: str, vary: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, override, vary=vary)

@@ -13,11 +13,9 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from knnper.errors import RunError
-from knnper.simulation.batches.outputs import best_points, chosen_sweep, write_batch
+from knnper.simulation.batches.outputs import best_points, chosen_sweep
 from knnper.simulation.batches.plan import TERMS, Sweep, read_sweep
 from knnper.simulation.batches.plot import plot_of
-from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import COLUMNS, Row, csv_of, csv_text, table_of
 from knnper.simulation.reports.runs import estimate
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
@@ -66,16 +64,12 @@ class TestTable:
         assert [high[3], low[3]] == ["21.5 to 100.0", "0.0 to 78.5"]
 
     def test_of_one_seed_there_is_no_interval(self, tmp_path: Path) -> None:
-        lines = cells(read(tmp_path), rows([0.5], [0.25]))
+        header, *_ = lines = cells(read(tmp_path), rows([0.5], [0.25]))
+        assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
         assert [line[1:4] for line in lines[1:]] == [
             ["50.0", "-", "-"],
             ["25.0", "-", "-"],
         ]
-
-    def test_the_header_names_what_is_varied(self, tmp_path: Path) -> None:
-        header, one = cells(read(tmp_path), rows([0.5]))
-        assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
-        assert one[:3] == ["1", "50.0", "-"]
 
     def test_a_setting_without_a_word_keeps_its_key(self, tmp_path: Path) -> None:
         key = "model.embedding_dim"
@@ -133,22 +127,6 @@ class TestPlot:
         assert axes.get_ylabel() == "accuracy, seen clients"
         assert axes.get_xscale() == "linear"
         assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5"]
-
-    def test_the_title_names_the_axis(self, tmp_path: Path) -> None:
-        sweep = read(tmp_path, x=NEIGHBORS)
-        outcomes = [Outcome(point, {}, {}) for point in sweep.points]
-        shown = write_batch(sweep, outcomes, rows([0.5], [0.6]), tmp_path)
-        (chart,) = shown.charts
-        assert chart.title.startswith("Accuracy of seen clients by k;")
-
-    def test_values_too_close_to_be_named_are_not(self, tmp_path: Path) -> None:
-        values = [1, 2, 90]
-        sweep = read(tmp_path, x=NEIGHBORS, vary={NEIGHBORS: values})
-        found = [
-            row({NEIGHBORS: value}, {"seen.accuracy_weighted": [0.5]})
-            for value in values
-        ]
-        assert list(self.axes(sweep, found).get_xticks()) != values
 
     def test_series_are_curves_of_their_own(self, tmp_path: Path) -> None:
         sweep = read(
@@ -237,10 +215,6 @@ class TestChoice:
         ]
         assert best_points(sweep, points) == [points[1]]
 
-    def test_without_any_it_is_said(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="no point of the variant alone has the fig"):
-            best_points(read(tmp_path), rows([0.5, None]))
-
     def test_the_chosen_file_tests_the_best(self, tmp_path: Path) -> None:
         variants = {"a": {"method": {"name": "fedavg"}}, "b": {"set": {RATE: 0.5}}}
         sweep = read(
@@ -264,14 +238,6 @@ class TestChoice:
             assert experiment.training.num_rounds == 3
             assert experiment.training.batch_size == 8
             assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
-
-    def test_without_variants_it_is_called_chosen(self, tmp_path: Path) -> None:
-        sweep = read(tmp_path, evaluate_on="validation")
-        path = tmp_path / "chosen.yaml"
-        path.write_text(chosen_sweep(sweep, rows([0.5])))
-        (point,) = read_sweep(path).points
-        assert point.variant == "chosen"
-        assert point.runs[1].personalization.settings.num_neighbors == 1  # type: ignore[attr-defined]
 
     def test_an_empty_personalization_stays_the_methods_own(
         self, tmp_path: Path

@@ -1,6 +1,5 @@
 """A sweep makes what is missing, trains once and embeds once."""
 
-import multiprocessing
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,14 +163,6 @@ def test_embeddings_are_computed_once_and_the_bits_are_the_same(
             assert content == (other.runs[1] / name).read_bytes()
 
 
-def test_a_point_that_diverges_is_left_out(tmp_path: Path) -> None:
-    sweep = read(tmp_path, vary={"training.learning_rate": [1e30, 0.1]}, seeds=[1])
-    hot, sound = run_batch(sweep, tmp_path / "out", 1, ignore)
-    assert "lower training.learning_rate" in hot.failures[1]
-    assert hot.runs == {}
-    assert list(sound.runs) == [1]
-
-
 def test_a_method_with_fewer_rounds_ends_with_all_steps(tmp_path: Path) -> None:
     sweep = read(tmp_path, base={**BASE, "method": {"name": "local"}}, vary={})
     told = list[Progress]()
@@ -189,34 +180,6 @@ def test_rounds_count_while_a_run_goes_on(tmp_path: Path) -> None:
     run_batch(sweep, folder, 1, told.append)
     assert told[0].done == 1
     assert told[-1].done == told[-1].total
-
-
-@pytest.mark.slow
-def test_in_processes_it_is_the_same(tmp_path: Path) -> None:
-    """One process, two, and two that are interrupted and begin again."""
-    sweep, told = several(tmp_path), list[Progress]()
-
-    def leave(progress: Progress) -> None:
-        if progress.done > progress.found:
-            raise KeyboardInterrupt
-
-    expected = points(run_batch(sweep, tmp_path / "one", 1, ignore))
-    with pytest.raises(KeyboardInterrupt):
-        run_batch(sweep, tmp_path / "two", 2, leave)
-    assert multiprocessing.active_children() == []
-    again = run_batch(sweep, tmp_path / "two", 2, told.append)
-    assert points(again) == expected
-    assert told[-1].done == told[-1].total <= num_steps(sweep)
-
-
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    with (
-        RunFolder(folder).locked(),
-        pytest.raises(RunError, match="another process is at work"),
-    ):
-        run_batch(read(tmp_path), folder, 1, ignore)
 
 
 def test_models_of_all_clients_are_not_kept(tmp_path: Path) -> None:
@@ -255,15 +218,6 @@ def test_without_a_point_to_choose_no_choice_stays(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no point of the variant"):
         write(read(tmp_path, vary={"training.learning_rate": [1e30]}, **tuned), folder)
     assert not (folder / "chosen.yaml").exists()
-
-
-def test_another_sweep_needs_another_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    write(read(tmp_path, seeds=[1]), folder)
-    table = (folder / "table.csv").read_bytes()
-    with pytest.raises(FolderTakenError, match="holds the sweep small"):
-        write(read(tmp_path, "name=other", seeds=[1]), folder)
-    assert (folder / "table.csv").read_bytes() == table
 
 
 def test_a_table_of_ones_own_is_not_written_over(tmp_path: Path) -> None:

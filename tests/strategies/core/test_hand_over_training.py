@@ -116,7 +116,7 @@ def test_newcomers_of_all_methods_learn_from_the_same_data(
     name: str, settings: Any, normed_task: MakeTask, noisy: MakeClient
 ) -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
-    method = METHODS[name].build(task, settings)
+    method = METHODS[name](task, settings)
     state = method.init(("a",), RandomKey(1))
     payload = method.broadcast(state, NEWCOMER, RandomKey(2))
     nothing = no_examples(task.spec)

@@ -15,8 +15,8 @@ from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.knn_per import memorize, with_memory
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import LocalMemory, memorize
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,
@@ -98,6 +98,6 @@ def test_a_store_that_cannot_be_is_refused_before_training(
     tiny_task: Task, store: StoreSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        with_memory(
-            tiny_task, fedavg(tiny_task, NoSettings()), KnnSettings(store=store)
+        LocalMemory(
+            tiny_task, FedAvg(tiny_task, NoSettings()), KnnSettings(store=store)
         )
