@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from knnper.server.observer import Observer, SilentObserver
+from knnper.server.observer import Observer
 from knnper.simulation.batches.progress import Advance, Progress
 from papers.figures import OnPart
 from papers.reproduce import File
@@ -37,7 +37,7 @@ class QuietWatcher:
     def observing(self) -> Iterator[Observer]:
         watcher = self
 
-        class Counting(SilentObserver):
+        class Counting(Observer):
             def training_started(self, num_rounds: int, first_round: int) -> None:
                 watcher.num_trained += 1
 

@@ -11,7 +11,7 @@ import papers.reproduce as single_run
 from knnper.errors import FolderTakenError
 from knnper.experiment import Experiment
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import Workbench, experiment_catalogue
 from papers.reproduce import make_run
@@ -39,7 +39,7 @@ def experiment(threads: int | str) -> Experiment:
 
 def interrupt(settings: Experiment, folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        make_run(settings, folder, SilentObserver())
+        make_run(settings, folder, Observer())
 
 
 def test_another_machine_goes_on_with_the_first_ones_threads(
@@ -69,4 +69,4 @@ def test_a_number_that_was_edited_is_another_run(
 ) -> None:
     interrupt(experiment(1), tmp_path / "run")
     with pytest.raises(FolderTakenError, match="holds a run with other settings"):
-        make_run(experiment(2), tmp_path / "run", SilentObserver())
+        make_run(experiment(2), tmp_path / "run", Observer())
