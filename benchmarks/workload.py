@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime
-from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import (
     ClientData,
     Dataset,
@@ -116,8 +115,7 @@ class Workload:
     def dataset(self) -> Dataset:
         """Return coloured images of 32x32 pixels in ten classes."""
         if self.images:
-            settings = ImageFolderSettings(root=self.images)
-            return DATA_SETS["image_folder"].load(settings)
+            return ImageFolderSettings(root=self.images).load()
         spec = InputSpec((32, 32, 3), NUM_CLASSES, (0.5,) * 3, (0.25,) * 3)
         names = tuple(str(label) for label in range(NUM_CLASSES))
         return Dataset("random", _random_images(0), _random_images(1), spec, names)

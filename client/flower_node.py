@@ -39,7 +39,6 @@ names in ``flwr``                           why; what it saves; what happens wit
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import gc
 import importlib
@@ -75,7 +74,7 @@ from flwr.proto.task_pb2 import Task
 
 from knnper import lifeline
 from knnper.errors import RunError
-from knnper.files import make_private
+from knnper.files import FileLock, LockHeldError, lock_holder, make_private
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
 from knnper.transport.flower_protocol import (
@@ -326,57 +325,35 @@ LOCK_FILE = "node.lock"
 @contextlib.contextmanager
 def locked(state: Path) -> Iterator[int]:
     """Hold a state folder for this process; the kernel frees it when it ends."""
-    descriptor = _opened(state)
-    try:
-        _lock(descriptor, state)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def holder(state: Path) -> int | None:
-    """Return the process that holds a state folder; None if none does."""
-    try:
-        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(os.pread(descriptor, 20, 0) or 0)
-    finally:
-        os.close(descriptor)
-    return None
-
-
-def is_locked(state: Path) -> bool:
-    """Return whether a node runs on this state folder."""
-    return holder(state) is not None
-
-
-def _opened(state: Path) -> int:
     try:
         make_private(state)
-        return os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = FileLock(state / LOCK_FILE)
+    except LockHeldError as error:
+        raise RunError(
+            f"the state folder {state} is in use by another `knnper fed client` "
+            f"(process {error}). End that one first, or give this client a folder of "
+            f"its own"
+        ) from error
     except OSError as error:
         raise RunError(
             f"the state folder {state} cannot be written: {error}. Make it writable "
             "for the user that runs the client, or set `state` to another folder"
         ) from error
+    with lock:
+        yield lock.fileno()
 
 
-def _lock(descriptor: int, state: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        other = os.pread(descriptor, 20, 0).decode() or "unknown"
-        raise RunError(
-            f"the state folder {state} is in use by another `knnper fed client` "
-            f"(process {other}). End that one first, or give this client a folder of "
-            f"its own"
-        ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+def holder(state: Path) -> int | None:
+    """Return the process that holds a state folder; None if none does."""
+    found = lock_holder(state / LOCK_FILE)
+    if found is None:
+        return None
+    return int(found) if found.isdecimal() else 0  # It has not said yet who it is.
+
+
+def is_locked(state: Path) -> bool:
+    """Return whether a node runs on this state folder."""
+    return holder(state) is not None
 
 
 _FLOWER = Path(flwr.__file__).parent

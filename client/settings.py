@@ -282,8 +282,7 @@ def _data(section: object, problems: list[Problem]) -> Choice[Settings] | None:
         problems.append(Problem("data.name", f"{found}; {known}"))
         return None
     values = {key: value for key, value in section.items() if key != "name"}
-    settings_type = SITE_DATA[name].settings_type
-    settings = parse_settings(settings_type, values, "data", problems)
+    settings = parse_settings(SITE_DATA[name], values, "data", problems)
     return None if settings is None else Choice(name, settings)
 
 

@@ -1,7 +1,6 @@
 """What can go wrong with a client's state folder."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
@@ -21,7 +20,7 @@ from knnper.datastore.prediction import ClassPrior, KernelName
 from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
-from knnper.files import make_private, sync_folder, write_atomically
+from knnper.files import FileLock, make_private, sync_folder, write_atomically
 
 
 class ResidenceError(KnnPerError):
@@ -61,8 +60,7 @@ class Places:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         # The lock goes with the process, however that ends.
-        with (self.folder / name).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with FileLock(self.folder / name, wait=True):
             yield
 
 

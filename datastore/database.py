@@ -187,18 +187,7 @@ _EXAMPLES = (
 
 
 class Rows:
-    """Keeps the examples. What a method has done is done for good when it returns.
-
-    Parameters
-    ----------
-    reader, writer
-        Connections to the database; None where this process does not write. Reads go
-        on while a transaction is being written, unless both are the same.
-    path
-        Of the database; where it is in memory, what messages call it.
-    layout
-        Of the raw inputs; None where none are kept.
-    """
+    """Keeps the examples. What a method has done is done for good when it returns."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -72,15 +72,7 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
-        """Return rough squared distances, ascending, and ids, each (m, count).
-
-        Parameters
-        ----------
-        queries
-            Shape (m, p).
-        count
-            At least 1 and at most n. Where fewer are found, rows end in `NOTHING`.
-        """
+        """Return rough squared distances, ascending, and ids, each (m, count)."""
 
     def candidates_with_vectors(
         self, queries: Vectors, count: int
@@ -102,8 +94,6 @@ class VectorIndex(ABC):
     def write(self, path: Path) -> None:
         """Write everything to the one file ``path``."""
 
-
-Layouts = Mapping[type[faiss.Index], int]
 
 NUM_SPARE = 4
 """Candidates beyond k that FAISS is asked for, so that its order can be corrected."""
@@ -131,13 +121,32 @@ class KindSettings(Settings, ABC):
     def code_bytes(self, dim: int) -> int:
         """Return the bytes that a vector of p = ``dim`` numbers takes in the index."""
 
-    @abstractmethod
-    def layouts(self, dim: int) -> Layouts:
-        """Return the types of FAISS that a file may hold, and their bytes a vector."""
+    @property
+    def num_needed(self) -> int:
+        """The fewest vectors to learn from; with fewer they are kept as they are."""
+        return 0
 
     @abstractmethod
+    def fresh(self, dim: int) -> faiss.Index:
+        """Return an empty index of FAISS that has learnt nothing."""
+
+    def encodable(self, vectors: Vectors) -> Vectors:
+        """Return what an index that learns nothing is given of ``vectors`` (n, p)."""
+        return vectors
+
     def filled(self, dim: int, ids: Ids, vectors: Vectors) -> "IndexFile":
         """Return the content of an index of ``vectors`` (n, p) under ``ids`` (n,)."""
+        use_one_thread()
+        index, num_sample = self.fresh(dim), 0
+        if self.num_needed == 0:
+            vectors = self.encodable(vectors)
+        elif len(vectors) < self.num_needed:
+            index = faiss.IndexFlatL2(dim)
+        else:
+            vectors, num_sample = learnable(vectors), len(vectors)
+            index.train(vectors)
+        index.add(vectors)
+        return IndexFile(index, ids, Learnt(num_sample))
 
     @abstractmethod
     def index_of(self, content: "IndexFile") -> VectorIndex:
@@ -168,14 +177,12 @@ class KindSettings(Settings, ABC):
         """Return the index that `VectorIndex.write` wrote to ``path``.
 
         What the settings say of searching may differ from those of the build.
-
-        Raises
-        ------
-        StoreDamagedError
-            If there is something else in the file, or it cannot be read.
         """
         content = read_index_file(path)
-        require_layout(content, path, dim, self.layouts(dim))
+        expected = [self.fresh(dim)]
+        if self.num_needed:
+            expected.append(faiss.IndexFlatL2(dim))
+        require_layout(content, path, expected)
         return self.index_of(content)
 
 
@@ -304,26 +311,25 @@ def learnable(vectors: Vectors) -> Vectors:
 
 
 def require_layout(
-    content: IndexFile,
-    path: Path,
-    dim: int,
-    code_sizes: Layouts,
+    content: IndexFile, path: Path, expected: Sequence[faiss.Index]
 ) -> None:
-    """Do nothing if the file holds what it should."""
+    """Refuse a file that holds nothing like one of these, or has lost ids."""
     index = content.index
     # The lists of IVF hold the ids themselves.
     keeps_ids = isinstance(index, faiss.IndexIVF)
     num_slots = index.ntotal if keeps_ids else len(content.ids)
-    found = (type(index).__name__, index.d, _code_size(index), index.ntotal)
-    expected = [
-        (type_.__name__, dim, size, num_slots) for type_, size in code_sizes.items()
-    ]
-    if found not in expected:
+    found = (*_layout(index), index.ntotal)
+    known = [(*_layout(one), num_slots) for one in expected]
+    if found not in known:
         raise StoreDamagedError(
             f"{path} holds another index than the settings say; build it anew from "
             "the vectors. Found type, size of an embedding, bytes of a code and number "
-            f"{found}, expected {' or '.join(map(str, expected))}"
+            f"{found}, expected {' or '.join(map(str, known))}"
         )
+
+
+def _layout(index: faiss.Index) -> tuple[str, int, int]:
+    return type(index).__name__, int(index.d), _code_size(index)
 
 
 def _code_size(index: faiss.Index) -> int:
@@ -352,21 +358,7 @@ def search(
     at_once: int,
     params: faiss.SearchParameters | None = None,
 ) -> tuple[Vectors, Ids]:
-    """Return squared distances, ascending, and FAISS's labels, each (m, count).
-
-    Parameters
-    ----------
-    index
-        Any index of FAISS; -1 pads its rows.
-    queries
-        Shape (m, p).
-    count
-        At least 1.
-    at_once
-        Queries in one call.
-    params
-        What FAISS is told about the search.
-    """
+    """Return squared distances, ascending, and FAISS's labels, each (m, count)."""
     use_one_thread()
     if len(queries) <= at_once:
         rough, found = index.search(queries, count, params=params)
@@ -389,13 +381,7 @@ Slots = NDArray[np.intp]
 
 
 class SlotTable:
-    """Ids by slot, and slots by id; 16 bytes an id.
-
-    Parameters
-    ----------
-    ids
-        Of the slots from 0 on, int64 of shape (n,); `NOTHING` in an empty slot.
-    """
+    """Ids by slot, and slots by id; 16 bytes an id."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = np.array(ids, dtype=np.int64)

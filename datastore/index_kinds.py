@@ -16,7 +16,6 @@ from knnper.datastore.index import (
     ExactVectorsSettings,
     Ids,
     IndexFile,
-    Layouts,
     Learnt,
     LossySettings,
     SlotTable,
@@ -138,13 +137,9 @@ class FlatSettings(ExactVectorsSettings):
         """Return 4 p."""
         return 4 * dim
 
-    def layouts(self, dim: int) -> Layouts:
+    def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
-        return {faiss.IndexFlatL2: 4 * dim}
-
-    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
-        """See `KindSettings`."""
-        return _filled(faiss.IndexFlatL2(dim), ids, vectors)
+        return faiss.IndexFlatL2(dim)
 
     def index_of(self, content: IndexFile) -> "FlatIndex":
         """See `KindSettings`."""
@@ -188,14 +183,13 @@ class HalfSettings(LossySettings):
         """Return 2 p."""
         return 2 * dim
 
-    def layouts(self, dim: int) -> Layouts:
+    def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
-        return {faiss.IndexScalarQuantizer: 2 * dim}
+        return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
 
-    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
-        """See `KindSettings`."""
-        half = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
-        return _filled(half, ids, _as_half(vectors))
+    def encodable(self, vectors: Vectors) -> Vectors:
+        """Return them cut to what half precision can say."""
+        return _as_half(vectors)
 
     def index_of(self, content: IndexFile) -> "HalfIndex":
         """See `KindSettings`."""
@@ -214,13 +208,6 @@ class HalfIndex(CodesIndex):
 
 def _as_half(vectors: Vectors) -> Vectors:
     return np.clip(vectors, -_LARGEST_HALF, _LARGEST_HALF)
-
-
-def _filled(index: faiss.IndexFlatCodes, ids: Ids, vectors: Vectors) -> IndexFile:
-    """Return ``index``, which learns nothing, with the vectors in it."""
-    use_one_thread()
-    index.add(vectors)
-    return IndexFile(index, ids, Learnt(num_sample=0))
 
 
 _LARGEST_DEAD_SHARE = 0.25
@@ -255,15 +242,11 @@ class GraphSettings(ExactVectorsSettings):
         """Return 4 p + 8 M: the vector and its links on the lowest level."""
         return 4 * dim + 8 * self.num_links
 
-    def layouts(self, dim: int) -> Layouts:
-        """See `KindSettings`."""
-        return {faiss.IndexHNSWFlat: 4 * dim}
-
-    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
+    def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
         graph = faiss.IndexHNSWFlat(dim, self.num_links)
         graph.hnsw.efConstruction = self.ef_construction
-        return _filled(graph, ids, vectors)
+        return graph
 
     def index_of(self, content: IndexFile) -> "GraphIndex":
         """See `KindSettings`."""
@@ -404,14 +387,14 @@ class ListsSettings(ExactVectorsSettings):
         default = max(_FEWEST_PROBES, math.ceil(num_lists / _PROBED_PART))
         return min(num_lists, self.num_probes or default)
 
-    def layouts(self, dim: int) -> Layouts:
+    def fresh(self, dim: int, num_lists: int = 1) -> faiss.Index:
         """See `KindSettings`."""
-        return {faiss.IndexIVFFlat: 4 * dim}
+        return faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, num_lists)
 
     def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
         """See `KindSettings`."""
         num_lists = self.lists_for(len(vectors))
-        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, num_lists)
+        index = self.fresh(dim, num_lists)
         index.set_direct_map_type(faiss.DirectMap.Hashtable)
         index.cp.max_points_per_centroid = _MOST_IN_SAMPLE
         use_one_thread()
@@ -553,19 +536,20 @@ class ScalarSettings(LossySettings):
         """Return p."""
         return dim
 
-    def layouts(self, dim: int) -> Layouts:
+    @property
+    def num_needed(self) -> int:
         """See `KindSettings`."""
-        return {faiss.IndexFlatL2: 4 * dim, faiss.IndexScalarQuantizer: dim}
+        return _RANGE_SAMPLE
 
-    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
+    def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
         scalar = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit)
         scalar.sq.rangestat_arg = _RANGE_MARGIN
-        return _learnt(scalar, ids, vectors, _RANGE_SAMPLE)
+        return scalar
 
     def index_of(self, content: IndexFile) -> "LearningIndex":
         """See `KindSettings`."""
-        return LearningIndex(content, _RANGE_SAMPLE)
+        return LearningIndex(content, self.num_needed)
 
 
 @dataclass(frozen=True)
@@ -607,26 +591,23 @@ class ProductSettings(LossySettings):
             raise ConfigError([Problem("index.num_parts", message)], "the store")
         return self.num_parts
 
-    def layouts(self, dim: int) -> Layouts:
+    @property
+    def num_needed(self) -> int:
         """See `KindSettings`."""
-        return {faiss.IndexFlatL2: 4 * dim, faiss.IndexPQ: self.code_bytes(dim)}
+        return int(_POINTS_PER_CENTROID[0] * 2**self.num_bits)
 
-    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
+    def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
         product = faiss.IndexPQ(dim, self.parts_of(dim), self.num_bits)
         clustering = product.pq.cp
         clustering.min_points_per_centroid, clustering.max_points_per_centroid = (
             _POINTS_PER_CENTROID
         )
-        return _learnt(product, ids, vectors, self._num_needed)
+        return product
 
     def index_of(self, content: IndexFile) -> "LearningIndex":
         """See `KindSettings`."""
-        return ProductIndex(content, self._num_needed)
-
-    @property
-    def _num_needed(self) -> int:
-        return int(_POINTS_PER_CENTROID[0] * 2**self.num_bits)
+        return ProductIndex(content, self.num_needed)
 
 
 class LearningIndex(CodesIndex):
@@ -668,18 +649,6 @@ class ProductIndex(LearningIndex):
         # FAISS compares several queries with the centroids by a matrix product, whose
         # last bits depend on how many there are.
         return 1
-
-
-def _learnt(
-    index: faiss.IndexFlatCodes, ids: Ids, vectors: Vectors, num_needed: int
-) -> IndexFile:
-    """Train ``index`` and fill it; where there is too little for it, a flat one."""
-    use_one_thread()
-    if len(vectors) < num_needed:
-        return _filled(faiss.IndexFlatL2(index.d), ids, vectors)
-    index.train(learnable(vectors))
-    index.add(learnable(vectors))
-    return IndexFile(index, ids, Learnt(num_sample=len(vectors)))
 
 
 def _num_learnt(index: faiss.IndexFlatCodes) -> int:

@@ -164,16 +164,6 @@ def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
     They no longer count as seen. A label that lost examples is not held to the share
     that it once had: it counts as never having been the largest, so that
     `class_balanced` lets it grow back.
-
-    Parameters
-    ----------
-    labels
-        Of the deleted examples, int64 of shape (d,).
-
-    Raises
-    ------
-    ValueError
-        If more examples of a label are deleted than were seen.
     """
     deleted = np.bincount(labels, minlength=len(state.num_seen))
     if len(deleted) > len(state.num_seen) or (deleted > state.num_seen).any():
@@ -189,15 +179,7 @@ def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
 
 
 class Members:
-    """Positions by label, each label's ascending.
-
-    Parameters
-    ----------
-    labels
-        Of the positions 0, 1, ..., int64 of shape (n,).
-    num_classes
-        c.
-    """
+    """Positions by label, each label's ascending."""
 
     def __init__(self, labels: NDArray[np.int64], num_classes: int) -> None:
         self._labels = labels

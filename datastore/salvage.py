@@ -25,7 +25,6 @@ from knnper.datastore.schema import (
 from knnper.datastore.sqlite import (
     PAGE_BYTES,
     frames,
-    lock_holder,
     log_of,
     read_damaged_text,
 )
@@ -38,6 +37,7 @@ from knnper.datastore.store import (
     open_rows,
     require_database,
 )
+from knnper.files import lock_holder
 
 _LEAF = b"\r"
 """The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""

@@ -48,22 +48,7 @@ def nearest(
     num_found: int,
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
-    """Return squared distances, ascending, and ids, both (m, num_found).
-
-    Parameters
-    ----------
-    queries
-        Shape (m, p).
-    index
-        Finds the candidates.
-    settings
-        Of the index: how many candidates it is asked for, and whether they are
-        compared exactly. If not, the distances are those that the index has.
-    num_found
-        How many neighbours; from 1 to n.
-    read_vectors
-        Returns stored vectors (m, p) by id, where the index does not keep them.
-    """
+    """Return squared distances, ascending, and ids, both (m, num_found)."""
     parts = [
         _nearest(
             queries[start : start + QUERIES_AT_ONCE],

@@ -53,18 +53,17 @@ from knnper.datastore.schema import (
 from knnper.datastore.search import LiveView
 from knnper.datastore.settings import StoreSettings, require_settings
 from knnper.datastore.sqlite import (
-    WriterLock,
     connect,
     connection_damaged,
     damage,
     is_unlogged,
-    lock_holder,
     log_of,
     read_damaged_text,
     transaction,
+    writer_lock,
 )
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -283,6 +282,9 @@ class StoreReader:
         self._rows, self._live = rows, live
         self._expected_model = fingerprint
         self._resources = resources or contextlib.ExitStack()
+        # Of a `Store`: one change, and one new set of embeddings, at a time.
+        self._changing, self._embedding = threading.RLock(), threading.Lock()
+        self._stopping = threading.Event()
 
     def __len__(self) -> int:
         return len(self.contents())
@@ -440,22 +442,6 @@ class Store(StoreReader):
     process ends. What `add` and `delete` have done when they return is done for good.
     Searches, by other threads or processes, go on meanwhile.
     """
-
-    def __init__(
-        self,
-        rows: Rows,
-        live: LiveView,
-        spec: StoreSpec,
-        settings: StoreSettings,
-        *,
-        fingerprint: str | None = None,
-        resources: contextlib.ExitStack | None = None,
-    ) -> None:
-        super().__init__(
-            rows, live, spec, settings, fingerprint=fingerprint, resources=resources
-        )
-        self._changing, self._embedding = threading.RLock(), threading.Lock()
-        self._stopping = threading.Event()
 
     def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
         """Store examples as the policy says: all that it says, or nothing.
@@ -803,7 +789,7 @@ def open_rows(
     require_database(folder)
     with contextlib.ExitStack() as opened:
         if writable:
-            opened.callback(WriterLock(folder / LOCK).release)
+            opened.callback(writer_lock(folder / LOCK).release)
         identity = read_identity(folder, writable=writable)
         rows = Rows.on_disk(folder / DATABASE, identity.spec.input, writable=writable)
         opened.callback(rows.close)

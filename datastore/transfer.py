@@ -25,7 +25,6 @@ from knnper.datastore.examples import (
     require_labels,
 )
 from knnper.datastore.schema import ROWS_AT_ONCE
-from knnper.datastore.sqlite import lock_holder
 from knnper.datastore.store import (
     INDEX,
     LOCK,
@@ -35,7 +34,7 @@ from knnper.datastore.store import (
     require_arrivals,
 )
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 
@@ -163,20 +162,6 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
     ``arrivals`` (n,) in seconds since 1970, ``embeddings`` (n, p) of the version that
     is searched, its ``fingerprint``, and ``class_names`` (c,). They are read without
     pickle. The file is there as a whole or not at all, and of one moment of the store.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    target
-        Ends in .npz.
-    overwrite
-        Whether a file that is there may be replaced.
-
-    Raises
-    ------
-    StoreError
-        If the file is there, or cannot be written.
     """
     if target.exists() and not overwrite:
         raise StoreError(
@@ -335,21 +320,7 @@ def open_source(
 
 
 def read_inputs(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
-    """Return the raw inputs in one file, uint8 of shape (n, *image_shape).
-
-    Parameters
-    ----------
-    path
-        An .npz file with ``inputs``, an .npy file with one input or several, or an
-        image.
-    image_shape
-        What the store was made for; an image is read as `open_source` reads it.
-
-    Raises
-    ------
-    DataError
-        If it is neither, holds none, or the inputs do not fit.
-    """
+    """Return the raw inputs in one file, uint8 of shape (n, *image_shape)."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     if path.suffix not in (".npz", ".npy"):

@@ -147,11 +147,6 @@ class Queries:
         q/π of the examples that a query is looked up in, float64 of shape (m, c) or
         (1, c); None where the global model stays as it is. See
         `knnper.datastore.prediction`.
-
-    Raises
-    ------
-    ValueError
-        If a row of ``probabilities`` is no distribution.
     """
 
     embeddings: Tensor
@@ -231,22 +226,6 @@ def left_one_out(
     One search for all of them with one neighbour more, of which the example itself is
     dropped by its id. Where more than k of its duplicates are found before it, the
     last is dropped, since the others are the nearest without it.
-
-    Parameters
-    ----------
-    store
-        A client's memory.
-    queries
-        Stored examples.
-    ids
-        Their ids in the store, int64 of shape (m,).
-    num_neighbors
-        The largest k that is to be scored.
-
-    Raises
-    ------
-    DataError
-        As the store's search.
     """
     found = store.search(queries.embeddings, num_neighbors + 1)
     if len(ids) == 0:
@@ -448,17 +427,7 @@ def num_correct(
     labels: Tensor,
     knn_weights: Tensor,
 ) -> Tensor:
-    """Return how many labels have the largest probability, float64 of shape (l,).
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
-    """
+    """Return how many labels have the largest probability, float64 of shape (l,)."""
     # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
     share = knn_weights[:, None, None]
     mixed = share.float() * knn_probabilities
@@ -472,17 +441,7 @@ def log_likelihood(
     labels: Tensor,
     knn_weights: Tensor,
 ) -> Tensor:
-    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,).
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
-    """
+    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
     knn, alone = (
         one.gather(1, labels[:, None])[:, 0].double()
         for one in (knn_probabilities, global_probabilities)
@@ -502,15 +461,6 @@ def num_correct_by_sureness(
 
     Of two that are right equally often the one that is surer of it scores more. An
     example that is right outweighs three that are wrong beyond any doubt.
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
     """
     asked = knn_probabilities, global_probabilities, labels, knn_weights
     return num_correct(*asked) + PART_OF_SURENESS * log_likelihood(*asked)
@@ -530,22 +480,6 @@ def score(
 
     The k nearest are the first k of the neighbours that were found, so that all k, σ
     and λ are scored from one search. Memory beyond the evidence is bounded.
-
-    Parameters
-    ----------
-    evidence
-        Made for the largest k or more; nothing scores 0.
-    candidates
-        The combinations.
-    kernel
-        A value of `knnper.datastore.prediction.KERNELS`.
-    criterion
-        A value of `CRITERIA`.
-
-    Returns
-    -------
-    Tensor
-        float64, of the candidates' `shape`.
     """
     scores = torch.zeros(candidates.shape, dtype=torch.float64)
     weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
@@ -641,20 +575,7 @@ def choose_knn_weight(
     knn_weights: Sequence[float],
     criterion: CriterionName = "accuracy",
 ) -> float:
-    """Return the λ that scores best on held-out examples; of equals the smallest.
-
-    Parameters
-    ----------
-    local_probabilities, global_probabilities
-        Of the m held-out examples, float32 of shape (m, c). Without any, all λ are
-        equal.
-    labels
-        Theirs, int64 of shape (m,).
-    knn_weights
-        The values to choose from; see `weights_to_choose_from`.
-    criterion
-        A name of `CRITERIA`.
-    """
+    """Return the λ that scores best on held-out examples; of equals the smallest."""
     weights = weights_to_choose_from(knn_weights)
     tried = torch.tensor(weights, dtype=torch.float64)
     scores = CRITERIA[criterion](

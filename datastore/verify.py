@@ -51,18 +51,6 @@ def delete_examples(folder: Path, ids: Ids) -> None:
     An example whose embedding or label is damaged may keep the store from being opened,
     or from deleting anything. It is then taken out of the database alone, and the index
     is built anew when the store is opened next.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    ids
-        What to delete, int64 of shape (m,).
-
-    Raises
-    ------
-    StoreError
-        As `open_store` and `Store.delete`.
     """
     try:
         with open_store(folder, writable=True) as store:

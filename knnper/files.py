@@ -1,4 +1,4 @@
-"""Folders that a cache makes: whole or not there, by one process at a time."""
+"""Files that are whole or not there, and locks between processes."""
 
 import contextlib
 import fcntl
@@ -7,10 +7,11 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from knnper.errors import RunError
 
@@ -50,9 +51,85 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """Be the only one in this block; the system lets go when a process dies."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(lock, wait=True):
         yield
+
+
+_ATTEMPTS, _PAUSE_S = 3, 0.02
+"""How often a taken lock is tried again: `lock_holder` has it for an instant."""
+
+
+class LockHeldError(OSError):
+    """Another process, which this names, or this one by another object, holds it."""
+
+
+class FileLock:
+    """Held by one process, which the file names; gone with it, however that ends.
+
+    A process that is forked meanwhile shares it. It is `flock`, and not the package
+    filelock: that empties the file which names the holder, and needs the right to write
+    where somebody only wants to know whether it is held.
+
+    Raises
+    ------
+    LockHeldError
+        If another one holds it; with ``wait`` this waits for it instead.
+    OSError
+        If the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        self._file = path.open("a+b")
+        if wait:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        elif not self._taken():
+            self._file.seek(0)
+            holder = self._file.read().decode(errors="replace") or "unknown"
+            self._file.close()
+            raise LockHeldError(holder)
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
+    def release(self) -> None:
+        """Let others have it, also where a forked process has the file open."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
+
+    def _taken(self) -> bool:
+        for attempt in range(_ATTEMPTS):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(_PAUSE_S if attempt < _ATTEMPTS - 1 else 0)
+            else:
+                return True
+        return False
+
+
+def lock_holder(path: Path) -> str | None:
+    """Return the process id of who holds the lock in ``path``; None if nobody does.
+
+    Nothing is written; who holds it notices nothing.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return file.read().decode(errors="replace") or "unknown"
+    return None
 
 
 def sync_to_disc(path: Path) -> None:

@@ -78,56 +78,43 @@ def store_settings(
     return settings
 
 
-Policy = Annotated[
-    str | None,
-    typer.Option(
-        help="What stays: concatenate, fixed, fifo, reservoir or class_balanced.",
-        show_default="concatenate",
-    ),
-]
-
-Capacity = Annotated[
-    int | None, typer.Option(help="Most examples.", show_default="no bound")
-]
-
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        "--budget-mb", help="Most megabytes (10^6 bytes).", show_default="no bound"
-    ),
-]
-
-PolicySeed = Annotated[
-    int | None, typer.Option(help="Of the policy's choices.", show_default="0")
-]
-
-Index = Annotated[
-    str | None,
-    typer.Option(
-        help="Kind of index: flat, fp16, sq8, pq, hnsw or ivf.", show_default="flat"
-    ),
-]
-
-WithoutInputs = Annotated[
-    bool,
-    typer.Option(
-        "--no-inputs",
-        help="Keep no raw inputs: another model will need the examples again.",
-    ),
-]
-
-
 @store.command()
 def create(  # noqa: PLR0913 (one parameter an option)
     folder: StoreFolder,
     run: ModelRun,
-    policy: Policy = None,
-    capacity: Capacity = None,
-    budget_mb: Budget = None,
-    seed: PolicySeed = None,
-    index: Index = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="What stays: concatenate, fixed, fifo, reservoir or class_balanced.",
+            show_default="concatenate",
+        ),
+    ] = None,
+    capacity: Annotated[
+        int | None, typer.Option(help="Most examples.", show_default="no bound")
+    ] = None,
+    budget_mb: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-mb", help="Most megabytes (10^6 bytes).", show_default="no bound"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the policy's choices.", show_default="0")
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of index: flat, fp16, sq8, pq, hnsw or ivf.", show_default="flat"
+        ),
+    ] = None,
     changes: Changes = None,
-    without_inputs: WithoutInputs = False,
+    without_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--no-inputs",
+            help="Keep no raw inputs: another model will need the examples again.",
+        ),
+    ] = False,
 ) -> None:
     """Create an empty store for what a run's model embeds."""
     given = {
@@ -156,19 +143,19 @@ def create(  # noqa: PLR0913 (one parameter an option)
     say(f"{folder} is an empty store for the model {model.fingerprint[:12]} of {run}")
 
 
-SourcePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A folder of images, SOURCE/CLASS/IMAGE, or a file .npz with the arrays "
-        "inputs and labels.",
-    ),
-]
-
-
 @store.command()
 def add(
-    folder: StoreFolder, source: SourcePath, run: ModelRun, as_json: AsJson = False
+    folder: StoreFolder,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder of images, SOURCE/CLASS/IMAGE, or a file .npz with the "
+            "arrays inputs and labels.",
+        ),
+    ],
+    run: ModelRun,
+    as_json: AsJson = False,
 ) -> None:
     """Embed examples and store them; what is stored already is passed over."""
     from knnper.datastore.store import open_store, read_identity
@@ -266,20 +253,20 @@ def _lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "writer", summary.writer or "none"
 
 
-AbsentFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--absent",
-        metavar="FILE",
-        help="Prove that the bytes of these raw inputs (an image, .npy, or .npz with "
-        "inputs) are in no file of the store, instead; may be repeated.",
-    ),
-]
-
-
 @store.command()
 def verify(
-    folder: StoreFolder, absent: AbsentFiles = None, as_json: AsJson = False
+    folder: StoreFolder,
+    absent: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--absent",
+            metavar="FILE",
+            help="Prove that the bytes of these raw inputs (an image, .npy, or "
+            ".npz with "
+            "inputs) are in no file of the store, instead; may be repeated.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check all that was written, and the files; exit with 1 if anything is wrong."""
     from knnper.datastore.verify import verify as verify_store
@@ -339,13 +326,15 @@ def _named_inputs(
             yield name, one.tobytes()
 
 
-NewFolder = Annotated[
-    Path, typer.Argument(metavar="NEW_FOLDER", help="Of the new store; must be empty.")
-]
-
-
 @store.command()
-def salvage(folder: StoreFolder, target: NewFolder, as_json: AsJson = False) -> None:
+def salvage(
+    folder: StoreFolder,
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="NEW_FOLDER", help="Of the new store; must be empty."),
+    ],
+    as_json: AsJson = False,
+) -> None:
     """Save what is intact of a damaged store as a new one, and say what is lost."""
     from knnper.datastore.salvage import salvage as salvage_store
 
@@ -373,54 +362,40 @@ def _show_salvage(found: "Salvage") -> None:
         )
 
 
-Ids = Annotated[
-    list[int] | None, typer.Option("--id", help="Of an example; may be repeated.")
-]
-
-ExternalIds = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--external-id", help="The owner's name of an example; may be repeated."
-    ),
-]
-
-Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", help="A class, or its number; may be repeated."),
-]
-
-From = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="TIME",
-        help="Arrived at this time or later, as in 2026-03-31T09:30:00+02:00; UTC "
-        "where it says nothing else.",
-    ),
-]
-
-Before = Annotated[
-    str | None,
-    typer.Option("--before", metavar="TIME", help="Arrived before this time."),
-]
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-WithoutProof = Annotated[
-    bool, typer.Option("--no-proof", help="Do not look through the files afterwards.")
-]
-
-
 @store.command()
 def delete(  # noqa: PLR0913 (one parameter an option)
     folder: StoreFolder,
-    ids: Ids = None,
-    external_ids: ExternalIds = None,
-    labels: Labels = None,
-    arrived_from: From = None,
-    arrived_before: Before = None,
-    yes: Yes = False,
-    without_proof: WithoutProof = False,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", help="Of an example; may be repeated.")
+    ] = None,
+    external_ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--external-id", help="The owner's name of an example; may be repeated."
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option("--label", help="A class, or its number; may be repeated."),
+    ] = None,
+    arrived_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Arrived at this time or later, as in 2026-03-31T09:30:00+02:00; UTC "
+            "where it says nothing else.",
+        ),
+    ] = None,
+    arrived_before: Annotated[
+        str | None,
+        typer.Option("--before", metavar="TIME", help="Arrived before this time."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    without_proof: Annotated[
+        bool,
+        typer.Option("--no-proof", help="Do not look through the files afterwards."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete what all options describe, for good, and prove that no byte is left."""
@@ -613,15 +588,16 @@ def _proof_document(proof: "Proof", names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-Target = Annotated[Path, typer.Argument(metavar="OUT.npz", help="The file to write.")]
-
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the file if it is there.")
-]
-
-
 @store.command()
-def export(folder: StoreFolder, target: Target, overwrite: Overwrite = False) -> None:
+def export(
+    folder: StoreFolder,
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT.npz", help="The file to write.")
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file if it is there.")
+    ] = False,
+) -> None:
     """Write all examples with their embeddings to one file."""
     if target.suffix != ".npz":
         raise typer.BadParameter(f"{target}: expected a file that ends in .npz")
@@ -631,19 +607,20 @@ def export(folder: StoreFolder, target: Target, overwrite: Overwrite = False) ->
     say(f"{counted(number, 'example')} of {folder} written to {target}")
 
 
-RequiredChanges = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="As in --set capacity=5000 or --set 'index={name: sq8, rerank: 4}'; may "
-        "be repeated.",
-    ),
-]
-
-
 @store.command()
-def configure(folder: StoreFolder, changes: RequiredChanges) -> None:
+def configure(
+    folder: StoreFolder,
+    changes: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="As in --set capacity=5000 or --set 'index={name: sq8, rerank: "
+            "4}'; may "
+            "be repeated.",
+        ),
+    ],
+) -> None:
     """Change a store's settings; another index is built at once."""
     from knnper.datastore.store import configure_store, open_store, read_identity
 
@@ -673,17 +650,16 @@ def _num_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-RollBack = Annotated[
-    bool,
-    typer.Option(
-        "--roll-back", help="Search the embeddings from before the last time again."
-    ),
-]
-
-
 @store.command()
 def reembed(
-    folder: StoreFolder, run: OptionalRun = None, roll_back: RollBack = False
+    folder: StoreFolder,
+    run: OptionalRun = None,
+    roll_back: Annotated[
+        bool,
+        typer.Option(
+            "--roll-back", help="Search the embeddings from before the last time again."
+        ),
+    ] = False,
 ) -> None:
     """Embed all raw inputs by another run's model, then search those embeddings."""
     from knnper.datastore.store import open_store
@@ -737,27 +713,20 @@ def _require_same_task(folder: Path, spec: "StoreSpec", model: "GlobalModel") ->
         )
 
 
-Neighbors = Annotated[int, typer.Option("--num-neighbors", min=1, help="k.")]
-
-Kernel = Annotated[
-    Literal["paper", "squared"], typer.Option(help="How a neighbour counts.")
-]
-
-Scale = Annotated[
-    float, typer.Option("--kernel-scale", min=1e-12, help="Of the kernel: sigma.")
-]
-
-Seed = Annotated[int, typer.Option(min=0, help="Of the split.")]
-
-
 @store.command()
 def advise(
     folder: StoreFolder,
     run: OptionalRun = None,
-    num_neighbors: Neighbors = 10,
-    kernel: Kernel = "paper",
-    kernel_scale: Scale = 1.0,
-    seed: Seed = 0,
+    num_neighbors: Annotated[
+        int, typer.Option("--num-neighbors", min=1, help="k.")
+    ] = 10,
+    kernel: Annotated[
+        Literal["paper", "squared"], typer.Option(help="How a neighbour counts.")
+    ] = "paper",
+    kernel_scale: Annotated[
+        float, typer.Option("--kernel-scale", min=1e-12, help="Of the kernel: sigma.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure every kind of index on the store's own examples, and recommend one."""

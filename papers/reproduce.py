@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (
@@ -244,7 +244,7 @@ def require_data(plan: Plan) -> None:
             continue
         loaded.append(data)
         try:
-            DATA_SETS[data.name].load(data.settings)
+            load_data(data)
         except DataError as error:
             if _is_elsewhere(data.settings):
                 raise MissingDataError(str(error)) from error

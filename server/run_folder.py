@@ -1,7 +1,6 @@
 """The folder in which a run keeps all that it writes."""
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -20,7 +19,7 @@ from pydantic_core import to_json
 import knnper
 from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
 from knnper.experiment import Catalogue, Experiment
-from knnper.files import JsonLines, draft_of, write_atomically
+from knnper.files import FileLock, JsonLines, LockHeldError, draft_of, write_atomically
 from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.server.checkpoint import asides, put_aside, rounds_in
 from knnper.server.distribution import Delivered
@@ -262,15 +261,15 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from leading this run inside the block."""
-        with (self.path / LOCK).open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(
-                    f"another process is at work on the run in {self.path}; wait for "
-                    "it, or end it first (`flwr stop` ends a server that stays for "
-                    "clients that come late)"
-                ) from error
+        try:
+            lock = FileLock(self.path / LOCK)
+        except LockHeldError as error:
+            raise RunError(
+                f"another process is at work on the run in {self.path}; wait for it, "
+                "or end it first (`flwr stop` ends a server that stays for clients "
+                "that come late)"
+            ) from error
+        with lock:
             yield
 
     def require_idle(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import Problem, RunError
@@ -118,7 +118,7 @@ def over_sites(experiment: Experiment) -> Experiment:
     """Return the experiment over data that stays with the sites."""
     if experiment.data.name == SITES:
         return experiment
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     return replace(
         experiment,
         data=Choice(SITES, sites_settings(task_of(dataset))),
@@ -201,7 +201,7 @@ def open_workbench(
 ) -> Workbench:
     """Load the data, split it, build model and method."""
     require_central(experiment)
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     partition = make_partition(dataset, experiment.partition, key)
     if _tests_on_validation(experiment):

@@ -80,8 +80,6 @@ class PersonalModel:
 
     Parameters
     ----------
-    task
-        Gives the architecture, momentum and weight decay.
     start
         v and α at first.
     learning_rate
@@ -103,13 +101,7 @@ class PersonalModel:
         self._adaptive = adaptive
 
     def step(self, model: LocalModel, batch: Batch) -> Tensor:
-        """Train v, and α, on ``batch``; return the loss at v̄ before.
-
-        Parameters
-        ----------
-        model
-            Is at w, and stays there.
-        """
+        """Train v, and α, on ``batch``; return the loss at v̄ before."""
         own, share = self._parameters.detach(), self._mixing_weight
         difference = own - model.parameters
         with model.aside(self._buffers):

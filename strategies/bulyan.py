@@ -71,8 +71,6 @@ def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[in
     ----------
     distances
         Squared, shape (n, n).
-    num_malicious
-        f.
     """
     left = list(range(len(distances)))
     selected = []

@@ -74,24 +74,12 @@ PERSONALIZERS: Mapping[str, type[Personalizer]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Assembly:
-    """What an experiment stands for, but for its clients.
+    """What an experiment stands for, but for its clients."""
 
-    Attributes
-    ----------
-    experiment
-        Its settings.
-    key
-        The root of all its random choices.
-    task
-        What is learned.
-    method
-        How.
-    """
-
-    experiment: Experiment
-    key: RandomKey
-    task: Task
-    method: Method
+    experiment: Experiment  # Its settings
+    key: RandomKey  # The root of all its random choices
+    task: Task  # What is learned
+    method: Method  # How
 
 
 def assemble(
@@ -102,24 +90,7 @@ def assemble(
     pool: EmbeddingPool | None = None,
     on_trained: Callable[[int, float], None] | None = None,
 ) -> Assembly:
-    """Build model and method; set what torch takes from the whole process.
-
-    Parameters
-    ----------
-    experiment
-        Its settings.
-    spec
-        What a model must know about the data.
-    device
-        Where the model computes; `compute_device` says it of a process that plays
-        clients. Data, records and whatever the method returns stay on the CPU.
-    proxy
-        Returns the examples that the server has of its own, if it has any.
-    pool
-        Where embeddings are looked for first; one of its own by default.
-    on_trained
-        See `Task`.
-    """
+    """Build model and method; set what torch takes from the whole process."""
     require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
     task = build_task(
@@ -164,19 +135,6 @@ def build_task(
     device: torch.device = torch.device("cpu"),
 ) -> Task:
     """Return the task of training ``model`` on inputs as ``spec`` says.
-
-    Parameters
-    ----------
-    model, training
-        The experiment's sections.
-    spec
-        What a model must know about the data.
-    key
-        The experiment's root key: initial weights depend on it.
-    evaluation_batch_size
-        Images in one forward pass where nothing is trained.
-    device
-        Where the model computes.
 
     Raises
     ------
@@ -223,15 +181,7 @@ def catalogue_of(
     partition: SettingsTypes,
     check: Callable[[Experiment], Sequence[Problem]],
 ) -> Catalogue:
-    """Return the catalogue of all models and methods, over the given data.
-
-    Parameters
-    ----------
-    data, partition
-        What these sections choose from.
-    check
-        Finds what does not go together, beside what a method's own check finds.
-    """
+    """Return the catalogue of all models and methods, over the given data."""
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
         chosen, on_top = experiment.method, experiment.personalization
@@ -257,13 +207,7 @@ def catalogue_of(
 
 
 def title_of(method: str, personalization: str) -> str:
-    """Return what tables call a method with what is put on top of it.
-
-    Parameters
-    ----------
-    method, personalization
-        Names; of another version, perhaps, and then given as they are.
-    """
+    """Return what tables call a method with what is put on top of it."""
     known = METHODS.get(method)
     title = known.title if known else method
     if personalization == (known.personalization if known else AS_IT_IS):

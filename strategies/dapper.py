@@ -196,14 +196,8 @@ def _mixing_step(
 
     Parameters
     ----------
-    task
-        Gives augmentation and device.
-    proxy
-        D_g; drawn from with replacement.
     share
         λ.
-    rng
-        Fixes what is drawn, and leaves the client's own mini-batches as they are.
     """
     generator = rng.numpy()
     device = task.model.device

@@ -234,17 +234,7 @@ def local_round(
     learning_rate: float,
     rng: RandomKey,
 ) -> tuple[Tensor, BasesUpdate]:
-    """Train as a client does in a round; return α, shape (K, B), and the update.
-
-    Parameters
-    ----------
-    task, settings
-        What is learned, and how.
-    payload, examples
-        The server's models, and what to train on.
-    learning_rate, rng
-        Of the bases; that of the client in this round.
-    """
+    """Train as a client does in a round; return α, shape (K, B), and the update."""
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
     temperature = settings.temperature

@@ -194,14 +194,10 @@ def responsibilities(
 
     Parameters
     ----------
-    task
-        Gives the architecture; the models are in evaluation mode.
     components
         M tensors of shape (num_weights,).
     mixture_weights
         π, shape (M,).
-    examples
-        The n examples to share out between the components.
 
     Returns
     -------

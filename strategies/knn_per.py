@@ -81,14 +81,8 @@ def memorize(
     ----------
     base
         Gives φ and the distribution of the global model, or of any other.
-    num_classes
-        c.
-    data
-        The client's training and validation splits; each image is embedded once.
     settings
         k, kernel, σ, the grid of λ, how to choose, and the store.
-    rng
-        Root of what a store's policy leaves to chance, with the policy's own seed.
     """
     embedded = _embedded(base, data)
     store = _empty_store(embedded, num_classes, settings, rng)

@@ -85,14 +85,8 @@ def compress(
     ----------
     base
         Gives φ and the distribution of the global model, or of any other.
-    num_classes
-        c.
-    data
-        The client's training and validation splits; each image is embedded once.
     settings
         The prototypes, and how λ is chosen.
-    rng
-        Of where the prototypes start.
     """
     fit = functools.partial(
         fit_protonn,

@@ -80,8 +80,6 @@ def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     ----------
     distances
         Squared, shape (n, n).
-    num_malicious
-        f. One neighbour counts where n - f - 2 is less.
     """
     num_closest = max(1, len(distances) - num_malicious - 2)
     # The closest is the client itself.

@@ -125,8 +125,6 @@ def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> Lo
     ----------
     mean
         x̄, shape (num_parameters,), on the model's device.
-    heads
-        The coins.
     settings
         λ and p.
     """

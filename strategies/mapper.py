@@ -85,18 +85,10 @@ class MapperSettings(Settings):
 
 @dataclass(frozen=True)
 class Pair:
-    """A local model and its part.
+    """A local model and its part."""
 
-    Attributes
-    ----------
-    interpolation_weight
-        λ.
-    local
-        h_l, shape (num_weights,).
-    """
-
-    interpolation_weight: float
-    local: Tensor
+    interpolation_weight: float  # λ
+    local: Tensor  # h_l, shape (num_weights,)
 
 
 class Mapper(Method):
@@ -217,14 +209,8 @@ def best_pair(
 
     Parameters
     ----------
-    task
-        Gives the architecture.
     central
         h_c, shape (num_weights,).
-    pairs
-        At least one; local models trained on the training split.
-    data
-        The client's splits.
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -251,10 +237,6 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
 
     Parameters
     ----------
-    task
-        Gives the architecture.
-    share
-        s, the part of the model that is trained, above 0.
     fixed
         Weights of h', shape (num_weights,); it is in evaluation mode.
     """

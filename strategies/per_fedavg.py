@@ -169,10 +169,6 @@ def hessian_product(
 
     Parameters
     ----------
-    model
-        At w; its gradient is overwritten.
-    batch
-        D''.
     vector
         v, shape (num_parameters,).
     finite_difference

@@ -87,25 +87,15 @@ class SharedNetwork(Record):
 
 @dataclass(frozen=True)
 class GaussianProcessPredictor:
-    """Serves a client's Gaussian processes on φ.
+    """Serves a client's Gaussian processes on φ."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    network
-        φ, as in `SharedNetwork`.
-    head
-        From representations (n, p) to probabilities (n, c); the same for all who have
-        no examples.
-    trained_alone
-        Makes the predictor that does not know the validation split; None where this
-        one does not.
-    """
-
-    task: Task
-    network: Tensor
+    task: Task  # Gives the architecture
+    network: Tensor  # φ, as in `SharedNetwork`
+    # From representations (n, p) to probabilities (n, c); the same for all who have no
+    # examples.
     head: TreeClassifier
+    # Makes the predictor that does not know the validation split; None where this one
+    # does not.
     trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:

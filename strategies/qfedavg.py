@@ -132,8 +132,6 @@ def fair_terms(
     ----------
     parameters, trained
         w and w̄_k, each of shape (d,).
-    q, lipschitz, loss
-        q, L and F_k(w). Powers that overflow are infinite.
     """
     gradient = lipschitz * (parameters.double() - trained.double())
     positive = torch.tensor(loss, dtype=torch.float64) + 1e-10

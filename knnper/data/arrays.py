@@ -173,19 +173,18 @@ class NpzSettings(SiteSettings):
         ``labels``, or ``train_inputs``, ``train_labels`` and so on.
     """
 
+    name = "npz"
+    title = "NPZ file"
+    summary = "arrays inputs and labels, or train_inputs, train_labels, ..."
+
     path: str
 
-
-def collect_npz(
-    settings: NpzSettings,
-    base: Path,
-    task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
-) -> Collected:
-    """Return the examples in an .npz file."""
-    path = place_of(base, settings.path)
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; give the path of an .npz file")
-    return collect_arrays(load_arrays(path, KEYS), str(path))
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
+        """Return the examples in an .npz file."""
+        path = place_of(base, self.path)
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file; give that of an .npz file")
+        return collect_arrays(load_arrays(path, KEYS), str(path))
 
 
 T = TypeVar("T")
@@ -207,40 +206,42 @@ class PythonSettings(SiteSettings):
         `pathlib.Path`) and the task (`SiteTask`, or None where none is known yet).
     """
 
+    name = "python"
+    title = "Python function"
+    summary = "your own code: module:function, beside the client's file or installed"
+
     entry: Annotated[str, Field(pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
     arguments: dict[str, Any] = field(default_factory=dict)
 
-
-def collect_python(
-    settings: PythonSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the examples that a function gives: `SiteData`, or a mapping of arrays."""
-    source = f"data.entry {settings.entry}"
-    module_name, _, function_name = settings.entry.partition(":")
-    with _importable(base, module_name):
-        module = _called(lambda: _module(module_name, base), base, source)
-        function = _function(module, function_name, source)
-        returned = _called(
-            lambda: function(base, task, **settings.arguments), base, source
-        )
-    if isinstance(returned, SiteData):
-        return _called(lambda: _of_site_data(returned, source), base, source)
-    if not isinstance(returned, Mapping):
-        raise DataError(
-            f"{source} returned {type(returned).__name__}, expected SiteData or a "
-            "mapping of arrays such as inputs and labels"
-        )
-    for name in returned:
-        if name not in KEYS:
-            raise DataError(
-                f"{source} returned an array {name!r}; {alternatives(str(name), KEYS)}"
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return what a function gives: `SiteData`, or a mapping of arrays."""
+        source = f"data.entry {self.entry}"
+        module_name, _, function_name = self.entry.partition(":")
+        with _importable(base, module_name):
+            module = _called(lambda: _module(module_name, base), base, source)
+            function = _function(module, function_name, source)
+            returned = _called(
+                lambda: function(base, task, **self.arguments), base, source
             )
-    arrays = _called(
-        lambda: {name: np.asarray(value) for name, value in returned.items()},
-        base,
-        source,
-    )
-    return collect_arrays(arrays, source)
+        if isinstance(returned, SiteData):
+            return _called(lambda: _of_site_data(returned, source), base, source)
+        if not isinstance(returned, Mapping):
+            raise DataError(
+                f"{source} returned {type(returned).__name__}, expected SiteData or a "
+                "mapping of arrays such as inputs and labels"
+            )
+        for name in returned:
+            if name not in KEYS:
+                raise DataError(
+                    f"{source} returned an array {name!r}; "
+                    f"{alternatives(str(name), KEYS)}"
+                )
+        arrays = _called(
+            lambda: {name: np.asarray(value) for name, value in returned.items()},
+            base,
+            source,
+        )
+        return collect_arrays(arrays, source)
 
 
 def _function(module: ModuleType, name: str, source: str) -> Callable[..., object]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Augmentation
+from knnper.experiment import Augmentation, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
 
@@ -272,6 +272,33 @@ class Dataset:
     coarse_of: tuple[int, ...] | None = None
     feature_names: tuple[str, ...] = ()
     domain_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataFormat(Settings):
+    """Base of what the section ``data`` of an experiment can name: settings that load.
+
+    A subclass is a frozen dataclass in a file of its own, listed in the catalogue.
+
+    Attributes
+    ----------
+    name
+        In experiments.
+    title, summary
+        For people.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    settings_type: ClassVar[type[Settings]]
+
+    def __init_subclass__(cls) -> None:
+        cls.settings_type = cls
+
+    def load(self) -> Dataset:
+        """Return the data set; a `DataError` says what is wrong with its files."""
+        raise NotImplementedError
 
 
 _PIXELS_AT_ONCE = 2**20

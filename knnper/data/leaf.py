@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
 from knnper.data.dividing import DividingSettings, mark_tested
-from knnper.data.examples import Dataset
+from knnper.data.examples import DataFormat, Dataset
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
 from knnper.errors import DataError
 
@@ -552,7 +552,7 @@ WRITTEN_CHARACTERS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeafSettings(DividingSettings):
+class LeafSettings(DividingSettings, DataFormat):
     """Where the files are, and how they are divided.
 
     Attributes
@@ -564,7 +564,23 @@ class LeafSettings(DividingSettings):
         ``all_data`` itself.
     """
 
+    name = "leaf_femnist"
+    title = "FEMNIST (LEAF)"
+    summary = "EMNIST by writer, from LEAF's files: 3,550 writers, 62 classes"
+
     root: str
+
+    def load(self) -> Dataset:
+        """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+
+        A `DataError` names the file and the user that is damaged or does not agree.
+        """
+
+        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+            write_parts(writer, _parts(files, image_decoder(), self))
+            return Contents(WRITTEN_CHARACTERS)
+
+        return _load("leaf_femnist", self, write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -578,36 +594,22 @@ class LeafTextSettings(LeafSettings):
         overlap, so that what is tested on is then trained on in part.
     """
 
+    name = "leaf_shakespeare"
+    title = "Shakespeare (LEAF)"
+    summary = "the next character, by speaking role, from LEAF's files"
+
     split: Literal["random", "time"] = "time"
 
+    def load(self) -> Dataset:
+        """Return LEAF's Shakespeare: windows of 80 characters, by speaking role."""
 
-def load_leaf_femnist(settings: LeafSettings) -> Dataset:
-    """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+            unknown = UnknownCharacters()
+            write_parts(writer, _parts(files, text_decoder(unknown), self))
+            unknown.require_few(self.root)
+            return Contents(CHARACTER_NAMES, dtype="token")
 
-    Raises
-    ------
-    DataError
-        If the files are missing, damaged or do not agree with themselves; the message
-        names file and user.
-    """
-
-    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-        write_parts(writer, _parts(files, image_decoder(), settings))
-        return Contents(WRITTEN_CHARACTERS)
-
-    return _load("leaf_femnist", settings, write)
-
-
-def load_leaf_shakespeare(settings: LeafTextSettings) -> Dataset:
-    """Return LEAF's Shakespeare: windows of 80 characters, by speaking role."""
-
-    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-        unknown = UnknownCharacters()
-        write_parts(writer, _parts(files, text_decoder(unknown), settings))
-        unknown.require_few(settings.root)
-        return Contents(CHARACTER_NAMES, dtype="token")
-
-    return _load("leaf_shakespeare", settings, write)
+        return _load("leaf_shakespeare", self, write)
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
@@ -699,7 +701,7 @@ _NAME_ON_HUB = "flwrlabs/femnist"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FemnistHubSettings(DividingSettings):
+class FemnistHubSettings(DividingSettings, DataFormat):
     """Where the downloaded files are kept, and how each writer's images are divided.
 
     Attributes
@@ -707,6 +709,10 @@ class FemnistHubSettings(DividingSettings):
     root
         The folder of the downloaded files; null is ``downloads`` in the cache folder.
     """
+
+    name = "femnist_hub"
+    title = "FEMNIST (Hub)"
+    summary = "the same, downloaded from the Hugging Face Hub through flwr-datasets"
 
     root: str | None = None
 
@@ -716,27 +722,26 @@ class FemnistHubSettings(DividingSettings):
             return cache_root() / "downloads"
         return Path(self.root).expanduser().absolute()
 
+    def load(self) -> Dataset:
+        """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
 
-def load_femnist_hub(settings: FemnistHubSettings) -> Dataset:
-    """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        It is downloaded if it is not in ``root``, 814,277 images.
 
-    It is downloaded if it is not in ``root``, 814,277 images.
+        Raises
+        ------
+        DataError
+            If it cannot be downloaded, or the package flwr-datasets is not installed.
+        """
 
-    Raises
-    ------
-    DataError
-        If it cannot be downloaded, or the package flwr-datasets is not installed.
-    """
+        def build(writer: EntryWriter) -> Contents:
+            users = _writers(_all_rows(self.folder()))
+            write_parts(writer, divided(users, self))
+            return Contents(WRITTEN_CHARACTERS)
 
-    def build(writer: EntryWriter) -> Contents:
-        users = _writers(_all_rows(settings.folder()))
-        write_parts(writer, divided(users, settings))
-        return Contents(WRITTEN_CHARACTERS)
-
-    # What the Hub holds under one name does not depend on where it is kept.
-    source = asdict(settings)
-    del source["root"]
-    return cached_dataset("femnist_hub", source, build)
+        # What the Hub holds under one name does not depend on where it is kept.
+        source = asdict(self)
+        del source["root"]
+        return cached_dataset("femnist_hub", source, build)
 
 
 def _all_rows(folder: Path) -> Any:

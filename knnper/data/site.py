@@ -13,7 +13,7 @@ import torch
 
 from knnper.data.catalogue import DATA_SETS, SITE_DATA
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
-from knnper.data.examples import Examples, InputSpec, no_examples
+from knnper.data.examples import DataFormat, Examples, InputSpec, no_examples
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
@@ -519,13 +519,11 @@ def survey_site(
 def _collected(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> tuple[Collected, SiteSettings]:
-    spec, settings = SITE_DATA[choice.name], choice.settings
-    if not isinstance(settings, spec.settings_type):
-        raise TypeError(
-            f"{choice.name} takes {spec.settings_type.__name__}, "
-            f"found {type(settings).__name__}"
-        )
-    return spec.collect(settings, base, task), settings
+    kind, settings = SITE_DATA[choice.name], choice.settings
+    if not isinstance(settings, kind):
+        found = type(settings).__name__
+        raise TypeError(f"{choice.name} takes {kind.__name__}, found {found}")
+    return settings.collect(base, task), settings
 
 
 MODEL_CARD = "model.json"
@@ -574,17 +572,17 @@ def _of_section(section: Any, source: str) -> SiteTask:
     if name == SITES:
         return _parsed(SitesSettings, section, source).task()
     if isinstance(name, str) and name in DATA_SETS:
-        settings = _parsed(DATA_SETS[name].settings_type, section, source)
-        return _of_data_set(name, settings, source)
+        settings = _parsed(DATA_SETS[name], section, source)
+        return _of_data_set(settings, source)
     known = alternatives(str(name), (SITES, *DATA_SETS))
     raise DataError(
         f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
     )
 
 
-def _of_data_set(name: str, settings: Settings, source: str) -> SiteTask:
+def _of_data_set(settings: DataFormat, source: str) -> SiteTask:
     try:
-        return task_of(DATA_SETS[name].load(settings))
+        return task_of(settings.load())
     except DataError as error:
         raise DataError(
             f"{source} is over a data set that cannot be loaded here: {error}; ask the "

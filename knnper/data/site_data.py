@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -230,7 +230,7 @@ class SiteData:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings(Settings):
-    """What can be set for every kind of own data.
+    """Base of a kind of a site's own data, and what can be set for all of them.
 
     Attributes
     ----------
@@ -244,9 +244,17 @@ class SiteSettings(Settings):
         How the examples are split where the data does not say it.
     """
 
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+
     label_map: dict[str, str] = field(default_factory=dict)
     unknown_labels: Literal["error", "drop"] = "error"
     fractions: FractionSettings = field(default_factory=FractionSettings)
+
+    def collect(self, base: Path, task: SiteTask | None) -> "Collected":
+        """Return the examples; relative paths start at ``base``."""
+        raise NotImplementedError
 
 
 class InputForm(NamedTuple):

@@ -22,7 +22,7 @@ from knnper.data.dividing import (
     split_by_name,
     values_in_order,
 )
-from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
@@ -32,7 +32,7 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, ProperFraction, Settings
+from knnper.experiment import NonNegativeInt, ProperFraction
 from knnper.loading import alternatives
 
 _PARQUET = (".parquet", ".pq")
@@ -279,7 +279,7 @@ _FEWEST_STEPS = 100
 
 
 @dataclass(frozen=True)
-class TableSettings(Settings):
+class TableSettings(DataFormat):
     """Which files, and what their columns mean.
 
     Attributes
@@ -305,6 +305,10 @@ class TableSettings(Settings):
         Between the columns of a CSV file.
     """
 
+    name = "table"
+    title = "Table"
+    summary = "your own rows of features: CSV or Parquet files, a column a feature"
+
     train: str
     label: str
     test: str | None = None
@@ -314,6 +318,58 @@ class TableSettings(Settings):
     test_fraction: ProperFraction = 0.2
     seed: NonNegativeInt = 0
     delimiter: Annotated[str, Field(min_length=1)] = ","
+
+    def load(self) -> Dataset:
+        """Return the rows as inputs of shape (1, 1, d), float32.
+
+        The classes are those of the training rows, in the order of their names, or of
+        their numbers where all are whole numbers.
+
+        Raises
+        ------
+        DataError
+            As `read_table`; and if there are no training or test rows, or test rows
+            have labels that no training row has.
+        """
+        train, table = _read(self, self.train, self.features)
+        if self.test is None:
+            is_test = _tested(train, table, self)
+            train, test = train.taken(~is_test), train.taken(is_test)
+        else:
+            test, _ = _read(self, self.test, table.number_columns)
+        _require_rows(train, test, self)
+        class_names = values_in_order(train.labels)
+        unknown = sorted(set(test.labels) - set(class_names))
+        if unknown:
+            raise DataError(
+                "test rows have labels that no training row has: "
+                f"{', '.join(unknown)}; the classes are those of the training rows"
+            )
+        owners = values_in_order(
+            name
+            for rows in (train, test)
+            if rows.clients is not None
+            for name in rows.clients
+        )
+        # A feature that never varies has a deviation of 1.
+        constant = np.ptp(train.numbers, axis=0) == 0
+        std = np.where(constant, 1.0, train.numbers.std(axis=0))
+        _warn_of_coarse(table, train.numbers)
+        spec = InputSpec(
+            (1, 1, len(std)),
+            len(class_names),
+            tuple(train.numbers.mean(axis=0).tolist()),
+            tuple(std.tolist()),
+            dtype="float32",
+        )
+        return Dataset(
+            name="table",
+            train=_labelled(train, class_names, owners),
+            test=_labelled(test, class_names, owners),
+            spec=spec,
+            class_names=class_names,
+            feature_names=table.number_columns,
+        )
 
 
 class _Rows(NamedTuple):
@@ -326,59 +382,6 @@ class _Rows(NamedTuple):
     def taken(self, chosen: NDArray[np.bool_]) -> "_Rows":
         clients = None if self.clients is None else self.clients[chosen]
         return _Rows(self.numbers[chosen], self.labels[chosen], clients)
-
-
-def load_table(settings: TableSettings) -> Dataset:
-    """Return the rows as inputs of shape (1, 1, d), float32.
-
-    The classes are those of the training rows, in the order of their names, or of
-    their numbers where all are whole numbers.
-
-    Raises
-    ------
-    DataError
-        As `read_table`; and if there are no training or test rows, or test rows have
-        labels that no training row has.
-    """
-    train, table = _read(settings, settings.train, settings.features)
-    if settings.test is None:
-        is_test = _tested(train, table, settings)
-        train, test = train.taken(~is_test), train.taken(is_test)
-    else:
-        test, _ = _read(settings, settings.test, table.number_columns)
-    _require_rows(train, test, settings)
-    class_names = values_in_order(train.labels)
-    unknown = sorted(set(test.labels) - set(class_names))
-    if unknown:
-        raise DataError(
-            f"test rows have labels that no training row has: {', '.join(unknown)}; "
-            "the classes are those of the training rows"
-        )
-    owners = values_in_order(
-        name
-        for rows in (train, test)
-        if rows.clients is not None
-        for name in rows.clients
-    )
-    # A feature that never varies has a deviation of 1.
-    constant = np.ptp(train.numbers, axis=0) == 0
-    std = np.where(constant, 1.0, train.numbers.std(axis=0))
-    _warn_of_coarse(table, train.numbers)
-    spec = InputSpec(
-        (1, 1, len(std)),
-        len(class_names),
-        tuple(train.numbers.mean(axis=0).tolist()),
-        tuple(std.tolist()),
-        dtype="float32",
-    )
-    return Dataset(
-        name="table",
-        train=_labelled(train, class_names, owners),
-        test=_labelled(test, class_names, owners),
-        spec=spec,
-        class_names=class_names,
-        feature_names=table.number_columns,
-    )
 
 
 def _read(
@@ -491,6 +494,10 @@ class SiteTableSettings(SiteSettings):
         Between the columns of a CSV file.
     """
 
+    name = "table"
+    title = "Table"
+    summary = "a CSV or Parquet file: a row an example, a column a feature"
+
     path: str
     label: str
     features: tuple[str, ...] | None = None
@@ -498,29 +505,26 @@ class SiteTableSettings(SiteSettings):
     split: str | None = None
     delimiter: Annotated[str, Field(min_length=1)] = ","
 
-
-def collect_table(
-    settings: SiteTableSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the examples in a table."""
-    texts = (settings.label, settings.id, settings.split)
-    features = settings.features
-    if features is None and task is not None:
-        features = task.feature_names or None
-    path = place_of(base, settings.path)
-    table = read_table(path, texts, features, settings.delimiter)
-    source = str(table.path)
-    labels = table.filled_texts(settings.label)
-    names = table.row_names() if settings.id is None else table.texts[settings.id]
-    splits = None
-    if settings.split is not None:
-        splits = split_texts(table.texts[settings.split], source)
-    return Collected(
-        source=source,
-        names=names,
-        labels=labels,
-        inputs=ArrayInputs(source, table.numbers),
-        splits=splits,
-        given_splits=frozenset(splits or ()),
-        numbered=are_whole_numbers(labels),
-    )
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return the examples in a table."""
+        texts = (self.label, self.id, self.split)
+        features = self.features
+        if features is None and task is not None:
+            features = task.feature_names or None
+        path = place_of(base, self.path)
+        table = read_table(path, texts, features, self.delimiter)
+        source = str(table.path)
+        labels = table.filled_texts(self.label)
+        names = table.row_names() if self.id is None else table.texts[self.id]
+        splits = None
+        if self.split is not None:
+            splits = split_texts(table.texts[self.split], source)
+        return Collected(
+            source=source,
+            names=names,
+            labels=labels,
+            inputs=ArrayInputs(source, table.numbers),
+            splits=splits,
+            given_splits=frozenset(splits or ()),
+            numbered=are_whole_numbers(labels),
+        )

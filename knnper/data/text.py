@@ -26,7 +26,7 @@ from knnper.data.dividing import (
     mark_tested,
 )
 from knnper.data.dividing import Split as SiteSplit
-from knnper.data.examples import KINDS_OF_INPUT, Dataset
+from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
@@ -36,7 +36,7 @@ from knnper.data.site_data import (
     place_of,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt
 
 ALPHABET = (
     "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
@@ -384,7 +384,7 @@ _WINDOWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
-class PlaysSettings(Settings):
+class PlaysSettings(DataFormat):
     """Where the texts are, and how examples are made of them.
 
     Attributes
@@ -408,6 +408,10 @@ class PlaysSettings(Settings):
         Of the choice with ``random``.
     """
 
+    name = "plays"
+    title = "Plays"
+    summary = "your own text: plays, or what each speaker says; the next character"
+
     path: str
     window: PositiveInt = 80
     stride: PositiveInt = 10
@@ -416,25 +420,21 @@ class PlaysSettings(Settings):
     split: Literal["time", "random"] = "time"
     seed: NonNegativeInt = 0
 
+    def load(self) -> Dataset:
+        """Return windows of shape (1, 1, T), `NUM_TOKENS` classes.
 
-def load_plays(settings: PlaysSettings) -> Dataset:
-    """Return windows of shape (1, 1, T) and what follows them, `NUM_TOKENS` classes.
+        The clients are numbered in the order of their names.
 
-    The clients are numbered in the order of their names.
-
-    Raises
-    ------
-    DataError
-        If a file cannot be read, nobody speaks in it, nobody says enough, or most of
-        it is in characters outside of the alphabet.
-    """
-    texts = texts_of(read_files(Path(settings.path).expanduser().absolute()))
-    kept = {key: value for key, value in asdict(settings).items() if key != "path"}
-    # Of what was found in the files: another way of finding it is another entry.
-    source = {"texts": digest_of(texts), **kept}
-    return cached_dataset(
-        "plays", source, lambda writer: _build(writer, texts, settings)
-    )
+        A `DataError` says that a file cannot be read, nobody speaks in it or says
+        enough, or most of it is in characters outside of the alphabet.
+        """
+        texts = texts_of(read_files(Path(self.path).expanduser().absolute()))
+        kept = {key: value for key, value in asdict(self).items() if key != "path"}
+        # Of what was found in the files: another way of finding it is another entry.
+        source = {"texts": digest_of(texts), **kept}
+        return cached_dataset(
+            "plays", source, lambda writer: _build(writer, texts, self)
+        )
 
 
 def _build(
@@ -515,8 +515,47 @@ class SiteTextSettings(SiteSettings):
         Characters from one that is predicted to the next.
     """
 
+    name = "text"
+    title = "Text"
+    summary = "plain text: a window of characters, and the one that follows"
+
     path: str
     stride: PositiveInt = PlaysSettings.stride
+
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return the windows of a site's texts, as long as the federation agreed on.
+
+        An example is called by the place of the character that is predicted, as in
+        ``00000080``, behind the file's name where the path is a folder.
+        """
+        path = place_of(base, self.path)
+        _require_text(task, path)
+        window = PlaysSettings.window if task is None else task.spec.image_shape[2]
+        names: list[str] = []
+        windows: list[NDArray[np.uint8]] = []
+        labels: list[int] = []
+        splits: list[SiteSplit] = []
+        for file in read_files(path, _EXPECTED):
+            ids = encode(plain_text(file))
+            targets = target_positions(len(ids), window, self.stride)
+            windows.append(windows_before(ids, targets, window))
+            labels += ids[targets].tolist()
+            prefix = f"{file.path.name}/" if path.is_dir() else ""
+            names += [f"{prefix}{target:08d}" for target in targets.tolist()]
+            splits += _in_order(len(targets), self.fractions)
+        if not names:
+            raise DataError(
+                f"{path}: found no text with more than {window} characters, of which a "
+                "window is made; give more text"
+            )
+        return Collected(
+            source=str(path),
+            names=tuple(names),
+            labels=tuple(CHARACTER_NAMES[label] for label in labels),
+            inputs=WindowInputs(str(path), np.concatenate(windows)),
+            splits=tuple(splits),
+            given_splits=frozenset(SPLITS),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -526,44 +565,6 @@ class WindowInputs(ArrayInputs):
     def form(self) -> InputForm:
         """See `Inputs`."""
         return InputForm((1, 1, self.array.shape[3]), "token")
-
-
-def collect_text(
-    settings: SiteTextSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the windows of a site's texts, as long as the federation agreed on.
-
-    An example is called by the place of the character that is predicted, as in
-    ``00000080``, behind the file's name where the path is a folder.
-    """
-    path = place_of(base, settings.path)
-    _require_text(task, path)
-    window = PlaysSettings.window if task is None else task.spec.image_shape[2]
-    names: list[str] = []
-    windows: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    splits: list[SiteSplit] = []
-    for file in read_files(path, _EXPECTED):
-        ids = encode(plain_text(file))
-        targets = target_positions(len(ids), window, settings.stride)
-        windows.append(windows_before(ids, targets, window))
-        labels += ids[targets].tolist()
-        prefix = f"{file.path.name}/" if path.is_dir() else ""
-        names += [f"{prefix}{target:08d}" for target in targets.tolist()]
-        splits += _in_order(len(targets), settings.fractions)
-    if not names:
-        raise DataError(
-            f"{path}: found no text with more than {window} characters, of which a "
-            "window is made; give more text"
-        )
-    return Collected(
-        source=str(path),
-        names=tuple(names),
-        labels=tuple(CHARACTER_NAMES[label] for label in labels),
-        inputs=WindowInputs(str(path), np.concatenate(windows)),
-        splits=tuple(splits),
-        given_splits=frozenset(SPLITS),
-    )
 
 
 def _require_text(task: SiteTask | None, path: Path) -> None:

@@ -1,7 +1,5 @@
 """All that is looked at of one server."""
 
-import fcntl
-import os
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from knnper.errors import CredentialError, RunError
+from knnper.files import lock_holder
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, census
 from knnper.server.link.setup import LOCK
@@ -238,17 +237,7 @@ class Ports:
 
 def is_running(state: Path) -> bool:
     """Return whether a server holds the folder ``state``; it notices nothing."""
-    try:
-        descriptor = os.open(state / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return lock_holder(state / LOCK) is not None
 
 
 def _free(address: Address, setting: str) -> Finding:

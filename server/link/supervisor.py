@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import signal
 import socket
@@ -15,6 +14,7 @@ import httpx
 import uvloop
 
 from knnper.errors import RunError
+from knnper.files import FileLock, LockHeldError
 from knnper.foreign_text import printable
 from knnper.server.link import superlink as database
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
@@ -324,11 +324,11 @@ class Supervisor:
 @contextlib.contextmanager
 def _sole_user(state: Path) -> Iterator[None]:
     """Make sure that one server at a time uses the folder ``state``."""
-    with (state / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"another server uses {state}; stop it, or choose another state folder"
-            ) from error
+    try:
+        lock = FileLock(state / LOCK)
+    except LockHeldError as error:
+        raise RunError(
+            f"another server uses {state}; stop it, or choose another state folder"
+        ) from error
+    with lock:
         yield

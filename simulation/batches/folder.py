@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 import knnper
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.catalogue import load_data
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
@@ -208,14 +208,14 @@ _CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
 
 def inputs_of(experiment: Experiment) -> Inputs:
     """Return what an experiment would be made from now, without the split."""
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     weights = getattr(experiment.model.settings, "weights", None)
     return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
 
 
 def split_of(experiment: Experiment) -> str:
     """Return the fingerprint of who would have which examples now."""
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     return fingerprint(make_partition(dataset, experiment.partition, key))
 

@@ -86,13 +86,6 @@ def hold(updates: Updates[ModelUpdate]) -> list[ModelUpdate]:
 def require(expected: int, found: int, reason: str) -> None:
     """Raise an error where a rule has too few updates to compare.
 
-    Parameters
-    ----------
-    expected, found
-        Updates of one round, or clients before the first.
-    reason
-        Where the expected number comes from, as in ``2 f + 3 with f = 1``.
-
     Raises
     ------
     RunError
@@ -143,13 +136,6 @@ def mean_in_parts(
     An optimizer goes beyond the mean, or to where no client was. A buffer such as a
     running variance must not: it takes the mean itself.
 
-    Parameters
-    ----------
-    updates
-        Weighted by their examples, as in FedAvg.
-    num_parameters
-        The weights that are parameters; buffers follow them.
-
     Returns
     -------
     tuple of Tensor
@@ -175,15 +161,7 @@ def median(updates: Sequence[ModelUpdate]) -> Tensor:
 
 
 def trimmed_mean(updates: Sequence[ModelUpdate], num_trimmed: int) -> Tensor:
-    """Return the coordinate-wise mean without the extremes, float32 (num_weights,).
-
-    Parameters
-    ----------
-    updates
-        One a client, n of them.
-    num_trimmed
-        Values that are left out at each end, below n / 2.
-    """
+    """Return the coordinate-wise mean without the extremes, float32 (num_weights,)."""
 
     def rule(values: Tensor) -> Tensor:
         kept = len(values) - 2 * num_trimmed
@@ -193,15 +171,7 @@ def trimmed_mean(updates: Sequence[ModelUpdate], num_trimmed: int) -> Tensor:
 
 
 def mean_around_median(updates: Sequence[ModelUpdate], num_closest: int) -> Tensor:
-    """Return the mean of the values closest to the median, float32 (num_weights,).
-
-    Parameters
-    ----------
-    updates
-        One a client; of values that are equally close the first client's counts.
-    num_closest
-        Values of each coordinate that count.
-    """
+    """Return the mean of the values closest to the median, float32 (num_weights,)."""
 
     def rule(values: Tensor) -> Tensor:
         distances = (values - _median(values)).abs()

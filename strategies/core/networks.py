@@ -80,13 +80,6 @@ def new_attention(
 
     W_Q is zero, so all scores are; W_K is random, N(0, 1/p), so that W_Q has a gradient
     and W_K gets one with the second step. W_V is the identity.
-
-    Parameters
-    ----------
-    attention_dim, representation_dim, num_values
-        d_k, p and d_v.
-    rng
-        Fixes W_K.
     """
     shape = (attention_dim, representation_dim)
     with rng.torch():
@@ -102,12 +95,8 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
 
     Parameters
     ----------
-    memory
-        One client at least.
     representation
         z, shape (p,); compared by the Euclidean distance.
-    count
-        K; all clients where there are fewer.
     """
     use_one_thread()
     index = faiss.IndexFlatL2(len(representation))
@@ -123,12 +112,8 @@ def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> T
 
     Parameters
     ----------
-    attention
-        The three matrices.
     representation
         z, shape (p,), of the client that asks.
-    neighbors
-        Z and M, of those that it attends to.
     """
     query = attention.query @ representation
     keys = neighbors.representations @ attention.key.T
@@ -143,8 +128,6 @@ def gradients(
 
     Parameters
     ----------
-    attention, representation, neighbors
-        What M̃ is made of, see `attend`.
     trained
         What local training made of M̃, shape (d_v,).
     """
@@ -157,17 +140,7 @@ def gradients(
 def step(
     attention: Attention, directions: Sequence[Tensor], learning_rate: float
 ) -> Attention:
-    """Return the attention after one step of SGD against ``directions``.
-
-    Parameters
-    ----------
-    attention
-        W_Q, W_K and W_V.
-    directions
-        One of each, as `gradients` returns them.
-    learning_rate
-        Of the step.
-    """
+    """Return the attention after one step of SGD against ``directions``."""
     matrices = (attention.query, attention.key, attention.value)
     pairs = zip(matrices, directions, strict=True)
     return Attention(*(matrix - learning_rate * along for matrix, along in pairs))
@@ -194,18 +167,10 @@ class Hypernetwork(Record):
 
 @dataclass(frozen=True)
 class Gradients:
-    """Vector-Jacobian products of what was generated.
+    """Vector-Jacobian products of what was generated."""
 
-    Attributes
-    ----------
-    layers
-        (∂θ/∂φ)ᵀ Δθ: weight and bias of each layer, in order.
-    embedding
-        (∂θ/∂v)ᵀ Δθ, shape (embedding_dim,).
-    """
-
-    layers: tuple[Tensor, ...]
-    embedding: Tensor
+    layers: tuple[Tensor, ...]  # (∂θ/∂φ)ᵀ Δθ: weight and bias of each layer, in order
+    embedding: Tensor  # (∂θ/∂v)ᵀ Δθ, shape (embedding_dim,)
 
 
 def new_hypernetwork(
@@ -215,12 +180,8 @@ def new_hypernetwork(
 
     Parameters
     ----------
-    hidden_sizes
-        Size of the embedding, then of each hidden layer.
     parameters
         Bias of the last layer, shape (num_parameters,).
-    rng
-        Fixes the initial weights.
     """
     with rng.torch():
         hidden = [_new_layer(i, o) for i, o in itertools.pairwise(hidden_sizes)]
@@ -274,10 +235,6 @@ def hypernetwork_step(
     ----------
     hypernetwork
         φ.
-    directions
-        For weight and bias of each layer, in order, as in `Gradients`.
-    learning_rate, weight_decay
-        Of the step.
     """
 
     def stepped(tensor: Tensor, direction: Tensor) -> Tensor:

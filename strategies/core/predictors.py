@@ -49,29 +49,20 @@ class EmbeddingPredictor(Predictor, Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a predictor did on some labelled examples: sums that can be pooled.
+    """How a predictor did on some labelled examples: sums that can be pooled."""
 
-    Attributes
-    ----------
-    num_examples, num_correct
-        Counts.
-    log_loss_sum
-        Σ -log p(y|x), natural logarithm, p clipped at 1e-12.
-    bin_counts, bin_confidence, bin_correct
-        Per bin of confidence (15 equal widths over [0, 1]): examples, sum of the
-        largest probability, correct examples. Guo et al., "On Calibration of Modern
-        Neural Networks", 2017, Eq. 3.
-    weight_sum, weight_correct
-        Σ_i P(y_i) over all examples and over those that are right, where labels count
-        P(y); both None where all examples count the same.
-    """
-
+    # num_examples, num_correct: Counts.
     num_examples: int
     num_correct: int
-    log_loss_sum: float
+    log_loss_sum: float  # Σ -log p(y|x), natural logarithm, p clipped at 1e-12
+    # bin_counts, bin_confidence, bin_correct: Per bin of confidence (15 equal widths
+    # over [0, 1]): examples, sum of the largest probability, correct examples. Guo et
+    # al., "On Calibration of Modern Neural Networks", 2017, Eq. 3.
     bin_counts: tuple[int, ...]
     bin_confidence: tuple[float, ...]
     bin_correct: tuple[int, ...]
+    # weight_sum, weight_correct: Σ_i P(y_i) over all examples and over those that are
+    # right, where labels count P(y); both None where all examples count the same.
     weight_sum: float | None = None
     weight_correct: float | None = None
 
@@ -90,50 +81,31 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What is known of a client after the hand-over. Counts and metrics only.
+    """What is known of a client after the hand-over. Counts and metrics only."""
 
-    Attributes
-    ----------
-    client
-        The client's name.
-    seen
-        Whether it could take part in training.
-    num_train, num_validation
-        Examples it learns from.
-    personal, reference
-        On the test split: its personalised model, and the unpersonalised (global) one.
-    validation
-        The unpersonalised model on the validation split.
-    chosen
-        What the method chose for this client, as in ``{"knn_weight": 0.7}``.
-    """
-
-    client: str
-    seen: bool
+    client: str  # The client's name
+    seen: bool  # Whether it could take part in training
+    # num_train, num_validation: Examples it learns from.
     num_train: int
     num_validation: int
+    # personal, reference: On the test split: its personalised model, and the
+    # unpersonalised (global) one.
     personal: Evaluation
     reference: Evaluation
-    validation: Evaluation
+    validation: Evaluation  # The unpersonalised model on the validation split
+    # What the method chose for this client, as in ``{"knn_weight": 0.7}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClientResults:
-    """What several clients that were served together report.
+    """What several clients that were served together report."""
 
-    Attributes
-    ----------
-    results
-        One a client, in the order in which they were asked, but for the failures.
-    failures
-        Why, by name, of the clients that could not be served.
-    withheld
-        Clients that are served and keep the figures to themselves.
-    """
-
+    # One a client, in the order in which they were asked, but for the failures.
     results: tuple[ClientResult, ...]
+    # Why, by name, of the clients that could not be served.
     failures: Mapping[str, str] = field(default_factory=dict)
+    # Clients that are served and keep the figures to themselves.
     withheld: tuple[str, ...] = ()
 
 
@@ -202,27 +174,15 @@ def _integers(values: Tensor, bins: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MixturePredictor:
-    """Serves Σ_m π_m h_m.
+    """Serves Σ_m π_m h_m."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    components
-        M tensors of shape (num_weights,).
-    mixture_weights
-        π, shape (M,), summing to 1.
-    chosen
-        What is reported of this client.
-    trained_alone
-        Makes the predictor that was trained without the validation split; None where
-        this one was.
-    """
-
-    task: Task
-    components: Sequence[Tensor]
-    mixture_weights: Tensor
+    task: Task  # Gives the architecture
+    components: Sequence[Tensor]  # M tensors of shape (num_weights,)
+    mixture_weights: Tensor  # π, shape (M,), summing to 1
+    # What is reported of this client.
     chosen: Mapping[str, float] = field(default_factory=dict)
+    # Makes the predictor that was trained without the validation split; None where this
+    # one was.
     trained_alone: "Callable[[], MixturePredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -256,24 +216,14 @@ class MixturePredictor:
 
 @dataclass(frozen=True)
 class ModelPredictor:
-    """Serves h_w.
+    """Serves h_w."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    weights
-        w, shape (num_weights,).
-    chosen
-        What was chosen for this client, as in ``{"prox_weight": 0.1}``.
-    trained_alone
-        Makes the predictor that was trained without the validation split; None where
-        this one was.
-    """
-
-    task: Task
-    weights: Tensor
+    task: Task  # Gives the architecture
+    weights: Tensor  # w, shape (num_weights,)
+    # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
+    # Makes the predictor that was trained without the validation split; None where this
+    # one was.
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:

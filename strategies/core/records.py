@@ -36,15 +36,7 @@ class ModelPayload(Record):
 
 @runtime_checkable
 class Update(Protocol):
-    """What every method's update carries beside its own fields.
-
-    Attributes
-    ----------
-    num_examples
-        n_m, the training examples it is based on; its weight in a mean.
-    train_loss
-        Mean loss over the mini-batches of this round.
-    """
+    """What every method's update carries beside its own fields."""
 
     @property
     def num_examples(self) -> int:

@@ -83,8 +83,6 @@ class Sharing:
         ----------
         weights
             Shape (num_weights,).
-        part
-            None leaves the personal weights as the server has them.
         """
         if part is None:
             return weights
@@ -118,8 +116,6 @@ class PartlyShared(Method):
 
     Parameters
     ----------
-    task, settings
-        See `Method`.
     shared
         Which weights are shared, bool of shape (num_weights,).
     unseen_epochs

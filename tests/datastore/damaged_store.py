@@ -66,15 +66,7 @@ def state(folder: Path) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A folder to which something was done.
-
-    Attributes
-    ----------
-    folder
-        Of the store.
-    changed
-        What was done.
-    """
+    """A folder to which something was done."""
 
     folder: Path
     changed: str

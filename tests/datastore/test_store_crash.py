@@ -141,10 +141,7 @@ def _open_on_and_on(folder: Path, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def opened_meanwhile(folder: Path) -> Iterator[None]:
-    """Let another process open a store again and again: it never takes it for damaged.
-
-    A log is torn, begun anew, or grows while that process looks at it.
-    """
+    """Let another process open a store again and again."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     reader = context.Process(target=_open_on_and_on, args=(folder, theirs))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import FolderTakenError
-from knnper.experiment import Experiment, Settings
+from knnper.experiment import Experiment
 from knnper.loading import load_experiment
 from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue
@@ -48,13 +48,8 @@ def test_a_figure_that_trains_is_not_continued_with_other_data(
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             make_figure(name, experiment(method), settings, tmp_path, interrupt)
-    spec = DATA_SETS["digits"]
-
-    def load(settings: Settings) -> Dataset:
-        return inverted(spec.load(settings))
-
-    changed = {**DATA_SETS, "digits": replace(spec, load=load)}
-    monkeypatch.setattr("knnper.simulation.batches.folder.DATA_SETS", changed)
+    load = DigitsSettings.load
+    monkeypatch.setattr(DigitsSettings, "load", lambda one: inverted(load(one)))
     with pytest.raises(FolderTakenError, match="another dataset"):
         make_figure(name, experiment(method), settings, tmp_path, interrupt)
 

@@ -1,11 +1,8 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import TrainingSettings
 from knnper.loading import parse_settings
@@ -18,13 +15,9 @@ from knnper.strategies.agnostic import (
     AgnosticUpdate,
 )
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 LN2 = math.log(2)
 BY_LABEL = AgnosticSettings(domain="label", domain_learning_rate=0.1)

@@ -1,6 +1,5 @@
 """APFL: by hand, at both ends of α, and with an α that is learned."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +20,7 @@ from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.local import Local, LocalSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA_1 = 0.7310586  # σ(1), p(0) where the logits are (½, -½)
 SIGMA_34 = 0.6791787  # σ(¾), p(0) where the logits are (⅜, -⅜)

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from statistics import fmean, median
 
 import numpy as np
@@ -10,15 +9,13 @@ from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.bulyan import Bulyan, BulyanSettings, iterated_krum
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from tests.strategies.small_updates import (
-    assert_refused,
     on_a_line,
     random_updates,
     updates,
 )
+from tests.strategies.trained_methods import MakeTask
 
-MakeTask = Callable[..., Task]
 BEFORE = ModelState(torch.zeros(2))
 
 
@@ -91,7 +88,3 @@ def test_too_few_clients_are_refused(linear_task: MakeTask, key: RandomKey) -> N
     with pytest.raises(RunError, match=message):
         method.init([str(i) for i in range(9)], key)
     method.init([str(i) for i in range(11)], key)
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(Bulyan, num_malicious=-1)

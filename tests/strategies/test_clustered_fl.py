@@ -1,6 +1,4 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,8 @@ from knnper.strategies.clustered_fl import (
 )
 from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
 ZERO_SIDED = torch.tensor([2.0, -2.0])

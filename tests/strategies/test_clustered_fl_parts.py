@@ -1,7 +1,5 @@
 """Which updates part a cluster, and into how many clusters that can lead."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +12,7 @@ from knnper.strategies.clustered_fl import (
     ClustersState,
 )
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.task import Task
-
-MakeTask = Callable[..., Task]
+from tests.strategies.trained_methods import MakeTask
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
 

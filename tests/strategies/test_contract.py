@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from knnper import strategies
 from knnper.records import fingerprint, put_together, take_apart
@@ -245,3 +246,35 @@ def test_together_clients_are_served_what_they_would_be_alone(
     # In every bit: the batches are the same, each computed once.
     assert all(map(torch.equal, together, alone))
     assert all(map(torch.equal, again, alone))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "wrong"),
+    [
+        ("bulyan", "num_malicious", -1),
+        ("fedadagrad", "server_learning_rate", 0),
+        ("fedadagrad", "adaptivity", -1),
+        ("fedadam", "server_learning_rate", 0),
+        ("fedadam", "first_moment_decay", 1.0),
+        ("fedadam", "second_moment_decay", 1.0),
+        ("fedadam", "adaptivity", 0),
+        ("fedavgm", "server_learning_rate", 0),
+        ("fedavgm", "server_momentum", 1.0),
+        ("fedtrimmedavg", "trimmed_fraction", 0.5),
+        ("fedyogi", "server_learning_rate", -0.1),
+        ("fedyogi", "first_moment_decay", 1.5),
+        ("fedyogi", "second_moment_decay", -0.1),
+        ("fedyogi", "adaptivity", 0),
+        ("krum", "num_malicious", -1),
+        ("multikrum", "num_malicious", -1),
+        ("multikrum", "num_selected", 0),
+        ("qfedavg", "fairness", -1),
+        ("qfedavg", "lipschitz_constant", 0),
+    ],
+)
+def test_settings_have_ranges(name: str, field: str, wrong: float) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(METHODS[name].settings_type).validate_json(
+            f'{{"{field}": {wrong}}}'
+        )
+    assert [error["loc"] for error in caught.value.errors()] == [(field,)]

@@ -1,6 +1,5 @@
 """Dapper: by hand, at both ends of λ, the choice of λ, and the way of the sample."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +23,7 @@ from knnper.strategies.dapper import Dapper, DapperSettings, extended
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from tests.strategies.method_checks import labelled, problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 EVERYTHING = TrainingSettings(
     batch_size=3,

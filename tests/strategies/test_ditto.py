@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,10 +19,7 @@ from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 RIGHT, WRONG = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])  # of label 0
 

@@ -1,24 +1,17 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, Examples
+from knnper.data.examples import Examples
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import trained_with_the_keys_of_local
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def sigmoid(logit: float) -> float:

@@ -1,10 +1,8 @@
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
@@ -13,11 +11,9 @@ from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
 from knnper.strategies.fedadam import FedAdam, FedAdamSettings, MomentState
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
-from tests.strategies.small_updates import assert_refused, updates
+from tests.strategies.small_updates import updates
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 Build = Callable[[Task], Method]
 
 SETTINGS = FedAdamSettings(
@@ -83,13 +79,3 @@ def test_the_second_moment_begins_with_the_square(
 ) -> None:
     method = FedAdam(linear_task(TrainingSettings()), FedAdamSettings(adaptivity=0.5))
     assert method.init(("a",), key).second_moment.tolist() == [0.25, 0.25]
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(
-        FedAdam,
-        server_learning_rate=0,
-        first_moment_decay=1.0,
-        second_moment_decay=1.0,
-        adaptivity=0,
-    )

@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,10 +25,7 @@ from knnper.strategies.fedattn import (
     bias_mask,
 )
 from knnper.strategies.fedavg import FedAvg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 

@@ -1,20 +1,12 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def test_one_round_by_hand(

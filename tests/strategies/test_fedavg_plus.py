@@ -16,9 +16,9 @@ from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
+from tests.strategies.trained_methods import MakeTask
 
 White = Callable[[Sequence[int]], ClientData]
-MakeTask = Callable[..., Task]
 
 
 def fedavg_plus(task: Task, settings: FineTuningSettings) -> Method:

@@ -1,21 +1,13 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings, FedAvgMState
-from tests.strategies.small_updates import assert_refused, updates
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.small_updates import updates
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
@@ -65,7 +57,3 @@ def test_buffers_take_the_mean(
     assert len(buffers) == 8
     assert torch.equal(buffers, expected)
     assert not torch.equal(found.weights, plain.weights)
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(FedAvgM, server_learning_rate=0, server_momentum=1.0)

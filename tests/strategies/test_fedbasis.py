@@ -1,7 +1,6 @@
 """FedBasis on two parameters, with one basis, and at the hand-over."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +19,7 @@ from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, local_round
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO = FedBasisSettings(
     num_bases=2,

@@ -1,26 +1,19 @@
 """How FedBasis comes to its first bases."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.core.bases import BasesUpdate
 from knnper.strategies.core.method import NoSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, num_warm_rounds
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO = FedBasisSettings(num_bases=2, major_basis=False, blocks="whole")
 WITH_EVERYTHING = TrainingSettings(

@@ -1,24 +1,16 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.models.networks import TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedbn import BATCH_NORMS, FedBN, FedBNSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, task_on_one_feature
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_1 = 0.26894142  # σ(-1)
 HALF = TrainingSettings(learning_rate=0.5)

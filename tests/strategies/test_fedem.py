@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +20,7 @@ from knnper.strategies.fedem import (
     MixtureState,
     responsibilities,
 )
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 LN3 = math.log(3)
 EVEN = torch.tensor([0.0, 0.0])  # p(0) = ½

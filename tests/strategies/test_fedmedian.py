@@ -1,15 +1,12 @@
-from collections.abc import Callable
-
 import torch
 
 from knnper.experiment import TrainingSettings
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedmedian import FedMedian
 from tests.strategies.small_updates import random_updates, updates
+from tests.strategies.trained_methods import MakeTask
 
-MakeTask = Callable[..., Task]
 BEFORE = ModelState(torch.zeros(2))
 
 

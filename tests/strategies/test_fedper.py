@@ -1,24 +1,16 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedper import FedPer, FedPerSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, two_weights_task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_1 = 0.26894142  # σ(-1)
 SIGMA_2 = 0.11920292  # σ(-2)

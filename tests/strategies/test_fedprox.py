@@ -1,21 +1,14 @@
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedprox import FedProx, FedProxSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, Any]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TRAINING = TrainingSettings(local_epochs=2, batch_size=1, learning_rate=0.5)
 

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,15 +5,14 @@ from hypothesis import strategies as st
 
 from knnper.experiment import TrainingSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedtrimmedavg import (
     FedTrimmedAvg,
     FedTrimmedAvgSettings,
     trimmed_at_each_end,
 )
-from tests.strategies.small_updates import assert_refused, random_updates, updates
+from tests.strategies.small_updates import random_updates, updates
+from tests.strategies.trained_methods import MakeTask
 
-MakeTask = Callable[..., Task]
 BEFORE = ModelState(torch.zeros(2))
 FIVE = updates(
     [1.0, 9.0],
@@ -74,7 +71,3 @@ def test_something_is_always_left(fraction: float, num_values: int) -> None:
     # What Flower makes of the fraction that it is given.
     assert int((num_trimmed + 0.25) / num_values * num_values) == num_trimmed
     assert (num_trimmed + 0.25) / num_values < 0.5
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(FedTrimmedAvg, trimmed_fraction=0.5)

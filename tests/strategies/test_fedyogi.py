@@ -1,14 +1,10 @@
-from collections.abc import Callable
-
 import pytest
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
-from tests.strategies.small_updates import assert_refused, updates
-
-MakeTask = Callable[..., Task]
+from tests.strategies.small_updates import updates
+from tests.strategies.trained_methods import MakeTask
 
 
 def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
@@ -40,13 +36,3 @@ def test_the_second_moment_begins_with_the_square(
 ) -> None:
     method = FedYogi(linear_task(TrainingSettings()), FedYogiSettings(adaptivity=0.5))
     assert method.init(("a",), key).second_moment.tolist() == [0.25, 0.25]
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(
-        FedYogi,
-        server_learning_rate=-0.1,
-        first_moment_decay=1.5,
-        second_moment_decay=-0.1,
-        adaptivity=0,
-    )

@@ -1,21 +1,14 @@
 """Which methods end with one trained model, for export and for sites to keep."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.task import Task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ENDS_WITH_ONE = [name for name in METHODS if METHODS[name].ends_with_global_model]
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)

@@ -1,7 +1,5 @@
 import math
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +15,7 @@ from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.hypcluster import HypCluster, HypClusterSettings, HypClusterState
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ZERO_SIDED = torch.tensor([2.0, -2.0])
 """Predicts label 0 of a white pixel; its negative predicts 1."""

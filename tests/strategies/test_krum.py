@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,11 +8,10 @@ from knnper.errors import RunError
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.krum import Krum, KrumSettings, lowest
-from tests.strategies.small_updates import assert_refused, on_a_line, updates
+from tests.strategies.small_updates import on_a_line, updates
+from tests.strategies.trained_methods import MakeTask
 
-MakeTask = Callable[..., Task]
 BEFORE = ModelState(torch.zeros(2))
 
 
@@ -98,7 +97,3 @@ def test_too_few_clients_are_refused(linear_task: MakeTask, key: RandomKey) -> N
         method.init([str(i) for i in range(6)], key)
     method.init([str(i) for i in range(7)], key)
     method.aggregate(BEFORE, iter(on_a_line(*range(7))))
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(Krum, num_malicious=-1)

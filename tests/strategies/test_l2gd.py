@@ -1,12 +1,9 @@
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
@@ -14,17 +11,13 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import trained_with_the_keys_of_local
 from tests.strategies.small_updates import updates
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def share(y: float) -> float:

@@ -1,23 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.lg_fedavg import LGFedAvg, LGFedAvgSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, two_weights_task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_2 = 0.11920292  # σ(-2)
 HALF = TrainingSettings(learning_rate=0.5)

@@ -14,8 +14,7 @@ from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.linear_probe import LinearProbe, LinearProbeSettings
-
-MakeTask = Callable[..., Task]
+from tests.strategies.trained_methods import MakeTask
 
 
 def probed(task: Task, data: ClientData, settings: LinearProbeSettings) -> torch.Tensor:

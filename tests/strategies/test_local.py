@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -12,9 +10,7 @@ from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.local import Local, LocalSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(
     num_rounds=3,

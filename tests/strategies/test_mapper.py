@@ -1,6 +1,5 @@
 """Mapper: by hand, at both ends of λ, and the choice of λ."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +25,7 @@ from knnper.strategies.mapper import (
     mixture_loss,
 )
 from tests.strategies.method_checks import labelled, mixture_served, problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 

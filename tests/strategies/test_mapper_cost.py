@@ -1,19 +1,13 @@
 """What Mapper costs a client."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 import knnper.strategies.mapper as mapper_module
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.mapper import Mapper, MapperSettings, Pair, best_pair
 from tests.strategies.method_checks import count_trainings, labelled, mixture_served
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 EVERYTHING = TrainingSettings(
     batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2

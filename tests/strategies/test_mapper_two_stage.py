@@ -1,12 +1,9 @@
 """Mapper in two stages: by hand, at both ends of λ, and what was trained on what."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 import knnper.strategies.mapper_two_stage as module
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
@@ -22,9 +19,7 @@ from tests.strategies.method_checks import (
     mixture_served,
     problems_of,
 )
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 

@@ -1,29 +1,21 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.krum import Krum, KrumSettings
 from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
 from tests.strategies.small_updates import (
-    assert_refused,
     on_a_line,
     random_updates,
     updates,
 )
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 BEFORE = ModelState(torch.zeros(2))
 
 
@@ -81,7 +73,3 @@ def test_too_few_clients_are_refused(linear_task: MakeTask, key: RandomKey) -> N
         many.aggregate(BEFORE, iter(on_a_line(*range(5))))
     with pytest.raises(RunError, match=message):
         many.init([str(i) for i in range(5)], key)
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(MultiKrum, num_malicious=-1, num_selected=0)

@@ -24,9 +24,7 @@ from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")

@@ -19,10 +19,8 @@ from knnper.strategies.core.training import LocalModel, local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.per_fedavg import PerFedAvg, PerFedAvgSettings, hessian_product
 from tests.strategies.method_checks import problems_of
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 Variant = Literal["first_order", "hessian_free"]
 
 VARIANTS: tuple[Variant, ...] = ("first_order", "hessian_free")

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +32,7 @@ from knnper.strategies.pfedgp import (
     SharedNetwork,
 )
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
 LINEAR = PFedGPSettings(kernel="linear", output_scale=2.0, num_iterations=1)

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.pfedhn import PFedHN, PFedHNSettings, PFedHNState
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 # θ = relu(v) (1, -1): one unit, for models of two parameters.
 NETWORK = Hypernetwork(

@@ -1,23 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.pfedme import PFedMe, PFedMeSettings
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def share(y: float) -> float:

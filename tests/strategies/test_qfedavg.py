@@ -1,17 +1,14 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.qfedavg import (
     QFedAvg,
@@ -19,11 +16,8 @@ from knnper.strategies.qfedavg import (
     QFedAvgState,
     QFedAvgUpdate,
 )
-from tests.strategies.small_updates import assert_refused, random_updates
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.small_updates import random_updates
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def sent(*clients: tuple[Sequence[float], float]) -> list[tuple[str, QFedAvgUpdate]]:
@@ -143,7 +137,3 @@ def test_what_cannot_be_computed_names_the_client(linear_task: MakeTask) -> None
     message = r"largest loss is 1e\+30, of client 'b', and q = 12; lower"
     with pytest.raises(RunError, match=message):
         method.aggregate(BEFORE, iter(wild))
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(QFedAvg, fairness=-1, lipschitz_constant=0)

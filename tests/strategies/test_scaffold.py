@@ -1,5 +1,5 @@
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +21,7 @@ from knnper.strategies.scaffold import (
     ScaffoldUpdate,
 )
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 

@@ -1,23 +1,18 @@
 """SCAFFOLD, fine-tuned: `method: scaffold`, `personalization: fine_tuning`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import PERSONALIZERS, title_of
-from knnper.strategies.core.task import Task
 from knnper.strategies.scaffold import Scaffold, ScaffoldPayload, ScaffoldSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 DOCUMENT: dict[str, Any] = {
     "name": "test",

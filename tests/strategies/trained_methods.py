@@ -13,6 +13,7 @@ from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")

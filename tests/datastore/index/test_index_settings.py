@@ -8,16 +8,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from knnper.datastore.index_kinds import (
     INDEX_KINDS,
-    FlatSettings,
-    GraphSettings,
-    HalfSettings,
     IndexSettings,
     ListsSettings,
     ProductSettings,
-    ScalarSettings,
 )
 from knnper.errors import ConfigError
-from tests.datastore.index.index_cases import CASES, clustered
+from tests.datastore.index.index_cases import clustered
 
 parse: TypeAdapter[IndexSettings] = TypeAdapter(IndexSettings)
 
@@ -48,25 +44,6 @@ def test_a_name_is_enough(name: str) -> None:
 def test_what_makes_no_sense_is_refused(document: dict[str, Any], place: str) -> None:
     with pytest.raises(ValidationError, match=place):
         parse.validate_json(json.dumps(document))
-
-
-def test_exact_vectors_are_compared_again_with_some_to_spare() -> None:
-    for settings in (FlatSettings(), GraphSettings(), ListsSettings()):
-        assert settings.candidates_for(10) == 14
-        assert settings.ranks_exactly
-
-
-def test_only_flat_compares_with_all() -> None:
-    assert [case.name for case in CASES if case.is_exhaustive] == ["flat"]
-
-
-@pytest.mark.parametrize("kind", [HalfSettings, ScalarSettings, ProductSettings])
-def test_lossy_kinds_are_ranked_again_on_demand(kind: type[ScalarSettings]) -> None:
-    assert kind().candidates_for(10) == 10
-    assert not kind().ranks_exactly
-    assert kind(rerank=4).candidates_for(10) == 40
-    assert kind(rerank=1).candidates_for(10) == 10
-    assert kind(rerank=1).ranks_exactly
 
 
 def test_bytes_of_a_vector() -> None:

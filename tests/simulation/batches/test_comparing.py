@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 import knnper.simulation.batches.family as family_runs
-import knnper.simulation.workbench as workbench
-from knnper.data.catalogue import DATA_SETS
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, RunError
 from knnper.loading import to_json
@@ -159,13 +157,14 @@ def test_no_test_split_is_read_to_tune(
     comparison = plan(tmp_path)
     expected = run_batch(comparison, tmp_path / "sound", 1, ignore)
 
+    load = DigitsSettings.load
+
     def spoilt(settings: DigitsSettings) -> Dataset:
-        data = load_digits(settings)
+        data = load(settings)
         test = replace(data.test, images=np.zeros_like(data.test.images))
         return replace(data, test=test)
 
-    entry = replace(DATA_SETS["digits"], load=spoilt)
-    monkeypatch.setattr(workbench, "DATA_SETS", {**DATA_SETS, "digits": entry})
+    monkeypatch.setattr(DigitsSettings, "load", spoilt)
     found = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
     for one, other in zip(expected, found, strict=True):
         assert [tried.score for tried in one.tried] == [

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import knnper
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import RunError
 from knnper.experiment import Choice, Settings
@@ -62,7 +62,7 @@ def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
-    file, spec = tmp_path / "weights.safetensors", load_digits(DigitsSettings()).spec
+    file, spec = tmp_path / "weights.safetensors", DigitsSettings().load().spec
     choice = Choice("tiny_cnn", TinyCnnSettings(embedding_dim=4))
     model = build_model(choice, spec, RandomKey(1))
     save_file(model.named(model.read()), file)
@@ -128,7 +128,7 @@ def test_a_damaged_note_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["images", "labels"])
 def test_the_digest_is_of_every_example(name: str) -> None:
-    digits = load_digits(DigitsSettings())
+    digits = DigitsSettings().load()
 
     def changed(**arrays: Any) -> str:
         return content_digest(replace(digits, test=replace(digits.test, **arrays)))

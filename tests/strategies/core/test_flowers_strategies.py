@@ -44,8 +44,7 @@ from knnper.strategies.krum import Krum, KrumSettings
 from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
 from knnper.strategies.qfedavg import fair_terms
 from tests.strategies.small_updates import on_a_line, random_updates
-
-MakeTask = Callable[..., Task]
+from tests.strategies.trained_methods import MakeTask
 
 HELD = random_updates(9, 50, seed=1)
 WEIGHTS = torch.linspace(-1, 1, 50)
