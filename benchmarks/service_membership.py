@@ -19,7 +19,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from knnper.client.install import Residence, ServedModel, open_served
+from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
 from knnper.client.service.endpoints import (
     InputPrediction,
@@ -74,15 +74,15 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
     asked = stored.join(others)
     is_stored = torch.arange(len(asked)) < len(stored)
     with tempfile.TemporaryDirectory(prefix="knnper-membership-") as folder:
-        residence = Residence(Path(folder), "site")
+        site_state = SiteState(Path(folder), "site")
         own = SiteData(
             named(stored, "stored"),
             named(validation, "validation"),
             named(no_examples(SITE.spec), "none"),
             SITE,
         )
-        residence.install(model, own, took_part=False)
-        with closing(open_served(residence, writable=True)) as served:
+        site_state.install(model, own, took_part=False)
+        with closing(open_served(site_state, writable=True)) as served:
             return {
                 scope: float(
                     roc_auc_score(is_stored, scores(served, asked, caller, digits))

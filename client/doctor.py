@@ -22,7 +22,7 @@ from knnper.client.node import Activation
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (
     Places,
-    ResidenceError,
+    SiteStateError,
     pending_serving,
     read_serving,
     require_own,
@@ -414,7 +414,7 @@ class State:
         key = None if file is None else fingerprint(read_node_key(file).public_key())
         try:
             require_own(self.places, name, key)
-        except ResidenceError as error:
+        except SiteStateError as error:
             return problem_told(str(error))
         return fine(f"{self.places.folder} is that of {name}")
 

@@ -21,8 +21,8 @@ from knnper.client.state import (
     Offered,
     Pending,
     Places,
-    ResidenceError,
     Serving,
+    SiteStateError,
     TunedOn,
     claim,
     names_of,
@@ -416,7 +416,7 @@ def _require_same_task(places: Places, model: GlobalModel) -> None:
     shapes = [
         None if one.input is None else one.input.shape for one in (found, expected)
     ]
-    raise ResidenceError(
+    raise SiteStateError(
         f"the model takes inputs of shape {shapes[0]} of the classes "
         f"{', '.join(found.class_names)}; expected those of {places.store}: shape "
         f"{shapes[1]}, classes {', '.join(expected.class_names)}. Give the client "
@@ -514,7 +514,7 @@ def _remove_models(places: Places) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Residence:
+class SiteState:
     """One client's models, memory and what it serves."""
 
     def __init__(self, folder: Path, name: str, key_sha256: str | None = None) -> None:
@@ -578,7 +578,7 @@ class Residence:
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
     if (found.spec, found.class_names) != (expected.spec, expected.class_names):
-        raise ResidenceError(
+        raise SiteStateError(
             f"the data was read for {found.spec} and the classes "
             f"{', '.join(found.class_names)}; the model is for {expected.spec} and "
             f"the classes {', '.join(expected.class_names)}. Read the data for the "
@@ -599,9 +599,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     that the same model has embedded, and from the λ that belongs to both.
     """
 
-    def __init__(self, residence: Residence, store: StoreReader) -> None:
+    def __init__(self, site_state: SiteState, store: StoreReader) -> None:
         self.store = store
-        self._residence = residence
+        self._state_folder = site_state
         self._refreshing = threading.Lock()
         self._states: dict[str, _State] = {}
         self._names = Names(store)
@@ -657,13 +657,13 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         """
         with self._refreshing:
             before = self.serving
-            pending = read_pending(self._residence.places)
+            pending = read_pending(self._state_folder.places)
             if pending is not None and isinstance(self.store, Store):
                 fingerprint = pending.serving.model
                 model = self._loaded(fingerprint)
                 # Known before the store changes its model, to be there when it does.
                 self._states.setdefault(fingerprint, (model, pending.serving))
-                settle(self._residence.places, self.store, pending, model)
+                settle(self._state_folder.places, self.store, pending, model)
                 self._names.forget()
             self._learn()
             return self.serving != before
@@ -688,12 +688,12 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def _learn(self) -> _State:
         """Take up what the state folder says, as far as it belongs to the store."""
-        places = self._residence.places
-        written = (pending_serving(places), self._residence.served())
+        places = self._state_folder.places
+        written = (pending_serving(places), self._state_folder.served())
         known = {one.model: one for one in written if one is not None}
         serving = known.get(self.store.fingerprint)
         if serving is None:
-            raise ResidenceError(
+            raise SiteStateError(
                 f"the store in {places.store} was embedded by the model "
                 f"{self.store.fingerprint[:12]}, which was not installed; install a "
                 "model anew: knnper site onboard"
@@ -706,7 +706,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         state = self._states.get(fingerprint)
         if state is not None:
             return state[0]
-        model = self._residence.load(fingerprint)
+        model = self._state_folder.load(fingerprint)
         # The first pass copies the weights into the model, which one thread must do.
         nothing = no_examples(model.spec).images
         model.head(
@@ -716,39 +716,39 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def _writable(self) -> Store:
         if not isinstance(self.store, Store):
-            raise ResidenceError(
+            raise SiteStateError(
                 "the store is open to read only, so that nothing can be added or "
                 "deleted; open it to write"
             )
         return self.store
 
 
-def open_served(residence: Residence, *, writable: bool) -> ServedModel:
+def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
     """Return what a client serves, ready to answer."""
-    serving = residence.served()
+    serving = site_state.served()
     if serving is None:
-        raise ResidenceError(
-            f"nothing is installed in {residence.places.folder} yet; wait for the "
+        raise SiteStateError(
+            f"nothing is installed in {site_state.places.folder} yet; wait for the "
             "federation to hand its model over, or run knnper site onboard"
         )
-    if writable and not residence.has_store():
+    if writable and not site_state.has_store():
         # Its owner removed it: there is nothing that it should remember.
-        create_empty(residence.places, residence.load(serving.model))
-    folder = residence.places.store
+        create_empty(site_state.places, site_state.load(serving.model))
+    folder = site_state.places.store
     store = open_store(folder, writable=True) if writable else open_store(folder)
     try:
         if isinstance(store, Store) and store.fingerprint != serving.model:
-            _finish(residence, store, serving)
-        return ServedModel(residence, store)
+            _finish(site_state, store, serving)
+        return ServedModel(site_state, store)
     except BaseException:
         store.close()
         raise
 
 
-def _finish(residence: Residence, store: Store, serving: Serving) -> None:
+def _finish(site_state: SiteState, store: Store, serving: Serving) -> None:
     """Make up for what a kill cut short after the store had changed its model."""
-    pending = read_pending(residence.places)
+    pending = read_pending(site_state.places)
     if pending is None:
-        store.reembed(residence.load(serving.model).embed, serving.model)
+        store.reembed(site_state.load(serving.model).embed, serving.model)
         return
-    settle(residence.places, store, pending, residence.load(pending.serving.model))
+    settle(site_state.places, store, pending, site_state.load(pending.serving.model))

@@ -12,11 +12,11 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from knnper.client.flower_node import is_locked, log_to_stderr
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.settings import ClientSettings
-from knnper.client.site import residence_of
-from knnper.client.state import ResidenceError, Serving
+from knnper.client.site import state_of
+from knnper.client.state import Serving, SiteStateError
 from knnper.data.site import open_site
 from knnper.errors import KnnPerError, RunError
 from knnper.lifeline import die_with_parent
@@ -29,7 +29,7 @@ POLL_S = 0.2
 class Onboarded:
     """A client that has something to serve."""
 
-    residence: Residence
+    site_state: SiteState
     serving: Serving
     took_part: bool | None = None
 
@@ -38,7 +38,7 @@ def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
     """Let a client remember its own data by ``model``; nothing leaves the machine."""
-    residence = Residence(settings.state, settings.name)
+    site_state = SiteState(settings.state, settings.name)
     # As in the run, so that the last bits are those of the run, too.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
@@ -46,8 +46,8 @@ def onboard(
         # A site that lost its state looks like a new one, and what it was trained on
         # tells nothing about what to expect.
         took_part = settings.train
-    decided = residence.install(model, data, took_part=took_part)
-    return Onboarded(residence, decided.serving, took_part)
+    decided = site_state.install(model, data, took_part=took_part)
+    return Onboarded(site_state, decided.serving, took_part)
 
 
 _ORDERLY_END_S = 5.0
@@ -59,36 +59,36 @@ def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
     """Be a node of the federation until it has handed over a model."""
-    residence = residence_of(settings)
+    site_state = state_of(settings)
     deadline = time.monotonic() + patience_s
-    serving = residence.served()
+    serving = site_state.served()
     with (
         contextlib.nullcontext()
         if serving
-        else _node(settings, residence, patience_s, verbose) as node
+        else _node(settings, site_state, patience_s, verbose) as node
     ):
         while serving is None:
             has_ended = node is not None and node.exitcode is not None
-            if has_ended and residence.served() is None:
+            if has_ended and site_state.served() is None:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
                     "log says why, and knnper site doctor looks for the cause"
                 )
             if time.monotonic() >= deadline:
-                raise ResidenceError(
+                raise SiteStateError(
                     f"the server handed over no model within {patience_s:g} s. It does "
                     "so after a run, and as long as run.federation.stay_s says: knnper "
                     "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
                     "with an exported model: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
-            serving = residence.served()
-    return Onboarded(residence, serving)
+            serving = site_state.served()
+    return Onboarded(site_state, serving)
 
 
 @contextlib.contextmanager
 def _node(
-    settings: ClientSettings, residence: Residence, patience_s: float, verbose: bool
+    settings: ClientSettings, site_state: SiteState, patience_s: float, verbose: bool
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in a process of its own; None where it runs already."""
     if is_locked(settings.state):
@@ -102,7 +102,7 @@ def _node(
         yield node
     finally:
         # It leaves by itself once the server knows that the model has arrived.
-        if residence.served() is not None:
+        if site_state.served() is not None:
             node.join(_REPORT_S)
         node.terminate()
         node.join(_ORDERLY_END_S)
@@ -117,10 +117,10 @@ def _be_node(
     die_with_parent(parent)
     log_to_stderr(verbose=verbose)
     try:
-        residence = residence_of(settings)
+        site_state = state_of(settings)
         options = NodeOptions(
             patience_s=patience_s,
-            is_done=lambda: residence.served() is not None,
+            is_done=lambda: site_state.served() is not None,
             verbose=verbose,
         )
         run_client(settings, options)

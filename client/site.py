@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from knnper.client.flower_node import Deadline, without_folders
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import ClientRuntime, ClientStateStore, Personalized, Served
 from knnper.client.settings import ClientSettings, read_client
@@ -88,18 +88,18 @@ class Discretion:
 _SOURCE = "the model that the server handed over"
 
 
-def residence_of(settings: ClientSettings) -> Residence:
-    """Return the client's residence, which is that of its name and key alone."""
+def state_of(settings: ClientSettings) -> SiteState:
+    """Return the client's site_state, which is that of its name and key alone."""
     key = None
     if settings.key is not None:
         key = fingerprint(read_node_key(settings.key).public_key())
-    return Residence(settings.state, settings.name, key)
+    return SiteState(settings.state, settings.name, key)
 
 
-def keeper_of(
+def installer_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
 ) -> Callable[[Personalized], Served | None]:
-    """Return what keeps the model of a hand-over, and the site's memory of its data."""
+    """Return what installs a model that was distributed."""
     # As the server decides it, so that who waits for a model gets it.
     has_model = bool(expected) and ends_with_global_model(assembly.experiment)
     experiment = assembly.experiment
@@ -119,9 +119,7 @@ def keeper_of(
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
-        decided = residence_of(settings).install(
-            model, data, took_part=personalized.seen
-        )
+        decided = state_of(settings).install(model, data, took_part=personalized.seen)
         log.info(
             "the model %s is installed, with a weight of %g for the neighbours",
             model.fingerprint[:12],
@@ -143,7 +141,7 @@ def keeper_of(
 
 
 @dataclass(frozen=True)
-class SitePlayer:
+class SiteWorker:
     """A runtime of one client, with what its site imposes on it."""
 
     name: str
@@ -207,7 +205,7 @@ class SitePlayer:
                 self.limits.count("validation")
             except RefusedError:
                 discretion = Discretion(share_metrics=False)
-        with self._doing("the hand-over"):
+        with self._doing("the model distribution"):
             found = self.runtime.personalize(clients, payload, reference, state_rounds)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
@@ -282,11 +280,11 @@ class SiteSource:
         return self.train
 
 
-class SiteHost:
+class SiteNode:
     """A node with one client, whose data lies at the site."""
 
-    def open(self, context: Context, job: Job) -> SitePlayer:
-        """See `knnper.client.app.Host`."""
+    def open(self, context: Context, job: Job) -> SiteWorker:
+        """See `knnper.client.app.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         discretion = Discretion(settings.share_metrics)
@@ -299,7 +297,7 @@ class SiteHost:
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
             runtime = _runtime(settings, job, experiment, data, task, trained)
-        return SitePlayer(
+        return SiteWorker(
             settings.name,
             runtime,
             deadline,
@@ -310,7 +308,7 @@ class SiteHost:
         )
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.app.Host`: the server is on another machine."""
+        """See `knnper.client.app.Node`: the server is on another machine."""
         return None
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
@@ -319,7 +317,7 @@ class SiteHost:
         return introduction_content(_introduction(settings, job, context.run_id))
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
             log.error(
@@ -376,7 +374,7 @@ def _runtime(
         states=ClientStateStore(run_states(settings.state, experiment, job.session)),
         key=assembly.key,
         pool=assembly.task.pool,
-        keep=keeper_of(settings, assembly, data, job.model),
+        keep=installer_of(settings, assembly, data, job.model),
     )
 
 

@@ -23,7 +23,7 @@ from knnper.errors import KnnPerError
 from knnper.files import FileLock, make_private, sync_folder, write_atomically
 
 
-class ResidenceError(KnnPerError):
+class SiteStateError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
 
 
@@ -74,7 +74,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
             if wanted != known:
                 write_atomically(places.identity, json.dumps(wanted))
     except OSError as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} cannot be written ({error}); give this user the right to "
             "write there, or set another `state` in the client's file"
         ) from error
@@ -90,18 +90,18 @@ def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
         try:
             known = _IDENTITY.validate_json(places.identity.read_bytes())
         except ValidationError as error:
-            raise ResidenceError(
+            raise SiteStateError(
                 f"{places.identity} is damaged; remove it if {places.folder} is this "
                 "client's"
             ) from error
     if known.get("name", name) != name:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} is the state of the client {known['name']!r}, found the "
             f"name {name!r}; give every client a `state` folder of its own"
         )
     key = known.get("key_sha256")
     if None not in (key, key_sha256) and key != key_sha256:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} is the state of the client {name!r} with the key "
             f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
             "back, or remove identity.json there once the new key is registered"
@@ -146,7 +146,7 @@ class Offered:
         except FileNotFoundError:
             return set()
         except (ValueError, KeyError, TypeError) as error:
-            raise ResidenceError(
+            raise SiteStateError(
                 f"{self._path} is damaged; remove it, after which examples that were "
                 "deleted from the store are added again if they are in the data"
             ) from error
@@ -238,7 +238,7 @@ def read_serving(path: Path) -> Serving | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{path} is damaged or of another version ({error.error_count()} problems"
             "); remove it, and get the model again: knnper site onboard"
         ) from error
@@ -315,7 +315,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
         # A former version wrote no names of what has moved.
         names, moved = json.loads(said[_NAMES]), json.loads(said.get(_MOVED, "[]"))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
             "model again: knnper site onboard"
         ) from error

@@ -127,8 +127,8 @@ class ProtoNNSettings(Settings):
     Attributes
     ----------
     capacity
-        m/n, prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in knn-per.txt,
-        Figure 11. Every label that has examples keeps one prototype at least.
+        m/n, prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in Marfoq et al.
+        2022, Figure 11. Every label that has examples keeps one prototype at least.
     projection_dim
         d̂, 100 to 1280 of p = 1280 in the paper; null or p and more is p.
     kernel_width

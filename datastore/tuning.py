@@ -262,7 +262,7 @@ EvidenceKind = Literal["none", "validation", "leave_one_out"]
 KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
 
 PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""The paper's grid of λ (knn-per.txt, section 5)."""
+"""The paper's grid of λ (Marfoq et al. 2022, section 5)."""
 
 
 @dataclass(frozen=True)

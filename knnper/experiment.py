@@ -64,7 +64,7 @@ class MultiStepSchedule(Settings):
     ----------
     milestones
         Rounds (from 1) from which on the factor applies once more. The paper's
-        CIFAR-10 runs use (100, 150) of 200 rounds (knn-per.txt, section 5).
+        CIFAR-10 runs use (100, 150) of 200 rounds (Marfoq et al. 2022, section 5).
     factor
         What the rate is multiplied with at each milestone; 0.1 in the paper.
     """

@@ -13,9 +13,9 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from knnper.client.app import Host, Player, make_client_app
+from knnper.client.app import Node, Worker, make_client_app
 from knnper.client.flower_node import quick_pulls
-from knnper.client.site import CONFIG, SiteHost
+from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
 from knnper.experiment import Experiment
@@ -59,25 +59,25 @@ from knnper.transport.polling import Pace
 class AnyHost:
     """A node of either kind: it is a site's where it is configured with a client."""
 
-    def open(self, context: Context, job: Job) -> Player:
-        """See `knnper.client.app.Host`."""
+    def open(self, context: Context, job: Job) -> Worker:
+        """See `knnper.client.app.Node`."""
         return _host(context).open(context, job)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _host(context).carrier_folder(context, job)
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _host(context).introduce(context, job)
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         _host(context).refused(context, reason)
 
 
-def _host(context: Context) -> Host:
-    return SiteHost() if CONFIG in context.node_config else VirtualHost()
+def _host(context: Context) -> Node:
+    return SiteNode() if CONFIG in context.node_config else VirtualHost()
 
 
 client_app = make_client_app(AnyHost())

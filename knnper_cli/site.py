@@ -347,7 +347,7 @@ def serve(
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     # Everything below loads torch, which `knnper --help` need not wait for.
-    from knnper.client.install import Residence, open_served
+    from knnper.client.install import SiteState, open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.app import serve as serve_app
     from knnper.client.service.inputs import Limits
@@ -355,7 +355,7 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = read_client(config, overrides or ())
-    residence = Residence(settings.state, settings.name)
+    site_state = SiteState(settings.state, settings.name)
     binding = settings.service
     _warn(binding)
     limits = Limits(
@@ -365,7 +365,7 @@ def serve(
     )
     app = make_service(
         settings.name,
-        lambda: open_served(residence, writable=True),
+        lambda: open_served(site_state, writable=True),
         tokens=_tokens(settings, binding, token_file, no_token),
         limits=limits,
     )
@@ -512,7 +512,7 @@ def _over_network(
     from knnper.client.onboarding import join
 
     onboarded = join(settings, patience, verbose=verbose)
-    return onboarded, onboarded.residence.load(onboarded.serving.model)
+    return onboarded, onboarded.site_state.load(onboarded.serving.model)
 
 
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
@@ -520,7 +520,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     serving, card = onboarded.serving, model.card
     num_all = serving.num_train + serving.num_validation + serving.num_test
     yield (
-        f"{onboarded.residence.name}: {counted(num_all, 'example')} "
+        f"{onboarded.site_state.name}: {counted(num_all, 'example')} "
         f"({serving.num_train} training, {serving.num_validation} validation, "
         f"{serving.num_test} test) of {len(card.class_names)} classes"
     )
@@ -534,7 +534,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     yield describe_gain(serving)
     if serving.accuracy.num_examples:
         yield _accuracy(serving.accuracy)
-    yield f"kept in {onboarded.residence.places.folder}"
+    yield f"kept in {onboarded.site_state.places.folder}"
 
 
 def describe_choice(serving: "Serving") -> str:
@@ -596,7 +596,7 @@ def _accuracy(accuracy: "Accuracy") -> str:
 def _print(onboarded: "Onboarded") -> None:
     from dataclasses import asdict
 
-    about = {"client": onboarded.residence.name, "took_part": onboarded.took_part}
+    about = {"client": onboarded.site_state.name, "took_part": onboarded.took_part}
     print_json({**about, **asdict(onboarded.serving)})
 
 

@@ -131,10 +131,7 @@ def reproduce(
         ),
     ] = False,
 ) -> None:
-    """Make the figures, sweeps, comparisons and runs of files; leave one report.
-
-    Interrupted, it goes on with the same command; what is done is not done again.
-    """
+    """Make the figures, sweeps, comparisons and runs of files; leave one report."""
     found = read_files(files)
     maker = Maker(output, workers, TerminalWatcher(), skip_missing_data)
     with interruptible(output):

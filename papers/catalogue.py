@@ -81,15 +81,7 @@ def make_figure(
     output: Path,
     on_part: OnPart = lambda *_: None,
 ) -> Shown:
-    """Make a figure in a folder, or go on with it where it was left.
-
-    Writes .csv, .png, .svg, .pdf and .json of each picture.
-
-    Raises
-    ------
-    KnnPerError
-        If the folder holds something else or the figure cannot be made.
-    """
+    """Make a figure in a folder, or go on with it where it was left."""
     if isinstance(subject, Experiment):
         subject = with_fixed_threads(subject)
     values = to_jsonable_python(settings)
@@ -104,23 +96,7 @@ def make_figure(
 
 @dataclass(frozen=True)
 class FigureFileSettings(Settings):
-    """A figure's file.
-
-    Attributes
-    ----------
-    name
-        Names its folder.
-    figure
-        Which figure.
-    experiment
-        The path of an experiment's file, from the folder of this one.
-    base
-        In place of ``experiment`` the sections of one.
-    set
-        Settings of the experiment by dotted key, on top of these.
-    options
-        The figure's own settings.
-    """
+    """A figure's file."""
 
     name: Name
     figure: FigureName
@@ -141,13 +117,7 @@ class FigurePlan:
 
 
 def parse_options(name: str, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a figure; what is not given has its default.
-
-    Raises
-    ------
-    ConfigError
-        With all that is wrong with them.
-    """
+    """Return the settings of a figure; what is not given has its default."""
     problems = list[Problem]()
     if name not in FIGURES:
         message = f"found {name!r}, expected one of {', '.join(FIGURES)}"
@@ -159,13 +129,7 @@ def parse_options(name: str, values: Mapping[str, Any]) -> Settings:
 
 
 def read_figure(path: Path) -> FigurePlan:
-    """Return the figure that the YAML file at ``path`` describes.
-
-    Raises
-    ------
-    ConfigError
-        With all that is wrong with it, or with its experiment.
-    """
+    """Return the figure that the YAML file at ``path`` describes."""
     problems = list[Problem]()
     settings = parse_settings(FigureFileSettings, read_yaml(path), "", problems)
     if settings is None:

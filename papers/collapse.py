@@ -84,20 +84,7 @@ VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
 
 @dataclass(frozen=True)
 class BasesFollowed:
-    """A run of FedBasis on the CPU, and what became of its bases.
-
-    Attributes
-    ----------
-    trained
-        The state after all rounds.
-    results
-        Of every client, seen or not.
-    similarity
-        Of the bases before the first round and after each, None where there are none.
-    entropy
-        Of the combinations before the first round, 1, and as the clients of each round
-        learned them.
-    """
+    """A run of FedBasis on the CPU, and what became of its bases."""
 
     trained: Checkpoint
     results: Sequence[ClientResult]
@@ -116,13 +103,7 @@ class BasesFollowed:
 
 
 def settings_of(experiment: Experiment) -> FedBasisSettings:
-    """Return the settings of the experiment's method.
-
-    Raises
-    ------
-    RunError
-        If it is not FedBasis, or has a single basis.
-    """
+    """Return the settings of the experiment's method."""
     settings = experiment.method.settings
     if not isinstance(settings, FedBasisSettings):
         raise RunError(
@@ -155,15 +136,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
 
 @dataclass
 class _Diary:
-    """What is noted while a method is trained.
-
-    Attributes
-    ----------
-    similarity
-        Of the bases after a round, by the rounds that are done.
-    entropies
-        Of the combinations that the clients of a round learned, by the round.
-    """
+    """What is noted while a method is trained."""
 
     bench: Workbench
     settings: FedBasisSettings
@@ -242,13 +215,7 @@ _ENDS = ("accuracy", "unseen_accuracy")
 def draw_collapse(
     experiment: Experiment, _: CollapseSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure; each variant changes the settings of the method alone.
-
-    Raises
-    ------
-    RunError
-        If the experiment has another method or one basis.
-    """
+    """Return the figure; each variant changes the settings of the method alone."""
     settings = settings_of(experiment)
 
     def follow(variant: str) -> PartRecord:

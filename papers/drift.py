@@ -107,11 +107,7 @@ def alarm_steps(
     settings: DriftSettings,
     key: RandomKey,
 ) -> Mapping[str, int | None]:
-    """Return after how many batches each of `ALARMS` went off; None if it did not.
-
-    Distances are measured to ``fitted`` all the time; ``held_out``, from before the
-    shift, is the reference.
-    """
+    """Return after how many batches each of `ALARMS` went off; None if it did not."""
     if len(held_out) == 0:
         return dict.fromkeys(ALARMS)
     memory = _store(fitted)
@@ -131,18 +127,7 @@ def alarm_steps(
 
 @dataclass(frozen=True, eq=False)
 class DriftStream:
-    """One client's images, as indices into a data set's splits.
-
-    Attributes
-    ----------
-    initial
-        Training images in the store at first.
-    batches
-        T batches of training images, in the order in which they arrive; of a small
-        client some are empty.
-    tests
-        Test images of the distribution before and after the shift.
-    """
+    """One client's images, as indices into a data set's splits."""
 
     initial: Integers
     batches: tuple[Integers, ...]
@@ -154,13 +139,7 @@ FEWEST_IMAGES = 10
 
 
 def require_enough_images(num_train: int, num_clients: int) -> None:
-    """Refuse more clients than there are training images for.
-
-    Raises
-    ------
-    RunError
-        With the most clients there can be.
-    """
+    """Refuse more clients than there are training images for."""
     most = num_train // FEWEST_IMAGES
     if num_clients > most:
         raise RunError(
@@ -176,14 +155,7 @@ def drift_streams(
     settings: DriftSettings,
     key: RandomKey,
 ) -> tuple[DriftStream, ...]:
-    """Return the stream of each client, of labels (n_train,) and (n_test,).
-
-    p_y and p'_y are drawn for each label, and each of them assigns all images. Half of
-    a client's training images from p is its first store, the rest its first t_0
-    batches; those from p' are the other T - t_0. Where p' gave a client more training
-    images than p, the two are swapped for that client: so |S_m| ≥ |S'_m| (footnote 6)
-    and no image is left out.
-    """
+    """Return the stream of each client, of labels (n_train,) and (n_test,)."""
     drawn = DirichletSettings(num_clients=settings.clients, alpha=settings.alpha)
     pairs = [
         dirichlet(train_labels, test_labels, drawn, key.child("draw", number))
@@ -326,17 +298,7 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """What all clients together show; lists have T + 1 entries, 0 ... T batches.
-
-    Attributes
-    ----------
-    accuracy
-        Of each strategy and of the global model, over all clients' test images.
-    mean_stored
-        Stored examples of a client, by strategy.
-    alarmed
-        Of each alarm, the part of the clients in which it has gone off.
-    """
+    """What all clients together show; lists have T + 1 entries, 0 ... T batches."""
 
     accuracy: Mapping[str, list[float]]
     mean_stored: Mapping[str, list[float]]
@@ -398,13 +360,7 @@ _LABELS = {
 def draw_drift(
     model: TrainedModel, settings: DriftSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure.
-
-    Raises
-    ------
-    RunError
-        If there are too few images for so many clients.
-    """
+    """Return the figure."""
     train, test = model.dataset.train.labels, model.dataset.test.labels
     require_enough_images(len(train), settings.clients)
     key = RandomKey(settings.seed).child("drift")

@@ -54,18 +54,7 @@ _MARKERS = "osD^vPX*"
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: means over several partitions, and how they vary.
-
-    Attributes
-    ----------
-    label
-        What it is of.
-    x, mean, std
-        Places, and at each of them the mean and the standard deviation of a sample;
-        None of fewer than two.
-    details
-        More columns of the table, by name, each with a value at each place.
-    """
+    """One line of a figure: means over several partitions, and how they vary."""
 
     label: str
     x: tuple[float, ...]
@@ -145,25 +134,7 @@ def knn_settings(experiment: Experiment) -> KnnSettings:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One picture of a figure, its numbers, and how it was made.
-
-    Attributes
-    ----------
-    name
-        Of its files.
-    title
-        What it shows.
-    tables
-        What is printed.
-    header, rows
-        Of NAME.csv.
-    draw
-        Returns the picture.
-    records
-        Of the parts that it is made of.
-    details
-        What NAME.json says beside the identity and the seconds.
-    """
+    """One picture of a figure, its numbers, and how it was made."""
 
     name: str
     title: str
@@ -176,15 +147,7 @@ class Drawing:
 
 
 def identity_of(subject: TrainedModel | Experiment | None) -> Mapping[str, Any]:
-    """Return what a figure of a run or an experiment depends on beside its settings.
-
-    Raises
-    ------
-    DataError
-        If the data cannot be loaded or partitioned.
-    RunError
-        If the file of initial weights cannot be read.
-    """
+    """Return what a figure of a run or an experiment depends on beside its settings."""
     if subject is None:
         return {}
     if isinstance(subject, TrainedModel):
@@ -217,24 +180,7 @@ class FigureFolder:
     def open(
         cls, path: Path, identity: Mapping[str, Any], on_part: OnPart
     ) -> Iterator["FigureFolder"]:
-        """Yield the folder of a figure, new or begun before.
-
-        Parameters
-        ----------
-        path
-            The folder; parents are created as needed.
-        identity
-            All that the numbers depend on.
-        on_part
-            Is told of every part that is done.
-
-        Raises
-        ------
-        FolderTakenError
-            If the folder holds something else, or a figure with another identity.
-        RunError
-            If another process is at work in it.
-        """
+        """Yield the folder of a figure, new or begun before."""
         if path.exists() and not path.is_dir():
             raise FolderTakenError(
                 f"{path} is a file; expected a folder for the figure"

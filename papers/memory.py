@@ -178,10 +178,7 @@ class NewClient:
 
 @dataclass(frozen=True, eq=False)
 class UnseenImages:
-    """The images of all clients that took no part in training, to be partitioned anew.
-
-    Each image is embedded once, when it is first needed.
-    """
+    """The images of the clients that took no part in training, partitioned anew."""
 
     model: TrainedModel
 
@@ -209,14 +206,7 @@ class UnseenImages:
         return sum(len(part.train) + len(part.validation) for part in self._parts)
 
     def require_clients(self, num_clients: int) -> None:
-        """Refuse more new clients than there are images for.
-
-        Raises
-        ------
-        RunError
-            If all clients took part in training, those that did not have no test
-            images, or some new ones would have nothing.
-        """
+        """Refuse more new clients than there are images for."""
         if self.num_clients == 0:
             raise RunError(
                 "all clients took part in training, expected some that did not, whose "
@@ -372,11 +362,7 @@ class Population:
         return self.at_sizes(lambda num_known: size_at(num_known, capacity))
 
     def at_sizes(self, size_of: Callable[[int], int]) -> PartRecord:
-        """Return how the clients do that choose λ on ``size_of(n_m)`` of their images.
-
-        ``accuracy`` of all test images, ``num_stored`` of all clients together, and
-        the mean ``knn_weight`` of the clients.
-        """
+        """Return how clients do that choose λ on ``size_of(n_m)`` of their images."""
         correct, stored, weights = 0, 0, []
         for client in self.clients:
             num_known = size_of(len(client.known))
@@ -700,13 +686,7 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
 def draw_memory(
     model: TrainedModel, settings: MemorySettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figures that ``settings.only`` names.
-
-    Raises
-    ------
-    RunError
-        If there are no unseen clients, or too few images for so many new ones.
-    """
+    """Return the figures that ``settings.only`` names."""
     images = UnseenImages(model)
     settings = completed(settings, images)
     partition = model.experiment.partition.settings
@@ -734,10 +714,7 @@ def completed(settings: MemorySettings, images: UnseenImages) -> MemorySettings:
 
 
 def paper_sizes(mean_size: float) -> tuple[int, ...]:
-    """Return the paper's average sizes, 5, 25, 100 and 250 of 250.
-
-    For clients with another average, the same fractions of it, one image at least.
-    """
+    """Return the paper's average sizes, 5, 25, 100 and 250 of 250."""
     fractions = (1 / 50, 1 / 10, 2 / 5, 1.0)
     return tuple(sorted({max(1, round(one * mean_size)) for one in fractions}))
 

@@ -67,13 +67,7 @@ class ProtoNNFigureSettings(Settings):
 def completed(
     settings: ProtoNNFigureSettings, embedding_dim: int
 ) -> ProtoNNFigureSettings:
-    """Return the settings with what they leave open.
-
-    Raises
-    ------
-    RunError
-        If a dimension exceeds that of the embeddings, p.
-    """
+    """Return the settings with what they leave open."""
     for dim in settings.dim:
         if dim > embedding_dim:
             raise RunError(
@@ -91,10 +85,7 @@ def completed(
 
 
 def paper_dims(embedding_dim: int) -> tuple[int, ...]:
-    """Return the paper's projection dimensions, 100, 200 ... 1200 and 1280 of 1280.
-
-    For embeddings of another size p, the same fractions of it.
-    """
+    """Return the paper's projection dimensions, 100, 200 ... 1200 and 1280 of 1280."""
     fractions = [100 * number / 1280 for number in range(1, 13)]
     scaled = (max(1, round(fraction * embedding_dim)) for fraction in fractions)
     return tuple(sorted({*scaled, embedding_dim}))
@@ -195,18 +186,7 @@ def _store_fit(knn: KnnSettings) -> Fit:
 
 @dataclass(frozen=True)
 class Point:
-    """What all clients together have at one point of the figure.
-
-    Attributes
-    ----------
-    projection_dim, capacity
-        Of the prototypes; None for kNN-Per with all examples stored.
-    accuracy, validation_accuracy
-        Over all clients' test images and validation images; the latter is what λ was
-        chosen by, and so too good by a little.
-    mean_knn_weight, mean_bytes
-        λ and the size of what a client keeps, over the clients.
-    """
+    """What all clients together have at one point of the figure."""
 
     projection_dim: int | None
     capacity: float | None
@@ -219,20 +199,7 @@ class Point:
 def points_of(
     records: Sequence[PartRecord], cells: Sequence[ProtoNNSettings]
 ) -> tuple[list[Point], float]:
-    """Return the points, kNN-Per's last, and the accuracy of the global model.
-
-    Parameters
-    ----------
-    records
-        Of `compress_client`, one a client.
-    cells
-        What they were made with.
-
-    Raises
-    ------
-    RunError
-        If the clients have no test images.
-    """
+    """Return the points, kNN-Per's last, and the accuracy of the global model."""
     num_test = sum(record["num_test"] for record in records)
     num_validation = sum(record["num_validation"] for record in records)
     if num_test == 0:
@@ -267,13 +234,7 @@ TITLE = "kNN-Per with ProtoNN in place of the store (Figure 11)"
 def draw_protonn(
     model: TrainedModel, settings: ProtoNNFigureSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure.
-
-    Raises
-    ------
-    RunError
-        If a dimension exceeds that of the embeddings, or there are no test images.
-    """
+    """Return the figure."""
     settings = completed(settings, model.embedding_dim)
     parts = {one.name: one for one in model.partition.clients[: settings.clients]}
     cells, knn = cells_of(settings), knn_settings(model.experiment)

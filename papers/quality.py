@@ -81,17 +81,7 @@ class QualitySettings(Settings):
 def measure(
     model: TrainedModel, settings: QualitySettings, key: RandomKey
 ) -> PartRecord:
-    """Return how new clients do with a global model.
-
-    With the same key all models see the same clients, made of the images of those that
-    took no part in training.
-
-    Returns
-    -------
-    Mapping
-        ``global_accuracy``, and by α, as text, the accuracies each time: ``alone``
-        (λ = 1) and ``mixed`` (λ chosen by each client on its own images).
-    """
+    """Return how new clients do with a global model."""
     images, service = UnseenImages(model), Service.of(model)
     num_clients = settings.clients or images.num_clients
 
@@ -197,13 +187,7 @@ Curves = Mapping[str, Sequence[Curve]]
 def draw_quality(
     experiment: Experiment, settings: QualitySettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure; the weights of the last stages are kept in ``weights``.
-
-    Raises
-    ------
-    RunError
-        If all clients take part in training, or there are too few images.
-    """
+    """Return the figure; the weights of the last stages are kept in ``weights``."""
     bench = open_workbench(experiment)
     images = UnseenImages(model_with(bench, bench.task.initial_weights))
     images.require_clients(settings.clients or images.num_clients)

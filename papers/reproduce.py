@@ -110,15 +110,13 @@ def leading_comment(text: str) -> tuple[Paragraph, ...]:
 
 
 def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]:
-    """Return the sentence that says what a file is, and the paragraphs after it.
-
-    A first paragraph of one short sentence is one; without it the title is empty.
-    """
+    """Return the sentence that says what a file is, and the paragraphs after it."""
     if not comment or comment[0].is_listing:
         return "", comment
     text = comment[0].text
     title = text.rstrip(".:")
-    if len(title) > _LONGEST_TITLE or ". " in title:
+    # One sentence: the full stop of "et al." ends none.
+    if len(title) > _LONGEST_TITLE or ". " in title.replace("et al. ", ""):
         return "", comment
     return title, comment[1:]
 
@@ -161,13 +159,7 @@ _READERS: Mapping[str, Callable[[Path], Plan]] = {
 
 
 def read_files(paths: Sequence[Path]) -> list[File]:
-    """Return what the files say, in their order.
-
-    Raises
-    ------
-    ConfigError
-        With all that is wrong with any of them, and if two have the same name.
-    """
+    """Return what the files say, in their order."""
     found, problems = list[File](), list[Problem]()
     for path in paths:
         try:
@@ -183,13 +175,7 @@ def read_files(paths: Sequence[Path]) -> list[File]:
 
 
 def read_file(path: Path) -> File:
-    """Return what the YAML file at ``path`` says, whatever its kind.
-
-    Raises
-    ------
-    ConfigError
-        If it is of no kind, or with all that is wrong with it.
-    """
+    """Return what the YAML file at ``path`` says, whatever its kind."""
     document = read_yaml(path)
     keys = document.keys() if isinstance(document, Mapping) else set()
     kind = next((kind for kind, own in KINDS.items() if keys & set(own)), None)
@@ -224,17 +210,7 @@ class MissingDataError(DataError):
 
 
 def require_data(plan: Plan) -> None:
-    """Do nothing if all data that a plan needs can be loaded.
-
-    Raises
-    ------
-    MissingDataError
-        If they are not where the plan says; with the data set's own words.
-    DataError
-        If they are there and cannot be loaded.
-    RunError
-        If the data stays with the sites.
-    """
+    """Do nothing if all data that a plan needs can be loaded."""
     # Settings have no order and need not be hashable; there are few different ones.
     loaded = list[Choice[Settings]]()
     for experiment in _experiments_of(plan):
@@ -290,10 +266,7 @@ class Records:
     output: Path
 
     def begin(self, name: str) -> Marks:
-        """Return what a file has before it is made, for `note`.
-
-        Where its folder was emptied, the seconds that went into it are forgotten.
-        """
+        """Return what a file has before it is made, for `note`."""
         if not _marks(self.output / name):
             records = self._lines.read()
             kept = [
@@ -347,19 +320,7 @@ def make_run(
     observer: Observer,
     command: Sequence[str] = COMMAND,
 ) -> RunFolder:
-    """Return the folder of a finished run; made, or gone on with, where it is not.
-
-    Where ``auto`` stands for a number of threads, it is that with which the run began,
-    here or on another machine.
-
-    Raises
-    ------
-    FolderTakenError, RunError
-        If the folder holds something else, a run of another experiment or one that was
-        made from other data, or the run cannot go on.
-    DataError
-        If the data cannot be loaded.
-    """
+    """Return the folder of a finished run; made, or gone on with, where it is not."""
     inputs = inputs_of(experiment)
     require_inputs(path, inputs)
     if (path / EXPERIMENT).is_file():
@@ -411,19 +372,7 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Made:
-    """A file and what came of it, as the report has it.
-
-    Attributes
-    ----------
-    file, output
-        The file, and the folder of the report.
-    making
-        How long it took, and with what.
-    shown
-        What there is to show; None where it was not made.
-    failure, missing
-        Why it failed, or was left out since its data are not there.
-    """
+    """A file and what came of it, as the report has it."""
 
     file: File
     output: Path
@@ -483,19 +432,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes what files say.
-
-    Attributes
-    ----------
-    output
-        Holds a folder for each of them.
-    num_workers
-        Processes side by side; None is one a CPU core.
-    watcher
-        Is told how they get on.
-    skips_missing_data
-        Whether files whose data are not there are left out, in place of failing.
-    """
+    """Makes what files say."""
 
     output: Path
     num_workers: int | None
@@ -503,15 +440,7 @@ class Maker:
     skips_missing_data: bool = False
 
     def make_all(self, files: Sequence[File]) -> list[Made]:
-        """Make the files in their order; one that fails does not stop the others.
-
-        Raises
-        ------
-        FolderTakenError
-            If the output folder is a file.
-        RunError
-            If another process is at work in it.
-        """
+        """Make the files in their order; one that fails does not stop the others."""
         made = []
         with led(self.output):
             for number, file in enumerate(files, start=1):
@@ -597,22 +526,7 @@ def _reason_of(error: Exception, place: Path) -> str:
 def write_own_report(
     folder: Path, runs: Iterable[Path], remarks: Sequence[str] = ()
 ) -> tuple[Chart, ...]:
-    """Write the page on runs; return its first chart, one a data set and partition.
-
-    Parameters
-    ----------
-    folder
-        Where to. Runs that the file no longer asks for may be there too.
-    runs
-        The folders of those that it asks for, and that have results.
-    remarks
-        What else to tell of them.
-
-    Raises
-    ------
-    RunError
-        If there is no run, or one is not done or damaged.
-    """
+    """Write the page on runs; return its first chart, one a data set and partition."""
     # What two points of a sweep or two rows have in common is one run.
     paths = list(dict.fromkeys(runs))
     if not paths:
@@ -647,13 +561,7 @@ _REM_PER_INCH = 7.1
 
 
 def write_report(made: Sequence[Made], output: Path) -> Path:
-    """Write the report as a page and as Markdown; return the page.
-
-    Raises
-    ------
-    RunError
-        If a file cannot be written.
-    """
+    """Write the report as a page and as Markdown; return the page."""
     page = output / f"{REPORT}.html"
     content = {"entries": made, "summary": summary(made)}
     environment = template_environment(autoescape=True, more=[_TEMPLATES])

@@ -96,18 +96,7 @@ class ThreeApproachesSettings(Settings):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of several settings, of which validation data chooses.
-
-    Attributes
-    ----------
-    trained
-        With what the rounds are made.
-    served
-        With what clients are personalised after them; sections take the place of those
-        of the same name.
-    chosen
-        What sets it apart.
-    """
+    """One of several settings, of which validation data chooses."""
 
     trained: Sections
     served: Sections
@@ -143,17 +132,7 @@ HYPCLUSTER = "HypCluster (4)"
 def hypcluster(
     num_clusters: int, starts: Iterable[int], rates: Iterable[float] = TOGETHER
 ) -> tuple[Candidate, ...]:
-    """Return HypCluster from several starts at several rates.
-
-    Parameters
-    ----------
-    num_clusters
-        q.
-    starts
-        Seeds: it may end in a bad division of the users.
-    rates
-        Of the training in rounds.
-    """
+    """Return HypCluster from several starts at several rates."""
     method = {"name": "hypcluster", "num_clusters": num_clusters}
     return tuple(
         Candidate(
@@ -205,10 +184,7 @@ APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
 
 
 def least_losses(num_users: int) -> Mapping[str, float]:
-    """Return the smallest mean loss that is possible, by who shares a model.
-
-    That of the mean density of those who share it.
-    """
+    """Return the smallest mean loss that is possible, by who shares a model."""
     mixture = SyntheticMixtureSettings(num_users=num_users)
     users = range(num_users)
     densities = np.stack([density(mixture, user) for user in users])
@@ -235,15 +211,7 @@ class Measurements:
         self._trained: dict[str, Any] = {}
 
     def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
-        """Return how the candidate does that does best on the validation splits.
-
-        Returns
-        -------
-        Mapping
-            ``validation_loss`` and ``test_loss``, the means of -log p(y) over all
-            users' examples, and ``chosen``. Test splits are read for the chosen one
-            only.
-        """
+        """Return how the candidate does that does best on the validation splits."""
         scored = []
         for candidate in candidates:
             bench = self._bench(candidate.trained, candidate.served)
@@ -313,11 +281,7 @@ def _train(bench: Workbench) -> Any:
 
 
 def _validation_loss(bench: Workbench, state: Any) -> float:
-    """Return the mean loss on validation data that the clients do not use.
-
-    What a client chooses for itself, such as λ, it chooses on a part of its training
-    data: on examples that it chose on, a method that chooses more looks better.
-    """
+    """Return the mean loss on validation data that the clients do not use."""
     return _mean_loss(
         evaluate(
             _personalized(bench, state, client, without_validation(data)),

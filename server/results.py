@@ -39,12 +39,13 @@ class Summary:
         Of all clients together.
     accuracy_weighted
         Mean over clients, weighted by local test size: the paper's figure
-        (knn-per.txt, section 6, Table 2).
+        (Marfoq et al. 2022, section 6, Table 2).
     accuracy_mean
         Mean over clients, each counted once.
     accuracy_bottom_decile
         The (M/10)-th worst accuracy of M clients: the element of rank
-        max(1, floor(M/10)), from 1, of the ascending list (knn-per.txt, section 6).
+        max(1, floor(M/10)), from 1, of the ascending list (Marfoq et al. 2022, section
+        6).
     accuracy_worst, accuracy_std
         Of the clients' accuracies; the standard deviation is the population's.
     fraction_degraded

@@ -119,11 +119,11 @@ class VirtualHost:
     """A node of a simulation: it can play any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _resident_runtime(job.experiment, job.run_folder, job.session)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.app.Host`: the run's folder in this machine's memory."""
+        """See `knnper.client.app.Node`: the run's folder in this machine's memory."""
         folder = Path(job.shared_folder)
         return folder if is_run_folder(folder) else None
 

@@ -1,7 +1,7 @@
 """Agnostic FL: one model for the worst mixture of the domains that clients belong to.
 
 Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm
-Stochastic-AFL; three-approaches-hypcluster-dapper-mapper.txt, appendices B.2 and F.2.
+Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2.
 For domains d with mean losses L_d the game
 
     min_w max_λ Σ_d λ_d L_d(w),    λ in the simplex,

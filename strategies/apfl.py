@@ -1,8 +1,8 @@
 """APFL: a personal model beside the global one, and a mixture of their weights.
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1; a
-baseline of knn-per.txt (section 5). A client trains w, its copy of the global model,
-and v, a model of its own, on the same mini-batches ξ:
+baseline of Marfoq et al. 2022 (section 5). A client trains w, its copy of the global
+model, and v, a model of its own, on the same mini-batches ξ:
 
     v̄ = α v + (1 - α) w
     v ← v - η α ∇f(v̄; ξ)
@@ -53,8 +53,8 @@ class ApflSettings(Settings):
     Attributes
     ----------
     mixing_weight
-        α; the grid of knn-per.txt is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is Local.
-        Where it adapts, what every client starts from.
+        α; the grid of Marfoq et al. 2022 is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is
+        Local. Where it adapts, what every client starts from.
     adaptive
         Whether each client learns an α of its own.
     unseen_epochs
@@ -124,7 +124,7 @@ class Apfl(Method):
     """Each client mixes the weights of the global model and of one of its own."""
 
     title = "APFL"
-    source = "Deng et al. 2020, Algorithm 1; knn-per.txt, section 5"
+    source = "Deng et al. 2020, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "1"
     unseen = "a model of its own, trained beside the fixed global one and mixed with it"
     reference_title = "APFL (global model)"

@@ -2,7 +2,7 @@
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed
 Multi-Task Optimization under Privacy Constraints", 2019 (IEEE TNNLS 2020), Algorithms
-1 to 5; a baseline of knn-per.txt, section 5, with the tolerances of the official
+1 to 5; a baseline of Marfoq et al. 2022, section 5, with the tolerances of the official
 implementation. Each cluster c is FedAvg of its own. With Δ_i = w_i - w_c, of parameters
 only, it is parted in two after a round in which
 
@@ -15,8 +15,8 @@ those with the smallest α_cross, the largest cosine of two updates in different
 
 Departures: the papers let all clients take part in every round. Here a cluster is
 parted by its members that replied. A member that was away then, or has never taken
-part, does as a client that arrives after training (knn-per.txt, "Generalization to
-unseen clients"): it gets all models and joins the cluster whose model has the lowest
+part, does as a client that arrives after training (Marfoq et al. 2022, "Generalization
+to unseen clients"): it gets all models and joins the cluster whose model has the lowest
 loss on its validation split. The paper's own rule for new clients leads them down the
 tree of the partings by the cosines of their updates; the server keeps no such tree.
 γ_max is one setting; the paper estimates the noise of each client. The parts start from
@@ -96,7 +96,7 @@ class ClusteredFL(Method):
     """Clients whose updates point apart are parted into clusters of one model."""
 
     title = "Clustered FL"
-    source = "Sattler et al. 2019, Algorithms 1 to 5; knn-per.txt, section 5"
+    source = "Sattler et al. 2019, Algorithms 1 to 5; Marfoq et al. 2022, section 5"
     download = "1 (without a cluster: one for each)"
     server_state = "one for each cluster"
     unseen = "the cluster model with the lowest loss on its validation split"

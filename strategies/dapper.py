@@ -2,7 +2,7 @@
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
 Federated Learning", 2020, section 5, appendix D.2 and Figure 3
-(three-approaches-hypcluster-dapper-mapper.txt). A client with m_k examples D_k is sent
+(Mansour et al. 2020). A client with m_k examples D_k is sent
 a sample D_g of size r m_k of what the server has. For each λ of a cover of [0, 1] it
 starts from the served model and minimises
 

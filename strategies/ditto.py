@@ -1,8 +1,8 @@
 """Ditto: FedAvg, and beside it a personal model that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Algorithm 1; knn-per.txt, section 5, from which the grid of
-λ is. The global model w is FedAvg's. In each of its rounds a client also trains
+Personalization", ICML 2021, Algorithm 1; Marfoq et al. 2022, section 5, from which the
+grid of λ is. The global model w is FedAvg's. In each of its rounds a client also trains
 
     v ← argmin_v f(v) + λ/2 ||v - w||²,  from its last v, with the w that it was sent
 
@@ -53,7 +53,7 @@ class DittoSettings(Settings):
     ----------
     prox_weights
         The values of λ that a client chooses from, all different; the default is the
-        grid of knn-per.txt. A client keeps and trains one model for each.
+        grid of Marfoq et al. 2022. A client keeps and trains one model for each.
     unseen_epochs
         Passes over its data with which an unseen client trains its personal model.
     """
@@ -74,7 +74,7 @@ class Ditto(Method):
     """Each client trains a model of its own, pulled towards the global one."""
 
     title = "Ditto"
-    source = "Li et al. 2021, Algorithm 1; knn-per.txt, section 5"
+    source = "Li et al. 2021, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "L (number of prox_weights)"
     unseen = "the global model, trained on the client's data and pulled back to it"
     reference_title = "FedAvg"

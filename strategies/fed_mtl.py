@@ -3,7 +3,7 @@
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NIPS 2017 (MOCHA),
 with the relation between clients that Evgeniou, Pontil, "Regularized Multi-Task
 Learning", KDD 2004, section 2, take: all are equally near. A baseline of
-fedbasis-pflbed.txt, Eq. 3 and Table 6. With the models w_m of the clients m,
+Chen et al. 2023, Eq. 3 and Table 6. With the models w_m of the clients m,
 
     min Σ_m (f_m(w_m) + λ/2 ||w_m - w̄||²),  w̄ the mean of the w_m
 
@@ -60,7 +60,7 @@ class FedMTL(Method):
     """Each client trains a model of its own, pulled towards the mean of all."""
 
     title = "Fed-MTL"
-    source = "Smith et al. 2017, mean-regularised; fedbasis-pflbed.txt, Table 6"
+    source = "Smith et al. 2017, mean-regularised; Chen et al. 2023, Table 6"
     client_state = "1"
     unseen = "the mean model, trained on the client's data and pulled back to it"
     reference_title = "Fed-MTL (mean model)"

@@ -1,7 +1,7 @@
 """FedAttn: one global model whose biases each client takes from its nearest neighbours.
 
 Luo, Panchal, Guan, "Personalized Federated Learning through Collaboration with Nearest
-Neighbors", 2022 (fedattn.txt), Algorithm 1. The server knows a representation Z_i and
+Neighbors", 2022, Algorithm 1. The server knows a representation Z_i and
 the biases M_i of each client. For client i, with N_i its K nearest clients by Z,
 
     M̃_i = W_V M_{N_i} softmax((W_K Z_{N_i})ᵀ W_Q Z_i / √d_k)        Definition 3.1
@@ -111,7 +111,7 @@ class FedAttn(Method):
     """One model, with biases that each client takes from its nearest clients."""
 
     title = "FedAttn"
-    source = "Luo, Panchal, Guan 2022, Algorithm 1 (fedattn.txt)"
+    source = "Luo, Panchal, Guan 2022, Algorithm 1"
     download = "1 (a newcomer: representation and biases of all seen clients)"
     server_state = "1, and representation and biases of all seen clients"
     unseen = "the model with biases of the seen clients nearest to its own data"

@@ -1,7 +1,7 @@
 """FedBasis: every client is served its own convex combination of a few shared models.
 
 "Learning Shareable Bases for Personalized Federated Image Classification"
-(fedbasis-pflbed.txt), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
+(Chen et al. 2023), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
 major basis v' (section 4.4), a client's model is, block by block,
 
     θ_m = ½ v' + ½ Σ_k α_m[k] v_k,    α_m = softmax(ψ_m)
@@ -118,7 +118,7 @@ class FedBasis(Method):
     """Each client combines the weights of a few shared models, block by block."""
 
     title = "FedBasis"
-    source = "fedbasis-pflbed.txt, section 4, Algorithms 1 and 2"
+    source = "Chen et al. 2023, section 4, Algorithms 1 and 2"
     upload = "K + 1 (num_bases)"
     download = "K + 1 (num_bases)"
     server_state = "K + 1 (num_bases)"

@@ -1,7 +1,7 @@
 """FedBN: BatchNorm stays with each client, all else is shared.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local
-Batch Normalization", ICLR 2021, Algorithm 1; a baseline of fedbasis-pflbed.txt (section
+Batch Normalization", ICLR 2021, Algorithm 1; a baseline of Chen et al. 2023 (section
 6), where "we learn the batchnorm parameters for each new client". Rounds are FedAvg's,
 but for every BatchNorm layer: its scale, shift and running statistics never leave the
 client.
@@ -30,7 +30,7 @@ class FedBNSettings(Settings):
     ----------
     unseen_epochs
         Passes over its data in which a client that was never drawn learns scale, shift
-        and running statistics; 20 in fedbasis-pflbed.txt. The statistics are moving
+        and running statistics; 20 in Chen et al. 2023. The statistics are moving
         averages, which a few mini-batches hardly move from where they start.
     """
 

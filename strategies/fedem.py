@@ -1,7 +1,7 @@
 """FedEM: every client is served its own mixture of a few shared models.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture
-of Distributions", NeurIPS 2021, Algorithm 1; heterogeneity-talk-fedem-knnper.txt,
+of Distributions", NeurIPS 2021, Algorithm 1; Marfoq 2023 (talk),
 "Federated Expectation Maximization". With components m = 1 ... M and the examples
 (x_i, y_i) of a client:
 

@@ -1,7 +1,7 @@
 """FedPer: the last layers of the model stay with each client.
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
-Layers", 2019, Algorithms 1 and 2; a baseline of fedbasis-pflbed.txt (Table 6). A client
+Layers", 2019, Algorithms 1 and 2; a baseline of Chen et al. 2023 (Table 6). A client
 j trains the base layers W_B, which all share, and its personalisation layers W_Pj
 together,
 

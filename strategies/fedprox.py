@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are pulled towards the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
-Networks", MLSys 2020, Algorithm 2; heterogeneity-talk-fedem-knnper.txt. With the global
+Networks", MLSys 2020, Algorithm 2; Marfoq 2023 (talk). With the global
 model w of the round, a client minimises f(y) + μ/2 ||y - w||² by steps
 
     y ← (y - η g(y) + η μ w) / (1 + η μ)

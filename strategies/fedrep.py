@@ -1,8 +1,8 @@
 """FedRep: a shared body, and a head of each client's own that is trained first.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for
-Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of knn-per.txt
-(section 5). A participant i with the body φ of the server and its head h_i
+Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of Marfoq et al.
+2022 (section 5). A participant i with the body φ of the server and its head h_i
 
     h_i ← SGD on f_i(·, φ), a few epochs, φ fixed
     φ_i ← SGD on f_i(h_i, ·) from φ, h_i fixed
@@ -44,9 +44,10 @@ class FedRepSettings(Settings):
         before the body, and once more in the end; 10 in the paper. How long the body
         is trained is the training section's.
     head_learning_rate
-        α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
-        the training section's. Either is multiplied by the schedule's factor: of the
-        round, of the last round in the end, and of the first round for a new head.
+        α of the head; Marfoq et al. 2022 tunes it apart from the body's (section 5).
+        Null is the training section's. Either is multiplied by the schedule's factor:
+        of the round, of the last round in the end, and of the first round for a new
+        head.
     unseen_epochs
         Passes in the end of a client that was never drawn, whose head is new.
     """
@@ -60,7 +61,7 @@ class FedRep(PartlyShared):
     """A shared body, trained under heads that stay with each client."""
 
     title = "FedRep"
-    source = "Collins et al. 2021, Algorithm 1; knn-per.txt section 5"
+    source = "Collins et al. 2021, Algorithm 1; Marfoq et al. 2022 section 5"
     upload = "< 1 (all but the head)"
     client_state = "< 1 (the head)"
     unseen = "trains its own head on the shared body"

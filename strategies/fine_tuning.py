@@ -1,9 +1,9 @@
 """Fine-tuning (FT): what a client is served, trained further on its own data.
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
-Agnostic Meta Learning", 2019; a baseline of knn-per.txt (section 5, there FedAvg+),
-of fedbasis-pflbed.txt (section 6, "+FT") and of
-three-approaches-hypcluster-dapper-mapper.txt (section 7, Finetune).
+Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022 (section 5, there
+FedAvg+), of Chen et al. 2023 (section 6, "+FT") and of
+Mansour et al. 2020 (section 7, Finetune).
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class FineTuning(Personalizer):
     """The served model, fine-tuned on the client's data."""
 
     title = "FT"
-    source = "Jiang et al. 2019; knn-per.txt, section 5"
+    source = "Jiang et al. 2019; Marfoq et al. 2022, section 5"
     unseen = "fine-tunes like any other client"
     needs_one_model = True
     trains = True

@@ -1,7 +1,7 @@
 """HypCluster: K shared models, each trained by the clients that it fits best.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020: three-approaches-hypcluster-dapper-mapper.txt, section 4.3,
+Federated Learning", 2020: Mansour et al. 2020, section 4.3,
 Algorithm HypCluster and Eq. 3 and 4. In a round each participant i takes
 
     f(i) = argmin_k L_i(h_k)

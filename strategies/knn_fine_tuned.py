@@ -1,6 +1,6 @@
 """kNN-Per + FT: a local memory on the representation of a fine-tuned model.
 
-fedbasis-pflbed.txt, section 6, row KNN-PER+FT. The paper does not say in which order;
+Chen et al. 2023, section 6, row KNN-PER+FT. The paper does not say in which order;
 here the client fine-tunes first and remembers with the tuned model. λ is chosen with
 the model that was tuned on the training split alone, to which the validation split is
 new.
@@ -36,7 +36,7 @@ class FineTunedMemory(Personalizer):
     """The served model, fine-tuned, and the client's memory on top of it."""
 
     title = "FT + kNN"
-    source = "fedbasis-pflbed.txt, section 6"
+    source = "Chen et al. 2023, section 6"
     unseen = "fine-tunes and remembers like any other client"
     needs_one_model = True
 

@@ -1,7 +1,7 @@
 """L2GD: every client trains a model of its own and, by chance, steps towards the mean.
 
 Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models", 2020,
-Algorithm 1; a baseline of fedbasis-pflbed.txt, Table 6. It minimises what Fed-MTL does,
+Algorithm 1; a baseline of Chen et al. 2023, Table 6. It minimises what Fed-MTL does,
 (1/n) Σ_m (f_m(x_m) + λ/2 ||x_m - x̄||²), but each step is on one of the two terms. A
 coin that is the same for all clients decides. With the rate η = α/n:
 
@@ -74,7 +74,7 @@ class L2GD(FedMTL):
     """Each client trains a model of its own and, by chance, nears the mean."""
 
     title = "L2GD"
-    source = "Hanzely and Richtárik 2020, Algorithm 1; fedbasis-pflbed.txt, Table 6"
+    source = "Hanzely and Richtárik 2020, Algorithm 1; Chen et al. 2023, Table 6"
     reference_title = "L2GD (mean model)"
     state_type = L2GDState
     payload_type = L2GDState

@@ -2,7 +2,7 @@
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act
 Globally: Federated Learning with Local and Global Representations", 2020, Algorithm 1;
-a baseline of fedbasis-pflbed.txt (Table 6). A client m trains its local representation
+a baseline of Chen et al. 2023 (Table 6). A client m trains its local representation
 ℓ_m(·; θ_m^ℓ) and the global model g(·; θ^g) on top of it together,
 
     (θ_m^ℓ, θ_m^g) ← SGD from (θ_m^ℓ of its last round, θ^g of the server)

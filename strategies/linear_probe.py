@@ -1,6 +1,6 @@
 """Linear probe (LP): a new head on the representation of what a client is served.
 
-fedbasis-pflbed.txt, section 6: "linear probe (LP) that trains a linear classifier
+Chen et al. 2023, section 6: "linear probe (LP) that trains a linear classifier
 only". The head starts from the served model's.
 """
 
@@ -32,7 +32,7 @@ class LinearProbe(FineTuning):
     """The served model with a head trained on the client's data."""
 
     title = "LP"
-    source = "fedbasis-pflbed.txt, section 6"
+    source = "Chen et al. 2023, section 6"
     unseen = "trains a head like any other client"
 
     settings: LinearProbeSettings

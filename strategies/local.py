@@ -1,6 +1,6 @@
 """Local: every client trains alone, from the common initial weights.
 
-The baseline "Local" of knn-per.txt, section 5. There are no rounds: all training
+The baseline "Local" of Marfoq et al. 2022, section 5. There are no rounds: all training
 happens in `personalize`, as long as that of a client that takes part in every round
 of FedAvg, with the same schedule of learning rates, on both of a client's splits: the
 paper retrains its models on both together.
@@ -38,7 +38,7 @@ class Local(Method):
     """Every client trains a model of its own, without collaboration."""
 
     title = "Local"
-    source = "knn-per.txt section 5, baseline Local"
+    source = "Marfoq et al. 2022 section 5, baseline Local"
     upload = "0"
     download = "0"
     unseen = "trains a model of its own, like any other client"

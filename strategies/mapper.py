@@ -2,7 +2,7 @@
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
 Federated Learning", 2020, section 6 and appendix E.2
-(three-approaches-hypcluster-dapper-mapper.txt). A client that takes part in a round,
+(Mansour et al. 2020). A client that takes part in a round,
 with h_c the central model that it is sent:
 
     1. for each λ of a cover of [0, 1]
@@ -205,7 +205,7 @@ def best_pair(
 
     On the validation split; without one on the training split. Of equals the first;
     without training data the central model alone, whatever the pairs are.
-    three-approaches-hypcluster-dapper-mapper.txt, Eq. 11.
+    Mansour et al. 2020, Eq. 11.
 
     Parameters
     ----------

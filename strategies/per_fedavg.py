@@ -2,7 +2,7 @@
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
 Guarantees: A Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1; a
-baseline of fedbasis-pflbed.txt, section 6. The server minimises the mean of
+baseline of Chen et al. 2023, section 6. The server minimises the mean of
 
     F_i(w) = f_i(w - α ∇f_i(w))
 

@@ -3,9 +3,9 @@
 Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning with
 Gaussian Processes", NeurIPS 2021, section 4 and Algorithm 1, with the tree of binary
 processes of Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process
-Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of knn-per.txt
-(section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone; a
-client's classifier is a Gaussian process with the kernel
+Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of Marfoq et al.
+2022 (section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone;
+a client's classifier is a Gaussian process with the kernel
 
     k(x, x') = s κ(φ(x) / l, φ(x') / l)
 
@@ -119,7 +119,7 @@ class PFedGP(Method):
     """A shared network; each client's classifier is Gaussian processes on it."""
 
     title = "pFedGP"
-    source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; knn-per.txt, section 5"
+    source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; Marfoq et al. 2022"
     unseen = "the shared network and Gaussian processes over the client's own examples"
     reference_title = None
     serves_one_model = False

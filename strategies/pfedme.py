@@ -1,7 +1,7 @@
 """pFedMe: clients train the Moreau envelope of their loss, and serve its minimiser.
 
 T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS
-2020, Algorithm 1; a baseline of heterogeneity-talk-fedem-knnper.txt. The global model w
+2020, Algorithm 1; a baseline of Marfoq 2023 (talk). The global model w
 minimises the mean of F_m(w) = min_θ f_m(θ) + λ/2 ||θ - w||², and θ is what client m is
 served. A local step draws one mini-batch, starts from θ = w_m, makes K inner steps
 

@@ -21,7 +21,7 @@ class DividingSettings(Settings):
     ----------
     test_fraction
         Part of each user's samples that are tested on, rounded, [0, 1); 0.2 in the
-        paper (knn-per.txt, section 5). One sample at least is left to train on.
+        paper (Marfoq et al. 2022, section 5). One sample at least is left to train on.
     split
         Which they are: ``random`` ones, as in the paper, or with ``time`` the last.
     seed

@@ -472,7 +472,7 @@ class DomainFolderSettings(DataFormat):
     test_fraction
         Part of each domain that is tested on, (0, 1), about: the same number of images
         of every class, but at most half of those that a class has. 0.15 in
-        fedbasis-pflbed.txt, section 5.
+        Chen et al. 2023, section 5.
     seed
         Of the choice of these images.
     """

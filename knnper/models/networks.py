@@ -528,7 +528,7 @@ class StackedLstm(EmbeddingModel):
 
     φ is the concatenation of the hidden states of all layers, the first one's first,
     and of their cell states in the same order, behind the window's last character
-    (knn-per.txt, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
+    (Marfoq et al. 2022, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
     """
 
     def __init__(self, settings: StackedLstmSettings, spec: InputSpec) -> None:

@@ -246,7 +246,7 @@ class _Maker:
     def _recall(self, bench: Workbench, folder: RunFolder) -> None:
         """Remember how the training of a run that ended went."""
         kind, reason = bench.method.state_type, why_failed(folder.path)
-        # A hand-over fails after the last round.
+        # Personalisation fails after the last round.
         if reason and len(folder.rounds()) < bench.method.num_rounds:
             self._diverged.setdefault(kind, (reason, folder.path))
         elif folder.checkpoints.is_dir():

@@ -110,19 +110,18 @@ def _leaves(key: str, value: Any) -> Iterable[str]:
         yield from _leaves(f"{key}.{name}", inside)
 
 
-def _keys_set(values: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that values set."""
-    return {leaf for key, value in values.items() for leaf in _leaves(key, value)}
+def _keys_set(*settings: Mapping[str, Any]) -> set[str]:
+    """Return the dotted keys that these values set."""
+    pairs = (pair for values in settings for pair in values.items())
+    return {leaf for key, value in pairs for leaf in _leaves(key, value)}
 
 
 def _keys_varied(lists: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that any of the listed values sets; a range is one."""
-    return {
-        leaf
-        for key, values in lists.items()
-        for value in (values if isinstance(values, list) else [values])
-        for leaf in _leaves(key, value)
+    """Return the dotted keys that any of the listed values sets; a range sets one."""
+    listed = {
+        key: one if isinstance(one, list) else [one] for key, one in lists.items()
     }
+    return _keys_set(*({key: one} for key in listed for one in listed[key]))
 
 
 def _clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -451,9 +450,13 @@ def _with_both(
     on_top = settings.each_also_with
     if on_top is None:
         return settings
+    top = str(on_top.get("name"))
+    title = f" + {PERSONALIZERS[top].title}" if top in PERSONALIZERS else None
     more = {
-        f"{name}-{on_top.get('name')}": replace(
-            row, personalization=on_top, title=_both(row, on_top)
+        f"{name}-{top}": replace(
+            row,
+            personalization=on_top,
+            title=row.title + title if row.title and title else None,
         )
         for name, row in settings.rows.items()
         if not row.personalization and _can_have(settings, row, on_top)
@@ -462,12 +465,6 @@ def _with_both(
         message = "each_also_with adds a row of this name; give this one another"
         problems.append(Problem(f"rows.{name}", message))
     return replace(settings, rows={**settings.rows, **more})
-
-
-def _both(row: RowSettings, on_top: Section) -> str | None:
-    """Return the title of a row that has one of its own, with what is on top."""
-    spec = PERSONALIZERS.get(str(on_top.get("name")))
-    return f"{row.title} + {spec.title}" if row.title and spec else None
 
 
 def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -> bool:
@@ -512,22 +509,7 @@ def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _
 def shared_sections(
     base: Mapping[str, Any] | None, experiment: str | None, path: Path
 ) -> Mapping[str, Any]:
-    """Return the sections that the file at ``path`` gives, or names the file of.
-
-    Parameters
-    ----------
-    base
-        The sections, as the file has them.
-    experiment
-        In their place the path of an experiment's file, from the folder of this one.
-    path
-        The file.
-
-    Raises
-    ------
-    ConfigError
-        If the experiment's file cannot be read, or holds something else.
-    """
+    """Return the sections that a file gives, or those of the experiment it names."""
     if experiment is None:
         return base or {}
     place = path.parent / experiment
@@ -902,7 +884,7 @@ TERMS: Mapping[str, str] = {
     "training.participation": "client sampling rate",
     "training.weight_decay": "weight decay",
 }
-"""By dotted key, all different; the symbols are those of knn-per.txt."""
+"""By dotted key, all different; the symbols are those of Marfoq et al. 2022."""
 
 
 def term_of(key: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from knnper.simulation.batches.plan import VARIANT, SweepSettings, term_of
 from knnper.simulation.batches.tables import Row, column_of, is_percent, label_of
 from knnper.simulation.reports.figure import SERIES, accuracy_axis, colors_of, styled
-from knnper.simulation.reports.outside_text import chart_text
+from knnper.simulation.reports.tables import chart_text
 
 _SIZE_INCHES = (7.2, 4.2)
 

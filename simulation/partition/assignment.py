@@ -176,7 +176,7 @@ class PartitionSettings(Settings):
     ----------
     unseen_fraction
         Fraction of the clients that arrive only after training, [0, 1); 0.2 in the
-        paper's experiment on unseen clients (knn-per.txt, section 6).
+        paper's experiment on unseen clients (Marfoq et al. 2022, section 6).
     validation_fraction
         Fraction of each client's training data held out for its own choices, [0, 1);
         0.2 in the paper (section 5). Drawn at random, but of text the last part.
@@ -195,7 +195,7 @@ class PartitionSettings(Settings):
         Part of its training data, and of what it holds out of it, that a client has
         which arrives only after training, (0, 1]; the rest is nobody's. Smaller parts
         lie in larger ones, and nothing else changes with it. 0.5 and 1 are the small
-        and the moderate sizes of fedbasis-pflbed.txt, appendix B.1.
+        and the moderate sizes of Chen et al. 2023, appendix B.1.
     """
 
     unseen_fraction: ProperFraction = 0.0

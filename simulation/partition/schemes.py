@@ -145,8 +145,8 @@ def dirichlet(
     """Allocate a fraction p_{y,m} of the samples of label y to client m.
 
     For each label y, p_y ~ Dir_M(α); the same p_y serves training and test samples
-    (knn-per.txt, section 5). Where rounding leaves a client without training samples
-    of a label, its test samples of that label go to the clients that have some.
+    (Marfoq et al. 2022, section 5). Where rounding leaves a client without training
+    samples of a label, its test samples of that label go to the clients that have some.
 
     Parameters
     ----------
@@ -187,8 +187,8 @@ def pathological(
 ) -> Assignment:
     """Give each client exactly c labels, and each label to as many clients as another.
 
-    The data sets "v2" of knn-per.txt, section 5, after Achituve et al. (2021). The
-    clients of a label share its samples evenly.
+    The data sets "v2" of Marfoq et al. 2022, section 5, after Achituve et al. (2021).
+    The clients of a label share its samples evenly.
 
     Parameters
     ----------
@@ -290,8 +290,8 @@ def pachinko(
     A draw is a coarse label by the client's Dir(α), then one of its fine labels by
     the client's Dir(β), then a sample of it, without replacement. What is exhausted
     drops out and the rest is renormalised (Li and McCallum, 2006; Reddi et al., 2021,
-    appendix F; knn-per.txt, section 5). Each label's test samples follow its training
-    samples.
+    appendix F; Marfoq et al. 2022, section 5). Each label's test samples follow its
+    training samples.
 
     Parameters
     ----------
@@ -428,7 +428,7 @@ class PflbedSettings(PartitionSettings):
 def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignment:
     """Split each domain's training data over clients of its own.
 
-    The procedure of fedbasis-pflbed.txt, section 5: of each label of a domain, a part
+    The procedure of Chen et al. 2023, section 5: of each label of a domain, a part
     goes to the seen clients and the rest to the unseen ones, and within either group it
     is spread by q ~ Dir(α). Each client is tested on the whole test split of its
     domain, in which an example counts as the client's share P_m(y) of training data

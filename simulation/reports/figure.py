@@ -50,19 +50,13 @@ def font_families() -> list[str]:
 
 
 def installed_fallbacks(names: Collection[str]) -> list[str]:
-    """Return which of `FALLBACKS` are among the names of fonts, in their order.
-
-    matplotlib warns of every font that is asked for and not there.
-    """
+    """Return which of `FALLBACKS` are among the names of fonts, in their order."""
     return [name for name in FALLBACKS if name in names]
 
 
 @contextlib.contextmanager
 def boxes_told() -> Iterator[None]:
-    """Log once which characters no font has, inside the block or when decorating.
-
-    matplotlib draws a box for each and warns whenever one is laid out.
-    """
+    """Log once which characters no font has, inside the block or when decorating."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING.pattern, UserWarning)
         yield
@@ -97,13 +91,7 @@ def write_pictures(folder: Path, name: str, figure: Figure) -> None:
 
 @dataclass(frozen=True)
 class Color:
-    """One colour in two shades of nearly the same hue.
-
-    Attributes
-    ----------
-    light, dark
-        ``#rrggbb``, at a contrast of 3 to 1 at least to a white and a black ground.
-    """
+    """One colour in two shades of nearly the same hue."""
 
     light: str
     dark: str
@@ -134,11 +122,7 @@ _OF_METHOD = {"kNN-Per": 0, "FedAvg": 1, "FedAvg+": 2, "Local": 3}
 
 
 def colors_of(titles: Iterable[str]) -> list[Color]:
-    """Return a colour for each title; the same method has the same one everywhere.
-
-    Methods without a colour of their own, and a title that comes again, have those that
-    are left, in their order. As many titles as there are colours share none.
-    """
+    """Return a colour for each title; the same method has the same one everywhere."""
     titles = list(titles)
     own = {
         titles.index(title): place
@@ -179,10 +163,7 @@ def _figure_style() -> Iterator[None]:
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Return what draws the same in colours that a page can turn dark.
-
-    The figure is laid out for good: it is the same wherever it is written.
-    """
+    """Return what draws the same in colours that a page can turn dark."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:

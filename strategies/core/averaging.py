@@ -61,8 +61,8 @@ class RunningMean:
 def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
     """Return w = Σ_m (n_m / Σ n) w_m over the clients that replied.
 
-    knn-per.txt, Eq. 13, renormalised over the replies so that the weights sum to one
-    under partial participation too.
+    Marfoq et al. 2022, Eq. 13, renormalised over the replies so that the weights sum to
+    one under partial participation too.
     """
     mean = RunningMean()
     for _, update in updates:

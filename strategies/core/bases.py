@@ -1,6 +1,6 @@
 """Models that are convex combinations of others, block by block.
 
-fedbasis-pflbed.txt, Eqs. 4 and 8 and section 4.4, "Layer-wise combinations".
+Chen et al. 2023, Eqs. 4 and 8 and section 4.4, "Layer-wise combinations".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """A client's local memory: its settings, what is stored, and the choice of λ, k and σ.
 
-knn-per.txt, Eq. 3 to 7 and section 5.
+Marfoq et al. 2022, Eq. 3 to 7 and section 5.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Attention over the parameters of a client's nearest neighbours.
 
 Vaswani et al., "Attention is all you need", NeurIPS 2017, Eq. 1, in the form of
-fedattn.txt, Definition 3.1.
+Luo et al., Definition 3.1.
 """
 
 import itertools

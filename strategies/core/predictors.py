@@ -71,7 +71,7 @@ class Evaluation:
         """The fraction that is right; None without examples.
 
         Where labels count P(y) it is Σ_i P(y_i) 1[right] / Σ_i P(y_i), the personalised
-        accuracy of fedbasis-pflbed.txt, section 5, step 5. It is None where the
+        accuracy of Chen et al. 2023, section 5, step 5. It is None where the
         examples have no label that counts.
         """
         if self.weight_sum is not None and self.weight_correct is not None:

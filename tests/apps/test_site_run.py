@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.loading import results_identity
@@ -59,7 +59,7 @@ def rows(folder: RunFolder) -> dict[str, dict[str, str]]:
 
 
 def serving(file: Path, name: str) -> Any:
-    found = Residence(file.parent / f"state-{name}", name).served()
+    found = SiteState(file.parent / f"state-{name}", name).served()
     assert found is not None
     return found
 

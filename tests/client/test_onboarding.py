@@ -7,7 +7,7 @@ import pytest
 
 from knnper.client.onboarding import onboard
 from knnper.client.settings import read_client
-from tests.client.residence.small_site import site, small_model
+from tests.client.state.small_site import site, small_model
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,7 @@ class ListedMemory:
 
 
 def draw(num_examples: int, labels: list[int], key: RandomKey) -> tuple[Tensor, Tensor]:
-    """Return embeddings and labels, which are equally likely to be each of ``labels``.
-
-    The cluster of label y has the standard deviation (y + 1) / 4.
-    """
+    """Return embeddings and labels, each equally likely one of ``labels``."""
     rng = key.numpy()
     drawn = rng.choice(labels, size=num_examples)
     noise = rng.normal(size=(num_examples, CENTERS.shape[1]))

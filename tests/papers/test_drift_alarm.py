@@ -156,11 +156,7 @@ def test_new_labels_are_seen_within_ten_examples(seed: int) -> None:
 
 
 def test_a_narrowing_to_the_densest_label_is_seen() -> None:
-    """p-values become uniform in [2/3, 1], where the best bet's log grows by 0.34.
-
-    From the log of the 200 starts before, 5.3, it has to get to log(8e5) = 13.6: that
-    takes 25 examples, and more as the ranks drift.
-    """
+    """p-values become uniform in [2/3, 1], where the best bet's log grows by 0.34."""
     alarms = [shifted(seed, [0])[0] for seed in range(20)]
 
     delays = [(alarmed_at or 1000) - 200 for alarmed_at in alarms]

@@ -125,7 +125,7 @@ def test_a_memory_alone_is_the_vote_on_the_methods_representation(
 def _vote(
     embed: Callable[[Tensor], Tensor], data: ClientData, queries: Tensor, k: int
 ) -> Tensor:
-    """p_kNN of knn-per.txt, Eq. 6, σ = 1, by brute force in float64."""
+    """p_kNN of Marfoq et al. 2022, Eq. 6, σ = 1, by brute force in float64."""
     # Each split in its batch, as a client embeds them.
     keys = torch.cat([embed(data.train.images), embed(data.validation.images)])
     asked, labels = embed(queries), data.train_and_validation().labels

@@ -269,6 +269,8 @@ from knnper.client.settings import ServiceSettings
 served = small_served(Path({store!r}))
 whole = served.predict
 def slow(images):
+    if len(images) == 2:
+        print("begun", flush=True)
     time.sleep(1)
     return whole(images)
 served.predict = slow
@@ -292,12 +294,12 @@ def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
         address = process.stdout.readline().strip()
         until(lambda: httpx.get(f"{address}/ready").status_code == 200)
         answers: list[httpx.Response] = []
-        body = {"inputs": some_inputs(1).tolist()}
+        body = {"inputs": some_inputs(2).tolist()}
         asked = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{address}/predict", json=body))
         )
         asked.start()
-        time.sleep(0.3)
+        assert process.stdout.readline().strip() == "begun"
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         asked.join()

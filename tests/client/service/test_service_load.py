@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.client.install import Residence, ServedModel, open_served
+from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.examples import Added, Ids, Selection
@@ -69,7 +69,7 @@ def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
     """Return what opens a model that notes what changes its store, in one thread."""
 
     def open_journaled() -> ServedModel:
-        served = open_served(Residence(state, "site-a"), writable=True)
+        served = open_served(SiteState(state, "site-a"), writable=True)
         contents = served.store.contents()
         ids, labels = contents.ids, torch.from_numpy(contents.labels)
         names = served.store.external_ids(ids)
@@ -130,7 +130,7 @@ def ask(client: httpx.Client, journal: Journal, stop: threading.Event) -> None:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
-    Residence(folder, "site-a").install(tiny_model(), DATA, took_part=False)
+    SiteState(folder, "site-a").install(tiny_model(), DATA, took_part=False)
     return folder
 
 
@@ -150,7 +150,7 @@ def test_no_answer_is_wrong_or_mixed(state: Path) -> None:
         ]
         try:
             # As another process does: the service finds it, and takes it up.
-            Residence(state, "site-a").install(newer, DATA, took_part=False)
+            SiteState(state, "site-a").install(newer, DATA, took_part=False)
             for change in changes:
                 change.result()
         finally:

@@ -21,19 +21,19 @@ class Work:
 
     family: Family
     round_s: float
-    hand_over_s: float
+    personalization_s: float
 
     @property
     def seconds(self) -> float:
         """In all."""
-        return ROUNDS * self.round_s + len(self.family.runs) * self.hand_over_s
+        return ROUNDS * self.round_s + len(self.family.runs) * self.personalization_s
 
 
 def work(
     folder: Path,
     name: str,
     round_s: float,
-    hand_over_s: float = 1.0,
+    personalization_s: float = 1.0,
     num_runs: int = 1,
     **settings: Any,
 ) -> Work:
@@ -44,11 +44,11 @@ def work(
         )
 
     runs = {folder / name / str(place): document(place) for place in range(num_runs)}
-    return Work(Family(runs, ROUNDS, ()), round_s, hand_over_s)
+    return Work(Family(runs, ROUNDS, ()), round_s, personalization_s)
 
 
-def played(number: int, one: Work, start: float) -> Iterator[tuple[float, Told]]:
-    """Yield what a worker tells that plays a family from a moment on."""
+def steps_of(number: int, one: Work, start: float) -> Iterator[tuple[float, Told]]:
+    """Yield what a worker tells that makes a family from a moment on."""
     now = start
     for place in range(len(one.family.runs)):
         yield now, (number, Event(Step.BEGAN, now, place))
@@ -57,7 +57,7 @@ def played(number: int, one: Work, start: float) -> Iterator[tuple[float, Told]]
         for _ in range(first, ROUNDS + 1):
             now += one.round_s
             yield now, (number, Event(Step.ROUND, now))
-        now += one.hand_over_s
+        now += one.personalization_s
         yield now, (number, Event(Step.ENDED, now))
 
 
@@ -66,7 +66,7 @@ def timeline(works: Sequence[Work], num_workers: int) -> tuple[list[Any], float]
     free, told = [0.0] * num_workers, list[tuple[float, Told]]()
     for number, one in enumerate(works):
         start = heapq.heappop(free)
-        told += played(number, one, start)
+        told += steps_of(number, one, start)
         heapq.heappush(free, start + one.seconds)
     return sorted(told, key=lambda one: one[0]), max(free)
 
@@ -112,8 +112,8 @@ def test_the_last_family_is_waited_for(tmp_path: Path) -> None:
     assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=0.02)
 
 
-def test_hand_overs_are_waited_for(tmp_path: Path) -> None:
-    """One training, then nine hand-overs that take ten times as long as a round."""
+def test_personalizations_are_waited_for(tmp_path: Path) -> None:
+    """One training, then nine that each take ten times as long as a round."""
     works = [work(tmp_path, "one", 1.0, 10.0, num_runs=9)]
     assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=0.05)
 
@@ -141,7 +141,7 @@ def test_what_nobody_timed_is_not_foretold(tmp_path: Path) -> None:
     tracker.note(one for moment, one in told if moment <= now[0])
     left = tracker.left()
     assert left is not None
-    # Five rounds of two seconds; how long the hand-over takes is not known yet.
+    # Five rounds of two seconds; how long the personalisation takes is not known yet.
     assert (left.seconds, left.is_least) == (10.0, True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment
@@ -77,21 +77,21 @@ def site(train: int = 30, validation: int = 20, test: int = 0) -> SiteData:
     )
 
 
-def new_residence(parent: Path) -> Residence:
-    return Residence(parent / "state", NAME)
+def new_site_state(parent: Path) -> SiteState:
+    return SiteState(parent / "state", NAME)
 
 
 def queries(count: int = 16) -> torch.Tensor:
     return drawn("queries", count).examples.images
 
 
-def stored_names(residence: Residence) -> list[str | None]:
+def stored_names(site_state: SiteState) -> list[str | None]:
     """Return the names in the store, in the order of their ids."""
     from knnper.datastore.store import open_store
 
-    with open_store(residence.places.store) as store:
+    with open_store(site_state.places.store) as store:
         return store.external_ids(store.contents().ids)
 
 
-def model_folders(residence: Residence) -> set[str]:
-    return {path.name for path in residence.places.models.iterdir()}
+def model_folders(site_state: SiteState) -> set[str]:
+    return {path.name for path in site_state.places.models.iterdir()}

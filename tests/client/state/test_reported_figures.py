@@ -11,10 +11,10 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import ModelError
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.knn_per import memorize
-from tests.client.residence.small_site import (
+from tests.client.state.small_site import (
     NAME,
     drawn,
-    new_residence,
+    new_site_state,
     site,
     small_model,
 )
@@ -24,7 +24,7 @@ DATA = site(30, 20, 15)
 
 
 def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
-    decided = new_residence(tmp_path).install(MODEL, DATA, took_part=True)
+    decided = new_site_state(tmp_path).install(MODEL, DATA, took_part=True)
     predictor = memorize(
         ModelPredictor(MODEL.task, MODEL.weights),
         MODEL.spec.num_classes,
@@ -48,7 +48,7 @@ def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
 ) -> None:
     loss = (Accuracy(), Gain(-0.5, 0.1, 20))
     monkeypatch.setattr(decision, "estimate", lambda *_: loss)
-    decided = new_residence(tmp_path).install(
+    decided = new_site_state(tmp_path).install(
         small_model(knn_weights=[0.9]), DATA, took_part=True
     )
     assert decided.serving.tuned_on.overruled
@@ -57,25 +57,25 @@ def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
 
 
 def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(MODEL, DATA, took_part=True)
+    site_state = new_site_state(tmp_path)
+    site_state.install(MODEL, DATA, took_part=True)
     fewer = dataclasses.replace(DATA, train=drawn("train", 10))
-    decided = residence.install(MODEL, fewer, took_part=True)
+    decided = site_state.install(MODEL, fewer, took_part=True)
     assert decided.chosen["num_stored"] == 50
 
 
 def test_without_a_test_split_nothing_is_known(tmp_path: Path) -> None:
-    decided = new_residence(tmp_path).install(MODEL, site(), took_part=True)
+    decided = new_site_state(tmp_path).install(MODEL, site(), took_part=True)
     assert decided.mixed.num_examples == 0
     assert decided.serving.accuracy.measured_on == "validation"
 
 
 def test_a_damaged_model_is_mended_by_installing_it_again(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(MODEL, DATA, took_part=True)
-    folder = residence.places.model(MODEL.fingerprint)
+    site_state = new_site_state(tmp_path)
+    site_state.install(MODEL, DATA, took_part=True)
+    folder = site_state.places.model(MODEL.fingerprint)
     (folder / "model.json").write_text("{}")
     with pytest.raises(ModelError, match="get it again: knnper site onboard"):
-        residence.load(MODEL.fingerprint)
-    residence.install(MODEL, DATA, took_part=True)
-    assert residence.load(MODEL.fingerprint).fingerprint == MODEL.fingerprint
+        site_state.load(MODEL.fingerprint)
+    site_state.install(MODEL, DATA, took_part=True)
+    assert site_state.load(MODEL.fingerprint).fingerprint == MODEL.fingerprint

@@ -21,11 +21,11 @@ from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.memory import KnnSettings, Tuned, remember
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.knn_per import memorize
-from tests.client.residence.small_site import (
+from tests.client.state.small_site import (
     NAME,
     TASK,
     drawn,
-    new_residence,
+    new_site_state,
     site,
     small_model,
 )
@@ -153,7 +153,7 @@ def test_where_the_memory_loses_the_global_model_is_served(tmp_path: Path) -> No
     labels = model.head(model.embed(images)).argmax(dim=1)
     train = NamedExamples(Examples(images, labels), drawn("train", 400).names)
     data = SiteData(train, drawn("validation", 0), drawn("test", 0), TASK)
-    serving = new_residence(tmp_path).install(model, data, took_part=False).serving
+    serving = new_site_state(tmp_path).install(model, data, took_part=False).serving
 
     assert serving.knn_weight == 0.0
     assert serving.tuned_on.overruled
@@ -169,15 +169,15 @@ def test_where_the_memory_loses_the_global_model_is_served(tmp_path: Path) -> No
 def test_who_took_part_is_measured_on_validation_only(
     tmp_path: Path, sizes: tuple[int, int, int], num_measured: int | None
 ) -> None:
-    residence = new_residence(tmp_path)
-    serving = residence.install(small_model(), site(*sizes), took_part=True).serving
+    site_state = new_site_state(tmp_path)
+    serving = site_state.install(small_model(), site(*sizes), took_part=True).serving
     assert serving.accuracy.num_examples == num_measured
     assert serving.accuracy.measured_on == ("validation" if num_measured else None)
 
 
 def test_the_test_split_tells_the_accuracies(tmp_path: Path) -> None:
     model, data = small_model(knn_weights=[0.5]), site(30, 20, 15)
-    serving = new_residence(tmp_path).install(model, data, took_part=False).serving
+    serving = new_site_state(tmp_path).install(model, data, took_part=False).serving
     test, key = data.test.examples, RandomKey(0).child("personalize", NAME)
     base = ModelPredictor(model.task, model.weights)
     predictor = memorize(

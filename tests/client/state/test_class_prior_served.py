@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Residence, decide, open_served
+from knnper.client.install import SiteState, decide, open_served
 from knnper.client.state import Accuracy, Gain, read_serving, write_serving
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
@@ -19,11 +19,11 @@ from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.memory import Tuned, remember
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.knn_per import memorize
-from tests.client.residence.small_site import (
+from tests.client.state.small_site import (
     NAME,
     TASK,
     drawn,
-    new_residence,
+    new_site_state,
     queries,
     site,
     small_model,
@@ -51,13 +51,13 @@ def few_classes() -> SiteData:
 
 
 @pytest.fixture
-def residence(tmp_path: Path) -> Residence:
-    found = new_residence(tmp_path)
+def site_state(tmp_path: Path) -> SiteState:
+    found = new_site_state(tmp_path)
     found.install(small_model(**ADAPTING), few_classes(), took_part=False)
     return found
 
 
-def test_it_serves_what_a_simulated_client_does(residence: Residence) -> None:
+def test_it_serves_what_a_simulated_client_does(site_state: SiteState) -> None:
     model, data = small_model(**ADAPTING), few_classes().client_data()
     simulated = memorize(
         ModelPredictor(model.task, model.weights),
@@ -66,16 +66,16 @@ def test_it_serves_what_a_simulated_client_does(residence: Residence) -> None:
         model.card.memory,
         RandomKey(model.card.seed).child("personalize", NAME),
     )
-    with open_served(residence, writable=False) as served:
+    with open_served(site_state, writable=False) as served:
         made = served.predict(queries())
         assert served.serving.class_prior == PRIOR
     assert torch.equal(made.probabilities, simulated(queries()))
 
 
-def test_what_is_added_and_deleted_counts_at_once(residence: Residence) -> None:
+def test_what_is_added_and_deleted_counts_at_once(site_state: SiteState) -> None:
     late = drawn("late", 30).examples
     late = Examples(late.images, torch.full_like(late.labels, 3))
-    with open_served(residence, writable=True) as served:
+    with open_served(site_state, writable=True) as served:
         before = served.predict(queries())
         served.add(late.images, late.labels, [f"late/{n}" for n in range(30)])
         after = served.predict(queries())
@@ -95,17 +95,17 @@ def test_what_is_added_and_deleted_counts_at_once(residence: Residence) -> None:
 
 
 def test_without_a_class_prior_none_is_told_of(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(small_model(knn_weights=[0.5]), few_classes(), took_part=False)
-    with open_served(residence, writable=False) as served:
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(knn_weights=[0.5]), few_classes(), took_part=False)
+    with open_served(site_state, writable=False) as served:
         assert served.predict(queries()).adapted_probabilities is None
         assert served.serving.class_prior is None
 
 
 def test_it_is_written_down_and_a_file_without_it_is_read(
-    residence: Residence, tmp_path: Path
+    site_state: SiteState, tmp_path: Path
 ) -> None:
-    serving = residence.served()
+    serving = site_state.served()
     assert serving is not None
     file = tmp_path / "serving.json"
     write_serving(file, serving)
@@ -117,12 +117,12 @@ def test_it_is_written_down_and_a_file_without_it_is_read(
 
 
 def test_a_loss_beyond_doubt_takes_the_class_prior_back(
-    residence: Residence, monkeypatch: pytest.MonkeyPatch
+    site_state: SiteState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = small_model(**ADAPTING), few_classes()
     lost = (Accuracy(0.6, 0.5, 0.5, 30, "validation"), Gain(-0.1, 0.05, 30))
     monkeypatch.setattr("knnper.client.install.estimate", lambda *_: lost)
-    with open_served(residence, writable=False) as served:
+    with open_served(site_state, writable=False) as served:
         tuned = _tuned(model, data)
         decided = decide(
             model, served.store, tuned, len(data.train), data, took_part=False

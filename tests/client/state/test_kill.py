@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.residence.small_site import small_model
+from tests.client.state.small_site import small_model
 
 OLD, NEW = small_model(seed=0).fingerprint, small_model(seed=1).fingerprint
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what `killed_installs` finds."""
-    program = "tests.client.residence.killed_installs"
+    program = "tests.client.state.killed_installs"
     done = subprocess.run(
         [sys.executable, "-m", program, str(tmp_path_factory.mktemp("killed"))],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.install import Residence, open_served
+from knnper.client.install import SiteState, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.simulation.trained_model import TrainedModel, find_model, trained_model
@@ -43,9 +43,9 @@ def test_every_client_serves_what_the_simulation_found(
 
     assert len(results) == 6
     for client, result in results.items():
-        residence = Residence(tmp_path / client, client)
+        site_state = SiteState(tmp_path / client, client)
         data = site_of(model, client)
-        serving = residence.install(exported, data, took_part=result["seen"]).serving
+        serving = site_state.install(exported, data, took_part=result["seen"]).serving
         chosen, personal = result["chosen"], result["personal"]
         count = personal["num_examples"]
         assert serving.knn_weight == chosen["knn_weight"]
@@ -53,7 +53,7 @@ def test_every_client_serves_what_the_simulation_found(
         assert serving.accuracy.mixed == personal["num_correct"] / count
         alone = result["reference"]["num_correct"] / count
         assert serving.accuracy.global_model == alone
-        with open_served(residence, writable=False) as served:
+        with open_served(site_state, writable=False) as served:
             made = served.predict(data.test.examples.images)
             num_right = int((made.labels == data.test.examples.labels).sum())
             assert num_right == personal["num_correct"]

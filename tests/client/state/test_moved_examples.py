@@ -11,9 +11,9 @@ from knnper.client.install import open_served
 from knnper.client.state import read_pending
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Selection
-from tests.client.residence.small_site import (
+from tests.client.state.small_site import (
     drawn,
-    new_residence,
+    new_site_state,
     site,
     small_model,
     stored_names,
@@ -38,16 +38,16 @@ def with_test_of(data: SiteData, num_moved: int) -> SiteData:
 def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
     before = site()
     after = with_test_of(before, 12)
-    residence, fresh = (
-        new_residence(tmp_path / "changed"),
-        new_residence(tmp_path / "fresh"),
+    site_state, fresh = (
+        new_site_state(tmp_path / "changed"),
+        new_site_state(tmp_path / "fresh"),
     )
-    residence.install(MODEL, before, took_part=False)
-    found = residence.install(MODEL, after, took_part=False).serving
+    site_state.install(MODEL, before, took_part=False)
+    found = site_state.install(MODEL, after, took_part=False).serving
     expected = fresh.install(MODEL, after, took_part=False).serving
 
-    assert stored_names(residence) == stored_names(fresh)
-    assert not {*stored_names(residence)} & {*after.test.names}
+    assert stored_names(site_state) == stored_names(fresh)
+    assert not {*stored_names(site_state)} & {*after.test.names}
     assert found.accuracy == expected.accuracy
     assert found.accuracy.num_examples == 12
     assert found.knn_weight == expected.knn_weight
@@ -55,43 +55,43 @@ def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
 
 
 def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
-    residence, data = new_residence(tmp_path), site(6, 2)
-    residence.install(MODEL, data, took_part=False)
-    with open_served(residence, writable=True) as served:
+    site_state, data = new_site_state(tmp_path), site(6, 2)
+    site_state.install(MODEL, data, took_part=False)
+    with open_served(site_state, writable=True) as served:
         served.delete(Selection(external_ids=("train/0.png",)))
-    residence.install(MODEL, with_test_of(data, 2), took_part=False)
-    residence.install(MODEL, data, took_part=False)
-    names = stored_names(residence)
+    site_state.install(MODEL, with_test_of(data, 2), took_part=False)
+    site_state.install(MODEL, data, took_part=False)
+    names = stored_names(site_state)
     assert set(names) == {*data.train.names[1:], *data.validation.names}, (
         "what the owner deleted stays away"
     )
 
 
 def test_the_service_lets_it_go(tmp_path: Path) -> None:
-    residence, data = new_residence(tmp_path), site(6, 2)
-    residence.install(MODEL, data, took_part=False)
-    with open_served(residence, writable=True) as served:
+    site_state, data = new_site_state(tmp_path), site(6, 2)
+    site_state.install(MODEL, data, took_part=False)
+    with open_served(site_state, writable=True) as served:
         images = data.train.examples.images
         assert served.predict(images).vote.names[5][0] == "train/5.png"
-        residence.install(MODEL, with_test_of(data, 1), took_part=False)
-        pending = read_pending(residence.places)
+        site_state.install(MODEL, with_test_of(data, 1), took_part=False)
+        pending = read_pending(site_state.places)
         assert pending is not None
         assert pending.moved == ("train/5.png",)
         served.refresh()
         made = served.predict(images)
         assert made.vote.num_stored == 7
         assert not any("train/5.png" in row for row in made.vote.names)
-    assert read_pending(residence.places) is None
+    assert read_pending(site_state.places) is None
 
 
 def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
-    residence, data = new_residence(tmp_path), site(4, 2)
-    residence.install(MODEL, data, took_part=False)
+    site_state, data = new_site_state(tmp_path), site(4, 2)
+    site_state.install(MODEL, data, took_part=False)
     tested = drawn("later", 3)
-    with open_served(residence, writable=True) as served:
+    with open_served(site_state, writable=True) as served:
         served.add(tested.examples.images, tested.examples.labels, tested.names)
-    residence.install(MODEL, dataclasses.replace(data, test=tested), took_part=False)
-    assert stored_names(residence) == [*data.train.names, *data.validation.names]
+    site_state.install(MODEL, dataclasses.replace(data, test=tested), took_part=False)
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
 
 
 @pytest.mark.parametrize("step", ["_delete", "_add_new"])
@@ -101,14 +101,14 @@ def test_what_was_cut_short_is_made_up_for(
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    residence, data = new_residence(tmp_path), site(6, 2)
-    residence.install(MODEL, data, took_part=False)
+    site_state, data = new_site_state(tmp_path), site(6, 2)
+    site_state.install(MODEL, data, took_part=False)
     newer = small_model(seed=1)
     with monkeypatch.context() as broken:
         broken.setattr(renewal, step, fails)
         with pytest.raises(OSError, match="No space left"):
-            residence.install(newer, with_test_of(data, 2), took_part=False)
-    with open_served(residence, writable=True) as served:
+            site_state.install(newer, with_test_of(data, 2), took_part=False)
+    with open_served(site_state, writable=True) as served:
         served.refresh()
         assert served.model.fingerprint == newer.fingerprint
-    assert stored_names(residence) == [*data.train.names[:4], *data.validation.names]
+    assert stored_names(site_state) == [*data.train.names[:4], *data.validation.names]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from knnper.client.install import Residence, open_served
+from knnper.client.install import SiteState, open_served
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import Store
 from knnper.strategies.core.exported_model import GlobalModel
-from tests.client.residence.small_site import new_residence, queries, site, small_model
+from tests.client.state.small_site import new_site_state, queries, site, small_model
 
 KILLED = 9
 STRIDE = 3
@@ -50,23 +50,23 @@ class Countdown:
         return call
 
 
-def install(residence: Residence, model: GlobalModel, num_train: int) -> None:
-    residence.install(model, site(num_train, 4, 3), took_part=False)
+def install(site_state: SiteState, model: GlobalModel, num_train: int) -> None:
+    site_state.install(model, site(num_train, 4, 3), took_part=False)
 
 
-def killed(residence: Residence, model: GlobalModel, steps: int) -> bool:
+def killed(site_state: SiteState, model: GlobalModel, steps: int) -> bool:
     child = os.fork()
     if child == 0:
         Countdown(steps).watch()
-        install(residence, model, 8)
+        install(site_state, model, 8)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
 
 
-def answer(residence: Residence, writable: bool) -> dict[str, object] | None:
-    if residence.served() is None:
+def answer(site_state: SiteState, writable: bool) -> dict[str, object] | None:
+    if site_state.served() is None:
         return None
-    with open_served(residence, writable=writable) as served:
+    with open_served(site_state, writable=writable) as served:
         made = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
@@ -79,15 +79,15 @@ def answer(residence: Residence, writable: bool) -> dict[str, object] | None:
 def trial(parent: Path, start: GlobalModel | None, steps: int) -> dict[str, object]:
     """Return what is there after a kill, and after the next installation."""
     shutil.rmtree(parent, ignore_errors=True)
-    residence = new_residence(parent)
+    site_state = new_site_state(parent)
     if start is not None:
-        install(residence, start, 6)
+        install(site_state, start, 6)
     model = small_model(seed=1)
-    was_killed = killed(residence, model, steps)
-    found = answer(residence, writable=False), answer(residence, writable=True)
-    install(residence, model, 8)
-    after = answer(residence, writable=True)
-    leftovers = sorted(path.name for path in residence.places.folder.iterdir())
+    was_killed = killed(site_state, model, steps)
+    found = answer(site_state, writable=False), answer(site_state, writable=True)
+    install(site_state, model, 8)
+    after = answer(site_state, writable=True)
+    leftovers = sorted(path.name for path in site_state.places.folder.iterdir())
     return {
         "was_killed": was_killed,
         "reader": found[0],

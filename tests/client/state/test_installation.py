@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import Residence, open_served
-from knnper.client.state import ResidenceError
+from knnper.client.install import SiteState, open_served
+from knnper.client.state import SiteStateError
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Selection
@@ -17,13 +17,13 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.knn_per import memorize
-from tests.client.residence.small_site import (
+from tests.client.state.small_site import (
     NAME,
     TASK,
     drawn,
     feature_model,
     model_folders,
-    new_residence,
+    new_site_state,
     queries,
     site,
     small_model,
@@ -58,13 +58,13 @@ def test_predictions_are_those_of_the_simulation(
     tmp_path: Path, personalization: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
     model, data = small_model(**personalization), site(*sizes)
-    residence = new_residence(tmp_path)
-    residence.install(model, data, took_part=False)
+    site_state = new_site_state(tmp_path)
+    site_state.install(model, data, took_part=False)
     expected, knn_weight = simulated(model, data)
 
-    with open_store(residence.places.store) as store:
+    with open_store(site_state.places.store) as store:
         assert store.fingerprint == model.fingerprint
-    served = open_served(residence, writable=True)
+    served = open_served(site_state, writable=True)
     made = served.predict(queries())
     served.close()
     assert torch.equal(made.probabilities, expected)
@@ -75,19 +75,19 @@ def test_predictions_are_those_of_the_simulation(
 def test_one_class_only(tmp_path: Path) -> None:
     examples = drawn("train", 15, num_labels=1)
     data = SiteData(examples, drawn("validation", 5, 1), drawn("test", 3, 1), TASK)
-    residence = new_residence(tmp_path)
-    serving = residence.install(small_model(), data, took_part=False).serving
+    site_state = new_site_state(tmp_path)
+    serving = site_state.install(small_model(), data, took_part=False).serving
 
     assert serving.accuracy.knn == 1.0
     assert serving.accuracy.measured_on == "test"
 
 
 def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
-    residence, data = new_residence(tmp_path), site(5, 3)
-    residence.install(small_model(), data, took_part=False)
+    site_state, data = new_site_state(tmp_path), site(5, 3)
+    site_state.install(small_model(), data, took_part=False)
 
-    assert stored_names(residence) == [*data.train.names, *data.validation.names]
-    with open_store(residence.places.store) as store:
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
+    with open_store(site_state.places.store) as store:
         assert store.spec.class_names == TASK.class_names
         ids = store.contents().ids
         both = data.client_data().train_and_validation()
@@ -96,25 +96,25 @@ def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
 
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
+    site_state = new_site_state(tmp_path)
     first, second = small_model(seed=1), small_model(seed=2, embedding_dim=12)
-    residence.install(first, site(10, 5), took_part=False)
+    site_state.install(first, site(10, 5), took_part=False)
     arrived = drawn("arrived", 2).examples
-    with open_served(residence, writable=True) as served:
+    with open_served(site_state, writable=True) as served:
         served.add(arrived.images, arrived.labels, ["arrived/x", None])
         served.delete(Selection(external_ids=("train/3.png",)))
-    serving = residence.install(second, site(13, 5), took_part=False).serving
+    serving = site_state.install(second, site(13, 5), took_part=False).serving
 
     kept = [f"train/{n}.png" for n in range(10) if n != 3]
     validation = [f"validation/{n}.png" for n in range(5)]
     later = [f"train/{n}.png" for n in (10, 11, 12)]
-    names = stored_names(residence)
+    names = stored_names(site_state)
     assert names == [*kept, *validation, "arrived/x", None, *later]
     assert serving.model == second.fingerprint
-    found = residence.served()
+    found = site_state.served()
     assert found is not None
     assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
-    with open_store(residence.places.store) as store:
+    with open_store(site_state.places.store) as store:
         assert store.fingerprint == second.fingerprint
         ids = store.contents().ids
         expected = second.embed(store.inputs(ids))
@@ -123,44 +123,44 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
 
 
 def test_installing_again_changes_nothing(tmp_path: Path) -> None:
-    residence, model, data = new_residence(tmp_path), small_model(), site()
-    first = residence.install(model, data, took_part=False).serving
-    again = residence.install(model, data, took_part=False).serving
+    site_state, model, data = new_site_state(tmp_path), small_model(), site()
+    first = site_state.install(model, data, took_part=False).serving
+    again = site_state.install(model, data, took_part=False).serving
 
-    assert stored_names(residence) == [*data.train.names, *data.validation.names]
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
     assert (again.knn_weight, again.accuracy) == (first.knn_weight, first.accuracy)
     assert again.expected_gain == first.expected_gain
     assert again.previous is None
 
 
 def test_an_evicted_example_does_not_come_back(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
+    site_state = new_site_state(tmp_path)
     model = small_model(store={"policy": "fifo", "capacity": 6})
     data = site(5, 5)
-    residence.install(model, data, took_part=False)
-    before = stored_names(residence)
-    residence.install(model, data, took_part=False)
+    site_state.install(model, data, took_part=False)
+    before = stored_names(site_state)
+    site_state.install(model, data, took_part=False)
     assert (
-        stored_names(residence)
+        stored_names(site_state)
         == before
         == [data.train.names[4], *data.validation.names]
     )
 
 
 def test_models_that_nothing_names_are_removed(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
+    site_state = new_site_state(tmp_path)
     models = [small_model(seed=seed) for seed in range(3)]
     for model in models:
-        residence.install(model, site(4, 2), took_part=False)
-    assert model_folders(residence) == {one.fingerprint for one in models[1:]}
+        site_state.install(model, site(4, 2), took_part=False)
+    assert model_folders(site_state) == {one.fingerprint for one in models[1:]}
 
 
 def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(small_model(seed=1), site(0, 0), took_part=False)
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(seed=1), site(0, 0), took_part=False)
     second = small_model(seed=2, embedding_dim=5)
-    residence.install(second, site(0, 0), took_part=False)
-    with open_served(residence, writable=True) as served:
+    site_state.install(second, site(0, 0), took_part=False)
+    with open_served(site_state, writable=True) as served:
         assert served.model.fingerprint == second.fingerprint
         made = served.predict(queries(2))
         assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
@@ -171,67 +171,67 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
 
 
 def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(small_model(), site(4, 2), took_part=False)
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(), site(4, 2), took_part=False)
     other = SiteData(
         NamedExamples(drawn("a", 1).examples, ("a",)),
         drawn("validation", 0),
         drawn("test", 0),
         type(TASK)(TASK.spec, ("ant", "bee", "cat", "eel")),
     )
-    with pytest.raises(ResidenceError, match=r"cat, eel; the model is for .* cat, dog"):
-        residence.install(small_model(), other, took_part=False)
+    with pytest.raises(SiteStateError, match=r"cat, eel; the model is for .* cat, dog"):
+        site_state.install(small_model(), other, took_part=False)
 
 
 def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.install(small_model(), site(4, 2), took_part=False)
-    shutil.rmtree(residence.places.store)
-    with open_served(residence, writable=True) as served:
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(), site(4, 2), took_part=False)
+    shutil.rmtree(site_state.places.store)
+    with open_served(site_state, writable=True) as served:
         assert served.predict(queries(1)).vote.num_stored == 0
-    residence.install(small_model(), site(4, 2), took_part=False)
-    assert len(stored_names(residence)) == 6
+    site_state.install(small_model(), site(4, 2), took_part=False)
+    assert len(stored_names(site_state)) == 6
 
 
 def test_nothing_installed_is_said_so(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    assert residence.served() is None
-    with pytest.raises(ResidenceError, match="nothing is installed"):
-        open_served(residence, writable=True)
+    site_state = new_site_state(tmp_path)
+    assert site_state.served() is None
+    with pytest.raises(SiteStateError, match="nothing is installed"):
+        open_served(site_state, writable=True)
 
 
 def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
-    residence, model = new_residence(tmp_path), small_model()
-    residence.install(model, site(4, 2), took_part=False)
-    path = residence.places.model(model.fingerprint) / "model.safetensors"
+    site_state, model = new_site_state(tmp_path), small_model()
+    site_state.install(model, site(4, 2), took_part=False)
+    path = site_state.places.model(model.fingerprint) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
     with pytest.raises(
         ModelError, match="was damaged; get it again: knnper site onboard"
     ):
-        open_served(residence, writable=True)
+        open_served(site_state, writable=True)
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
-    residence = new_residence(tmp_path)
-    residence.places.serving.write_text("{}")
-    with pytest.raises(ResidenceError, match=r"serving.json is damaged or of another"):
-        residence.served()
+    site_state = new_site_state(tmp_path)
+    site_state.places.serving.write_text("{}")
+    with pytest.raises(SiteStateError, match=r"serving.json is damaged or of another"):
+        site_state.served()
 
 
 def test_a_folder_is_one_clients(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    Residence(folder, "a", "11" * 32)
-    Residence(folder, "a")
-    Residence(folder, "a", "11" * 32)
-    with pytest.raises(ResidenceError, match="the state of the client 'a', found the"):
-        Residence(folder, "b", "11" * 32)
-    with pytest.raises(ResidenceError, match="with the key 111111111111, found the"):
-        Residence(folder, "a", "22" * 32)
+    SiteState(folder, "a", "11" * 32)
+    SiteState(folder, "a")
+    SiteState(folder, "a", "11" * 32)
+    with pytest.raises(SiteStateError, match="the state of the client 'a', found the"):
+        SiteState(folder, "b", "11" * 32)
+    with pytest.raises(SiteStateError, match="with the key 111111111111, found the"):
+        SiteState(folder, "a", "22" * 32)
     (folder / "identity.json").write_text("[]")
-    with pytest.raises(ResidenceError, match="json is damaged"):
-        Residence(folder, "a")
+    with pytest.raises(SiteStateError, match="json is damaged"):
+        SiteState(folder, "a")
 
 
 def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
@@ -240,11 +240,11 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     labels = (inputs[:, 0, 0, 0] > 2).long()
     train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
     nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
-    residence = new_residence(tmp_path)
+    site_state = new_site_state(tmp_path)
     data = SiteData(train, nothing, nothing, model.card.learned)
-    residence.install(model, data, took_part=False)
+    site_state.install(model, data, took_part=False)
 
-    with open_served(residence, writable=True) as served:
+    with open_served(site_state, writable=True) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         made = served.predict(inputs)
         assert made.vote.names[3][0] == "3"
