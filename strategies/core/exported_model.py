@@ -260,7 +260,7 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
 def ends_with_global_model(experiment: Experiment) -> bool:
     """Return whether a run ends with one trained model for all clients.
 
-    What the server announces and a site keeps; see `MethodSpec.ends_with_global_model`.
+    What the server announces and a site keeps; see `Method.ends_with_global_model`.
     """
     return METHODS[experiment.method.name].ends_with_global_model
 

@@ -33,7 +33,8 @@ class KeptEmbeddings:
     same weights.
 
     Whoever asks must agree in all else: architecture, normalisation, precision,
-    batches, threads and device.
+    batches, threads and device. What no longer fits is computed each time: runs ask for
+    everything in turn, so that whatever made room would be gone before it is asked for.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

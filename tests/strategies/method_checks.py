@@ -79,19 +79,7 @@ def count_trainings(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list
 def trained_with_the_keys_of_local(
     method: Method, task: Task, clients: Mapping[str, ClientData], key: RandomKey
 ) -> dict[str, Tensor]:
-    """Return the model that each client keeps after all rounds.
-
-    Parameters
-    ----------
-    method
-        Its clients keep one model between rounds.
-    task
-        Says how many rounds.
-    clients
-        Their data by name; all take part in every round.
-    key
-        Split as the method ``local`` does.
-    """
+    """Return the model that each client keeps after all rounds."""
     state, memory = method.init(tuple(clients), key), dict[str, ModelState]()
     for server_round in range(1, task.training.num_rounds + 1):
         updates, rng = [], key.child("round", server_round)

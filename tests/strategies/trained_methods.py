@@ -22,21 +22,7 @@ WITH_ROUNDS = sorted(set(METHODS) - {"local"})
 
 @dataclass(frozen=True)
 class Trained:
-    """A method, its clients' data, and what is known after one round.
-
-    Attributes
-    ----------
-    task, method
-        What is learned, and how.
-    data
-        Of each client.
-    before, state
-        The server's state before the round and after it.
-    updates
-        What the clients sent in it.
-    memory
-        What the clients keep after it.
-    """
+    """A method, its clients' data, and what is known after one round."""
 
     task: Task
     method: Method
