@@ -22,7 +22,7 @@ KERNELS_one_thread := OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE
 FOLDER ?= .golden
 # The tests whose numbers come from kernels; TESTS= is all fast ones.
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
-  tests/simulation/test_residence_parity.py tests/simulation/test_trained_model.py
+  tests/simulation/test_site_parity.py tests/simulation/test_trained_model.py
 
 .PHONY: help install demo figures test test-kernels test-slow check format docs docker-try bench clean
 .PHONY: golden golden-freeze
@@ -62,7 +62,7 @@ demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
 
 # Without data/cifar10 those on its images are left out, and the report says so.
 figures: $(STAMP) ## Make the papers' figures in small, with one report: in 40 minutes
-	$(BIN)/knnper reproduce simulation/experiments/small/*.yaml --output runs/figures --skip-missing-data
+	$(BIN)/python -m papers reproduce papers/small/*.yaml --output runs/figures --skip-missing-data
 
 test: $(STAMP) ## Run the fast tests
 	$(PYTEST) -n 3

@@ -21,10 +21,14 @@ from benchmarks.measurement import Measurement, in_turn, rounded, seconds_of
 from benchmarks.models import add_run_option, model_and_data
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.datastore.index import Ids, VectorIndex, Vectors
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
-from knnper.datastore.index_kinds import FlatSettings, ProductSettings
+from knnper.datastore.index_kinds import (
+    INDEX_KINDS,
+    FlatSettings,
+    IndexSettings,
+    ProductSettings,
+)
 from knnper.datastore.prediction import neighbor_vote, paper_kernel
-from knnper.datastore.ranking import nearest
+from knnper.datastore.search import nearest
 from knnper.seeding import RandomKey
 
 NUM_NEIGHBORS = 10
@@ -94,9 +98,7 @@ def build(data: Embedded, settings: IndexSettings) -> Built:
     say(f"index_kinds: {settings}")
     ids, dim = np.arange(len(data.vectors)), data.vectors.shape[1]
     made: list[VectorIndex] = []
-    seconds = seconds_of(
-        lambda: made.append(build_index(settings, dim, ids, data.vectors))
-    )
+    seconds = seconds_of(lambda: made.append(settings.build(dim, ids, data.vectors)))
     distances, neighbors = _nearest(data, settings, made[0], data.queries)
     votes = neighbor_vote(
         paper_kernel(torch.from_numpy(distances), 1.0, dim),
@@ -179,9 +181,7 @@ def _embed_split(
 
 def kinds_to_compare() -> list[IndexSettings]:
     """Return all but flat with their default values, and PQ with re-ranking."""
-    kinds = [
-        kind.settings_type() for name, kind in INDEX_KINDS.items() if name != "flat"
-    ]
+    kinds = [kind() for name, kind in INDEX_KINDS.items() if name != "flat"]
     return [*kinds, ProductSettings(rerank=4)]
 
 

@@ -60,10 +60,10 @@ def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
 
 def ours_here(file: Path) -> Reading:
     """Split the file into arrays on disc, as a run does."""
-    from knnper.data.leaf import LeafSettings, load_leaf_femnist
+    from knnper.data.leaf import LeafSettings
 
     settings = LeafSettings(root=str(file.parent))
-    return _measured(lambda: load_leaf_femnist(settings))
+    return _measured(lambda: settings.load())
 
 
 def plain_here(file: Path) -> Reading:

@@ -1,7 +1,7 @@
-"""Seconds of the hand-over with kNN-Per, as a multiple of bare torch and FAISS.
+"""Seconds of model distribution with kNN-Per, as a multiple of bare torch and FAISS.
 
 Every client embeds its images with an untrained MobileNetV2, chooses λ and is tested,
-by the server's hand-over over Flower on Ray. The baseline does the same for the same
+by the server's distribution over Flower on Ray. The baseline does the same for the same
 clients, in as many processes of one thread each. The two take turns.
 """
 
@@ -23,8 +23,8 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
+from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
-from knnper.server.hand_over import HandOver
 from knnper.server.run import untrained
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.predictors import ClientResult, Evaluation
@@ -44,11 +44,11 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
         def lead(bench: Workbench, federation: Federation) -> Turns:
             roster = bench.roster
             start = untrained(bench, roster)
-            hand_over = HandOver(bench.method, federation, bench.key)
+            distribution = ModelDistribution(bench.method, federation, bench.key)
 
-            def hand_over_all() -> None:
+            def distribute_all() -> None:
                 say("personalize_vs_bare: all clients personalise")
-                handed = hand_over.personalize(start, roster.sizes(), roster.seen())
+                handed = distribution.personalize(start, roster.sizes(), roster.seen())
                 results[:] = [one.result for one in handed if one.result]
 
             with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
                 save_file(bench.task.model.named(start.state.weights), weights_file)
                 shares = personalization_shares(workload, weights_file)
                 return in_turn(
-                    lambda: seconds_of(hand_over_all),
+                    lambda: seconds_of(distribute_all),
                     lambda: seconds_of(lambda: bare_pass(shares)),
                     repetitions,
                 )

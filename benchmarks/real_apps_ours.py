@@ -10,12 +10,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.real_models import tensors_of
+from knnper.client.flower_node import quick_pulls
 from knnper.server.federation import FlowerFederation, Request
 from knnper.server.sites import OVER_NETWORK
 from knnper.strategies.core.averaging import average_weights
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import Purpose, pack, packed_of, to_content, unpack
-from knnper.transport.polling import quick_pulls
 
 client_app = ClientApp()
 server_app = ServerApp()

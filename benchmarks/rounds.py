@@ -13,6 +13,7 @@ from knnper.server.federation import Federation
 from knnper.server.observer import RoundRecord
 from knnper.server.run import round_loop, untrained
 from knnper.simulation.workbench import Workbench
+from knnper.strategies.core.method import changed
 
 
 class Rounds:
@@ -36,7 +37,7 @@ class Rounds:
     def make_one(self) -> None:
         """Make the next round."""
         upto = self._latest.server_round + 1
-        method = replace(self._loop.method, num_rounds=upto)
+        method = changed(self._loop.method, num_rounds=upto)
         self._latest = replace(self._loop, method=method).train(self._latest)
 
     def seconds_of_one(self) -> float:

@@ -30,9 +30,9 @@ from torch import Tensor
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, rounded
 from benchmarks.store_fixture import IMAGE, NUM_CLASSES
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
-from knnper.client.service.app import Binding, make_service, serve
+from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.service.app import make_service, serve
+from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.loading import load_experiment
@@ -61,13 +61,13 @@ def measure(
         state = Path(folder) / "state"
         model = untrained(name, index)
         data = SiteData(drawn(num_examples), drawn(0), drawn(0), SITE)
-        Residence(state, CLIENT).install(model, data, took_part=False)
+        SiteState(state, CLIENT).install(model, data, took_part=False)
         # Each writes to its own, as a service does.
         copy = shutil.copytree(state, Path(folder) / "in process")
         images = drawn(num_questions, seed=1).examples.images
         with (
             service(state) as address,
-            closing(open_served(Residence(copy, CLIENT), writable=True)) as served,
+            closing(open_served(SiteState(copy, CLIENT), writable=True)) as served,
         ):
             timings = [
                 _in_turn(served, address, images) for _ in range(repetitions + 1)
@@ -227,11 +227,11 @@ def service(state: Path) -> Iterator[str]:
 
 def _serve(state: Path, told: Connection) -> None:
     torch.set_num_threads(1)
-    residence = Residence(state, CLIENT)
+    site_state = SiteState(state, CLIENT)
     app = make_service(
-        CLIENT, lambda: open_served(residence, writable=True), tokens=None
+        CLIENT, lambda: open_served(site_state, writable=True), tokens=None
     )
-    serve(app, Binding("127.0.0.1", 0), told.send)
+    serve(app, ServiceSettings(port=0), told.send)
 
 
 def _wait_until_ready(address: str) -> None:

@@ -19,10 +19,14 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
-from knnper.client.service.endpoints import InputPrediction, predictions
+from knnper.client.service.endpoints import (
+    InputPrediction,
+    Predictions,
+    predictions,
+    shown_to,
+)
 from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
@@ -70,15 +74,15 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
     asked = stored.join(others)
     is_stored = torch.arange(len(asked)) < len(stored)
     with tempfile.TemporaryDirectory(prefix="knnper-membership-") as folder:
-        residence = Residence(Path(folder), "site")
+        site_state = SiteState(Path(folder), "site")
         own = SiteData(
             named(stored, "stored"),
             named(validation, "validation"),
             named(no_examples(SITE.spec), "none"),
             SITE,
         )
-        residence.install(model, own, took_part=False)
-        with closing(open_served(residence, writable=True)) as served:
+        site_state.install(model, own, took_part=False)
+        with closing(open_served(site_state, writable=True)) as served:
             return {
                 scope: float(
                     roc_auc_score(is_stored, scores(served, asked, caller, digits))
@@ -107,7 +111,8 @@ def scores(
 ) -> list[float]:
     """Return how much each answer looks like that of a stored example."""
     names = served.model.class_names
-    answers = predictions(served.predict(asked.images), names, caller).predictions
+    told = shown_to(caller, predictions(served.predict(asked.images), names))
+    answers = Predictions.model_validate_json(told).predictions
     alone = served.model.head(served.model.embed(asked.images))
     weight = served.serving.knn_weight
     rows = zip(answers, asked.labels.tolist(), alone.tolist(), strict=True)

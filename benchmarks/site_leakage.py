@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
-from knnper.client.site import SiteHost, SitePlayer
+from knnper.client.site import SiteNode, SiteWorker
 from knnper.errors import RefusedError
 from knnper.experiment import Experiment
 from knnper.loading import load_experiment, to_json
@@ -58,7 +58,7 @@ class Target:
     folder: Path
     public: Tensor
 
-    def opened(self, settings: Experiment, limits: str = "") -> SitePlayer:
+    def opened(self, settings: Experiment, limits: str = "") -> SiteWorker:
         """Return what answers a run; ``limits`` as in client.yaml, without braces."""
         file = self.folder / "client.yaml"
         file.write_text(
@@ -68,7 +68,7 @@ class Target:
         )
         (self.folder / "state/answers.jsonl").unlink(missing_ok=True)
         context = Context(1, 1, {"config": str(file)}, RecordDict(), {})
-        return SiteHost().open(context, Job([CLIENT], 1, [0], to_json(settings)))
+        return SiteNode().open(context, Job([CLIENT], 1, [0], to_json(settings)))
 
 
 def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
@@ -121,13 +121,13 @@ def _places(chosen: Tensor) -> set[int]:
     return set(torch.nonzero(chosen).flatten().tolist())
 
 
-def nothing_yet(player: SitePlayer) -> Found:
+def nothing_yet(player: SiteWorker) -> Found:
     """Return what is had before the attack."""
     images = player.runtime.source.data(CLIENT).train.images
     return Found(images.reshape(len(images), -1).double() / 255, set(), set())
 
 
-def gained(player: SitePlayer, weights: Tensor, server_round: int) -> Tensor:
+def gained(player: SiteWorker, weights: Tensor, server_round: int) -> Tensor:
     """Return what training took away from ``weights``, float64."""
     update = player.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
     change: Tensor = weights.double() - update.weights.double()
@@ -140,7 +140,7 @@ def softmax_parts(change: Tensor) -> tuple[Tensor, Tensor]:
     return change[:stop].reshape(NUM_LABELS, NUM_PIXELS), change[stop:]
 
 
-def pixels(player: SitePlayer, inputs: Tensor) -> Tensor:
+def pixels(player: SiteWorker, inputs: Tensor) -> Tensor:
     """Return what the model's inputs are of, as [0, 1]."""
     spec = player.runtime.spec
     return inputs * spec.std[0] + spec.mean[0]
@@ -175,7 +175,7 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
     return found
 
 
-def trap_in_mlp(player: SitePlayer, target: Target, share: float, rounds: int) -> Found:
+def trap_in_mlp(player: SiteWorker, target: Target, share: float, rounds: int) -> Found:
     """Set the first layer of an mlp so that its neurons part the images by one value.
 
     Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active where u·x > q_j, and
@@ -219,7 +219,7 @@ def trap_in_mlp(player: SitePlayer, target: Target, share: float, rounds: int) -
     return found
 
 
-def trap_in_softmax(player: SitePlayer, target: Target, rounds: int) -> Found:
+def trap_in_softmax(player: SiteWorker, target: Target, rounds: int) -> Found:
     """Set softmax regression so that each label stands for a slice of the images.
 
     Where p is 0 or 1, row c of an update is the sum of the images in slice c less that
@@ -253,7 +253,7 @@ def trap_in_softmax(player: SitePlayer, target: Target, rounds: int) -> Found:
     return found
 
 
-def label_counts(player: SitePlayer, *, honest: bool) -> tuple[Tensor, Tensor]:
+def label_counts(player: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
     """Return the labels of what was trained on, and what one update says of them.
 
     Each step takes from the bias of label c its share of the batch, and gives it the
@@ -279,7 +279,7 @@ def label_counts(player: SitePlayer, *, honest: bool) -> tuple[Tensor, Tensor]:
     return torch.bincount(labels[used], minlength=NUM_LABELS), said
 
 
-def label_counts_of_validation(player: SitePlayer) -> tuple[Tensor, Tensor, int]:
+def label_counts_of_validation(player: SiteWorker) -> tuple[Tensor, Tensor, int]:
     """Return the validation split's labels, what answers say of them, and how many.
 
     A model that gives label c the logit -d_c whatever it sees has the loss n log Z +
@@ -304,7 +304,7 @@ def label_counts_of_validation(player: SitePlayer) -> tuple[Tensor, Tensor, int]
     return torch.bincount(labels, minlength=NUM_LABELS), said, answers
 
 
-def presence(player: SitePlayer, images: Tensor) -> list[bool]:
+def presence(player: SiteWorker, images: Tensor) -> list[bool]:
     """Return of each image, (n, pixels) in [0, 1], whether validation data holds it.
 
     An mlp adds up |x - t| of an image t, and is sure of itself where that is nothing.

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime
-from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import (
     ClientData,
     Dataset,
@@ -41,6 +40,7 @@ from knnper.simulation.flower_engine import (
 )
 from knnper.simulation.partition.split import ClientPart, Partition, client_names
 from knnper.simulation.workbench import Workbench, build_workbench, experiment_catalogue
+from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.transport.messages import Job
 
@@ -110,13 +110,12 @@ class Workload:
         bench = build_workbench(self.experiment(), data, self.partition(data), cpu)
         if not self.echoes:
             return bench
-        return replace(bench, method=replace(bench.method, client_update=_echo))
+        return replace(bench, method=changed(bench.method, client_update=_echo))
 
     def dataset(self) -> Dataset:
         """Return coloured images of 32x32 pixels in ten classes."""
         if self.images:
-            settings = ImageFolderSettings(root=self.images)
-            return DATA_SETS["image_folder"].load(settings)
+            return ImageFolderSettings(root=self.images).load()
         spec = InputSpec((32, 32, 3), NUM_CLASSES, (0.5,) * 3, (0.25,) * 3)
         names = tuple(str(label) for label in range(NUM_CLASSES))
         return Dataset("random", _random_images(0), _random_images(1), spec, names)

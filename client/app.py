@@ -25,7 +25,7 @@ from knnper.transport.messages import (
 )
 
 
-class Player(Protocol):
+class Worker(Protocol):
     """Does what clients are asked for; see `knnper.client.runtime.ClientRuntime`."""
 
     @property
@@ -55,42 +55,32 @@ class Player(Protocol):
         """Personalise, then read the test splits."""
 
 
-class Host(Protocol):
+class Node(Protocol):
     """What is behind a node: the place where data comes from."""
 
-    def open(self, context: Context, job: Job) -> Player:
+    def open(self, context: Context, job: Job) -> Worker:
         """Return who plays the clients of a job."""
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """Return where numbers of a job may be files; None if they may be nowhere.
-
-        A server could name any other file or folder of this machine.
-        """
+        """Return where numbers of a job may be files; None if they may be nowhere."""
+        # A server could name any other file or folder of this machine.
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """Return what the node answers when it is asked who it is.
-
-        Parameters
-        ----------
-        context
-            Flower's, of the node.
-        job
-            Holds the experiment that it is asked for; None where it is not said.
-        """
+        """Return what the node answers when it is asked who it is."""
 
     def refused(self, context: Context, reason: str) -> None:
         """Take note that the server does not let this node take part."""
 
 
-def make_client_app(host: Host) -> ClientApp:
-    """Return the ClientApp of a federation whose nodes are like ``host``."""
+def make_client_app(node: Node) -> ClientApp:
+    """Return the ClientApp of a federation whose nodes are like ``node``."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        job, player = _opened(host, message, context)
-        folder = host.carrier_folder(context, job)
-        payload = _record(message, "payload", player.method.payload_type, folder)
+        job, worker = _opened(node, message, context)
+        folder = node.carrier_folder(context, job)
+        payload = _record(message, "payload", worker.method.payload_type, folder)
         if (len(job.clients), len(job.state_rounds)) != (1, 1):
             raise CodecError(
                 "expected one client to train and one round of its state, found "
@@ -98,24 +88,24 @@ def make_client_app(host: Host) -> ClientApp:
                 "may not fit this client's"
             )
         (client,), (state_round,) = job.clients, job.state_rounds
-        update = player.train(
+        update = worker.train(
             client, payload, job.server_round, state_round, job.keep_rounds
         )
         return _reply(message, update, folder)
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
-        job, player = _opened(host, message, context)
-        folder = host.carrier_folder(context, job)
-        reference = _record(message, "payload", player.method.payload_type, folder)
-        return _reply(message, player.validate(job.clients, reference), folder)
+        job, worker = _opened(node, message, context)
+        folder = node.carrier_folder(context, job)
+        reference = _record(message, "payload", worker.method.payload_type, folder)
+        return _reply(message, worker.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
-        job, player = _opened(host, message, context)
-        folder = host.carrier_folder(context, job)
-        payload_type = player.method.payload_type
-        result = player.personalize(
+        job, worker = _opened(node, message, context)
+        folder = node.carrier_folder(context, job)
+        payload_type = worker.method.payload_type
+        result = worker.personalize(
             job.clients,
             _record(message, "payload", payload_type, folder),
             _record(message, "reference", payload_type, folder),
@@ -126,21 +116,21 @@ def make_client_app(host: Host) -> ClientApp:
     @app.query()
     def who_are_you(message: Message, context: Context) -> Message:
         job = job_of(message.content) if has_job(message.content) else None
-        return Message(host.introduce(context, job), reply_to=message)
+        return Message(node.introduce(context, job), reply_to=message)
 
     @app.query(Purpose.REFUSE.action)
     def refused(message: Message, context: Context) -> Message:
         reason = message.content.config_records["refusal"]["reason"]
-        host.refused(context, printable(str(reason)))
+        node.refused(context, printable(str(reason)))
         return Message(RecordDict(), reply_to=message)
 
     return app
 
 
-def _opened(host: Host, message: Message, context: Context) -> tuple[Job, Player]:
+def _opened(node: Node, message: Message, context: Context) -> tuple[Job, Worker]:
     job = job_of(message.content)
     try:
-        return job, host.open(context, job)
+        return job, node.open(context, job)
     except RefusedError:
         raise
     except (KnnPerError, OSError) as error:

@@ -1,6 +1,5 @@
 """All that is looked at of one client."""
 
-import json
 import os
 import socket
 import ssl
@@ -15,12 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.error import ApiErrorCode
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from knnper.client.flower_node import LOCK_FILE, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
@@ -28,7 +22,7 @@ from knnper.client.node import Activation
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (
     Places,
-    ResidenceError,
+    SiteStateError,
     pending_serving,
     read_serving,
     require_own,
@@ -81,6 +75,18 @@ from knnper.transport.diagnosis import (
     version_finding,
     warning,
 )
+from knnper.transport.flower_protocol import (
+    ACTIVATE,
+    AGO_S,
+    AHEAD_S,
+    BAD_HEARTBEAT,
+    NOT_ACCEPTED,
+    FlowerError,
+    http_client,
+    post,
+    public_pem,
+    signed_headers,
+)
 
 _HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
 
@@ -93,15 +99,7 @@ _NOTABLE_AHEAD_S, _NOTABLE_BEHIND_S = 2.0, 60.0
 
 
 class Connection:
-    """A server as a client reaches it; each method is a check.
-
-    Parameters
-    ----------
-    server
-        ``HOST:PORT``.
-    with_tls
-        Whether the client's settings ask for TLS.
-    """
+    """A server as a client reaches it; each method is a check."""
 
     def __init__(self, server: str, *, with_tls: bool) -> None:
         self._text = server
@@ -109,13 +107,7 @@ class Connection:
 
     @cached_property
     def address(self) -> Address:
-        """Where the server is.
-
-        Raises
-        ------
-        ValueError
-            If the settings hold no address.
-        """
+        """Where the server is."""
         return parse_address(self._text)
 
     def name_resolves(self) -> Finding:
@@ -201,23 +193,19 @@ class Connection:
         return self._other_software(f"{_HEALTH} gives HTTP status {health.status}")
 
     def clocks_agree(self) -> Finding:
-        """Look whether the server's clock and this machine's go together.
-
-        A signature of Flower's is of a time; the server takes those of the last 305
-        seconds and of the next 5.
-        """
+        """Look whether the server's clock and this machine's go together."""
         ahead = self.health.seconds_ahead()
         if ahead is None:
             return skipped("the server does not tell its time")
-        latest = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        latest = AGO_S + AHEAD_S
         where = "ahead of" if ahead > 0 else "behind"
         found = f"this machine's clock is {abs(ahead):.1f} s {where} the server's"
         expected = (
-            f"at most {SYSTEM_TIME_TOLERANCE} s ahead, and {latest} s behind: Flower "
+            f"at most {AHEAD_S} s ahead, and {latest} s behind: Flower "
             "refuses signatures of another time"
         )
         advice = "set the clocks of both machines by NTP (timedatectl set-ntp true)"
-        if not -latest < ahead < SYSTEM_TIME_TOLERANCE:
+        if not -latest < ahead < AHEAD_S:
             return problem(found, advice, expected)
         if not -_NOTABLE_BEHIND_S < ahead < _NOTABLE_AHEAD_S:
             return warning(found, advice, expected)
@@ -229,13 +217,7 @@ class Connection:
 
     @cached_property
     def health(self) -> Answer:
-        """What the server says of itself, whether it is to be trusted or not.
-
-        Raises
-        ------
-        NotHttpError, OSError
-            If it does not answer.
-        """
+        """What the server says of itself, whether it is to be trusted or not."""
         return self._ask(_HEALTH)
 
     def _ask(self, path: str) -> Answer:
@@ -295,84 +277,6 @@ def _of_gateway(where: Address, status: int) -> Finding:
     )
 
 
-_AGAIN = (
-    "have the run hand it over again (start knnper fed client), or bring it: knnper "
-    "site onboard --model FOLDER"
-)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a client keeps.
-
-    Attributes
-    ----------
-    places
-        Its state folder.
-    """
-
-    places: Places
-
-    def models(self) -> Finding:
-        """Look whether the served model is there, and all models are what they were."""
-        serving = read_serving(self.places.serving)
-        if serving is None:
-            return skipped("no model is installed yet")
-        if not self.places.model(serving.model).is_dir():
-            return problem(
-                f"{self.places.serving} names the model {serving.model[:12]}, which is "
-                f"not in {self.places.models}",
-                _AGAIN,
-            )
-        broken = list(self._broken())
-        if broken:
-            return problem(
-                "; ".join(broken),
-                f"remove what is damaged from {self.places.models}, and {_AGAIN}",
-                "the model that each folder is named after",
-            )
-        return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
-
-    def store(self) -> Finding:
-        """Look whether the memory was embedded by the model that is served."""
-        serving, pending = read_serving(self.places.serving), self._pending()
-        if not (self.places.store / DATABASE).is_file():
-            return warning(
-                f"there is no memory in {self.places.store}",
-                "knnper site onboard fills one; knnper site serve begins with an empty "
-                "one",
-            )
-        try:
-            with open_store(self.places.store) as store:
-                embedded_by, count = store.fingerprint, len(store)
-        except StoreError as error:
-            advice = f"knnper store verify {self.places.store}"
-            return problem(str(error), f"see what is left of it: {advice}")
-        found = f"{count} examples, embedded by the model {embedded_by[:12]}"
-        if embedded_by == pending:
-            return fine(f"{found}, which is about to be served")
-        if serving is not None and embedded_by != serving.model:
-            return problem(
-                found,
-                "start knnper site serve, which embeds them anew",
-                f"the model that is served, {serving.model[:12]}",
-            )
-        return fine(found)
-
-    def _pending(self) -> str | None:
-        pending = pending_serving(self.places)
-        return None if pending is None else pending.model
-
-    def _broken(self) -> Iterator[str]:
-        for folder in sorted(self.places.models.iterdir()):
-            if folder.name.startswith("."):
-                continue
-            try:
-                require_fingerprint(load_model(folder), folder.name, str(folder))
-            except ModelError as error:
-                yield str(error)
-
-
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 _SERVICE = "/ready"
@@ -382,13 +286,7 @@ _STATUS_OF_SERVICE = frozenset({200, 503})
 
 @dataclass(frozen=True)
 class Site:
-    """What a client has of its own.
-
-    Attributes
-    ----------
-    settings
-        The client.
-    """
+    """What a client has of its own."""
 
     settings: ClientSettings
 
@@ -491,36 +389,34 @@ def _taken(where: Address) -> Finding:
     )
 
 
+_AGAIN = (
+    "have the run hand it over again (start knnper fed client), or bring it: knnper "
+    "site onboard --model FOLDER"
+)
+
+
 @dataclass(frozen=True)
 class State:
-    """A state folder.
+    """A client's state folder."""
 
-    Attributes
-    ----------
-    places
-        The folder.
-    name
-        Of the client that it should be of.
-    key
-        Its private key; None without one.
-    """
+    settings: ClientSettings
 
-    places: Places
-    name: str
-    key: Path | None
+    @property
+    def places(self) -> Places:
+        """The parts of the folder."""
+        return Places(self.settings.state)
 
     def is_own(self) -> Finding:
         """Look whether the folder is this client's."""
         if not self.places.identity.exists():
             return fine(f"{self.places.folder} is nobody's yet")
-        key = None
-        if self.key is not None:
-            key = fingerprint(read_node_key(self.key).public_key())
+        name, file = self.settings.name, self.settings.key
+        key = None if file is None else fingerprint(read_node_key(file).public_key())
         try:
-            require_own(self.places, self.name, key)
-        except ResidenceError as error:
+            require_own(self.places, name, key)
+        except SiteStateError as error:
             return problem_told(str(error))
-        return fine(f"{self.places.folder} is that of {self.name}")
+        return fine(f"{self.places.folder} is that of {name}")
 
     def is_private(self) -> Finding:
         """Look whether other users of this machine are kept out."""
@@ -575,6 +471,64 @@ class State:
             f"once that is mended, remove {self.places.folder / REFUSALS}",
         )
 
+    def models(self) -> Finding:
+        """Look whether the served model is there, and all models are what they were."""
+        serving = read_serving(self.places.serving)
+        if serving is None:
+            return skipped("no model is installed yet")
+        if not self.places.model(serving.model).is_dir():
+            return problem(
+                f"{self.places.serving} names the model {serving.model[:12]}, which is "
+                f"not in {self.places.models}",
+                _AGAIN,
+            )
+        broken = list(self._broken())
+        if broken:
+            return problem(
+                "; ".join(broken),
+                f"remove what is damaged from {self.places.models}, and {_AGAIN}",
+                "the model that each folder is named after",
+            )
+        return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
+
+    def store(self) -> Finding:
+        """Look whether the memory was embedded by the model that is served."""
+        serving, pending = (
+            read_serving(self.places.serving),
+            pending_serving(self.places),
+        )
+        if not (self.places.store / DATABASE).is_file():
+            return warning(
+                f"there is no memory in {self.places.store}",
+                "knnper site onboard fills one; knnper site serve begins with an empty "
+                "one",
+            )
+        try:
+            with open_store(self.places.store) as store:
+                embedded_by, count = store.fingerprint, len(store)
+        except StoreError as error:
+            advice = f"knnper store verify {self.places.store}"
+            return problem(str(error), f"see what is left of it: {advice}")
+        found = f"{count} examples, embedded by the model {embedded_by[:12]}"
+        if pending is not None and embedded_by == pending.model:
+            return fine(f"{found}, which is about to be served")
+        if serving is not None and embedded_by != serving.model:
+            return problem(
+                found,
+                "start knnper site serve, which embeds them anew",
+                f"the model that is served, {serving.model[:12]}",
+            )
+        return fine(found)
+
+    def _broken(self) -> Iterator[str]:
+        for folder in sorted(self.places.models.iterdir()):
+            if folder.name.startswith("."):
+                continue
+            try:
+                require_fingerprint(load_model(folder), folder.name, str(folder))
+            except ModelError as error:
+                yield str(error)
+
 
 def did_not_leave(folder: Path) -> bool:
     """Return whether the last node of a state folder ended without leaving."""
@@ -591,30 +545,19 @@ def did_not_leave(folder: Path) -> bool:
 _FORGOTTEN_S = 60.0
 """After two missed signs of life, 30 s apart, Flower takes a node for gone."""
 
-_LONGEST_QUOTE = 200
-
 
 @dataclass(frozen=True)
 class Credentials:
-    """A client's name and key, and the server that should know them.
+    """A client's name and key, and the server that should know them."""
 
-    Attributes
-    ----------
-    name
-        The client's.
-    key
-        Its private key.
-    server, ca
-        ``HOST:PORT``, and the authority that the server must be signed by.
-    state
-        The client's state folder.
-    """
-
-    name: str
+    settings: ClientSettings
     key: Path
-    server: str
     ca: Path
-    state: Path
+
+    @property
+    def name(self) -> str:
+        """The client's."""
+        return self.settings.name
 
     def key_is_readable(self) -> Finding:
         """Look at the key's file."""
@@ -641,8 +584,9 @@ class Credentials:
             return problem(
                 "the server did not answer", "try again, and look into the server's log"
             )
-        code, told = _parts(response.text)
-        if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        error = FlowerError.of(response.text)
+        code, told = error.code, error.extra or error.detail
+        if code == NOT_ACCEPTED:
             return self._unknown(key)
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             return problem(
@@ -650,7 +594,7 @@ class Credentials:
                 "set the clocks of both machines; if they agree, have the operator "
                 "register this key anew",
             )
-        if code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        if code != BAD_HEARTBEAT:
             return problem(
                 f"the server's answer cannot be understood (HTTP status "
                 f"{response.status_code}): {told}",
@@ -659,23 +603,15 @@ class Credentials:
         return self._standing(standing_in(response.text))
 
     def _asked(self, key: ec.EllipticCurvePrivateKey) -> httpx.Response | None:
-        public = key.public_key()
         request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(public),
+            public_key=public_pem(key.public_key()),
             heartbeat_interval=IMPOSSIBLE_PAUSE_S,
         )
-        signing = NodeAuthHttpInterceptor(key, public)
-        certificate = self.ca.read_bytes()
-        with FleetHttpClient.from_server_address(
-            self.server, False, certificate, interceptors=[signing]
-        ) as client:
-            try:
-                client.ActivateNode(request)
-            except httpx.HTTPStatusError as error:
-                return error.response
-            except httpx.HTTPError:
-                pass
-        return None
+        try:
+            with http_client(self.settings.server, self.ca) as client:
+                return post(client, ACTIVATE, request, signed_headers(key))
+        except httpx.HTTPError:
+            return None
 
     def _unknown(self, key: ec.EllipticCurvePrivateKey) -> Finding:
         return problem(
@@ -687,7 +623,7 @@ class Credentials:
         )
 
     def _standing(self, standing: Standing | None) -> Finding:
-        here = holder(self.state)
+        here = holder(self.settings.state)
         if standing is None or standing.name is None:
             return fine("the server knows the key; it tells no name")
         if standing.name != self.name:
@@ -704,27 +640,19 @@ class Credentials:
 
     def _online(self, idle_s: float) -> Finding:
         heard = f"{idle_s:.0f} s ago the server heard of a node with this key"
-        if did_not_leave(self.state):
+        state = self.settings.state
+        if did_not_leave(state):
             return warning(
-                f"{heard}, maybe the one of {self.state}, which did not leave in order",
+                f"{heard}, maybe the one of {state}, which did not leave in order",
                 "start it again: knnper fed client; it is let in within a minute",
             )
         return problem(
-            f"{heard}, which does not run from {self.state}",
+            f"{heard}, which does not run from {state}",
             "stop the other node: a name and its key are one client's, and a second "
             "node is refused while the first is there. For another client, make "
             "another key: knnper fed add-client",
             "no other node with this client's name and key",
         )
-
-
-def _parts(body: str) -> tuple[int, str]:
-    """Return Flower's code and what it, or the gateway, has to say."""
-    try:
-        error = json.loads(body)
-        return int(error.get("code", 0)), str(error.get("extra") or error["detail"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return 0, body[:_LONGEST_QUOTE]
 
 
 _COPY = "copy the federation's ca.crt there, or correct `tls.ca`"
@@ -735,15 +663,7 @@ _NOT_OF_AUTHORITY = frozenset({9, 10, 62, 63, 64})
 
 @dataclass(frozen=True)
 class Trust:
-    """The server's certificate and the authority that the client trusts.
-
-    Attributes
-    ----------
-    connection
-        To the server.
-    ca
-        The authority's certificate.
-    """
+    """The server's certificate and the authority that the client trusts."""
 
     connection: Connection
     ca: Path
@@ -824,16 +744,8 @@ def _shown(connection: ssl.SSLSocket) -> x509.Certificate:
     return x509.load_der_x509_certificate(der)
 
 
-def client_checks(settings: ClientSettings) -> list[Check]:
-    """Return the checks of a client, in the order in which they make sense.
-
-    None of them changes anything on this machine or on the server, and none disturbs
-    the client's node.
-    """
-    return [*_of_the_way(settings), *_of_this_machine(settings)]
-
-
-def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
+def client_checks(settings: ClientSettings) -> Iterator[Check]:
+    """Yield the checks of a client in order; they change and disturb nothing."""
     connection = Connection(settings.server, with_tls=not settings.insecure)
     yield Check("address", connection.name_resolves)
     yield Check("proxy", connection.no_proxy_is_between, ("address",))
@@ -849,13 +761,7 @@ def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
             "certificate", trust.certificate_is_accepted, ("gateway", "authority")
         )
     if settings.tls is not None and settings.key is not None:
-        credentials = Credentials(
-            settings.name,
-            settings.key,
-            settings.server,
-            settings.tls.ca,
-            settings.state,
-        )
+        credentials = Credentials(settings, settings.key, settings.tls.ca)
         yield Check("key", credentials.key_is_readable)
         yield Check(
             "registration",
@@ -863,12 +769,7 @@ def _of_the_way(settings: ClientSettings) -> Iterator[Check]:
             # Nothing is signed for a server that is not known.
             ("key", "certificate", "clock"),
         )
-
-
-def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
-    places = Places(settings.state)
-    state = State(places, settings.name, settings.key)
-    kept, site = Kept(places), Site(settings)
+    state, site = State(settings), Site(settings)
     yield Check("folder", lambda: folder_finding(settings.state, "state"))
     yield Check("owner", state.is_own, ("folder", "key"))
     yield Check("privacy", state.is_private, ("folder",))
@@ -876,6 +777,6 @@ def _of_this_machine(settings: ClientSettings) -> Iterator[Check]:
     yield Check("refusals", state.last_refusal, ("folder",))
     yield Check("limits", site.limits)
     yield Check("data", site.data)
-    yield Check("model", kept.models, ("folder",))
-    yield Check("memory", kept.store, ("model",))
+    yield Check("model", state.models, ("folder",))
+    yield Check("memory", state.store, ("model",))
     yield Check("service", site.service)

@@ -1,11 +1,44 @@
-"""Work that ends with its process when it takes too long.
+"""A client's node of Flower, and the process in which it works.
 
-A thread cannot be ended from outside, a process can. A client plays each message in a
-process of its own, so that one that hangs does not block those that come later.
+A thread cannot be ended from outside, a process can. So each message has a process of
+its own, forked from a runner that has everything loaded, and one that hangs does not
+block those that come later.
+
+What Flower keeps to itself is imported here and in `knnper.simulation.flower_engine`,
+and nowhere else; `tests/test_plain_flower.py` sees to that. With
+``KNNPER_PLAIN_FLOWER=1`` none of it is: the node is Flower's own ``flower-supernode``.
+Measured with three clients that have next to nothing to do, in seconds a round; Flower
+as it is takes 7.3 s:
+
+==========================================  =========================================
+names in ``flwr``                           why; what it saves; what happens without
+==========================================  =========================================
+``supernode.start_client_internal``:        The main loop in this process, which asks
+``time``, ``pull_objects``,                 again after 50 ms to 1 s instead of 3 s:
+``register_signal_handlers``,               7.3 to 2.9 s. Without: it waits 3 s after
+``_init_connection``                        each exchange, and takes 3 s to end.
+``supernode.fleet_http_connection``,        Refusals are told from one another, with
+``supercore.retry``                         what to do, and tried again within 5 s.
+                                            Without: Flower's own message, and a new
+                                            start every 10 s.
+``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
+``.runtime``; ``supercore.runtime``,        faiss loaded: 7.3 to 3.9 s, and 1.35 s
+``.interceptors``, ``.heartbeat``,          together with the main loop. Without: a
+``.object_store``, ``.task_identity``,      new Python for each message, 3 s of which
+``.constant``, ``.run``, ``.fab``           imports.
+``supercore.inflatable``,                   Arrays on their way are asked for after
+``superlink.grid.http_grid``                50 ms instead of 1 s, on both sides: 1.35
+                                            to 1.2 s.
+``app.message``, ``common.serde``,          A process that dies is answered for at
+``common.constant``                         once. Without: after a minute.
+``clientapp.utils``, ``.client_app``,       With ``--allow-app-code``, the app that
+``cli.install``                             comes with a run. Without: always that one.
+==========================================  =========================================
 """
 
+from __future__ import annotations
+
 import contextlib
-import fcntl
 import functools
 import gc
 import importlib
@@ -33,53 +66,63 @@ import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
-from flwr.clientapp.client_app import LoadClientAppError
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_utils import (
-    pull_and_inflate_object_from_tree,
-    pull_objects,
-)
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.retry import (
-    RetryInvoker,
-    exponential,
-    make_simple_http_retry_invoker,
-)
-from flwr.supercore.run import Run, RunNotRunningException
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode import fleet_http_connection
-from flwr.supernode import start_client_internal as main_loop
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.main import create_app
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.runtime import run_clientapp
 
+from knnper import lifeline
 from knnper.errors import RunError
-from knnper.files import make_private
+from knnper.files import FileLock, LockHeldError, lock_holder, make_private
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
+from knnper.transport.flower_protocol import (
+    DEACTIVATE,
+    KEY_NEEDED,
+    NOT_ACCEPTED,
+    http_client,
+    is_plain,
+    post,
+    signed_headers,
+)
+
+if not is_plain():
+    from flwr.app.message import remove_content_from_message
+    from flwr.cli.install import install_from_fab
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.clientapp.utils import get_load_client_app_fn
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, ErrorCode, SubStatus
+    from flwr.common.serde import message_from_proto, message_to_proto
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.inflatable.inflatable_utils import (
+        pull_and_inflate_object_from_tree,
+        pull_objects,
+    )
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.retry import (
+        RetryInvoker,
+        exponential,
+        make_simple_http_retry_invoker,
+    )
+    from flwr.supercore.run import Run, RunNotRunningException
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid import http_grid
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode import start_client_internal as main_loop
+    from flwr.supernode.main import create_app
+    from flwr.supernode.nodestate import NodeStateFactory
+    from flwr.supernode.runtime import run_clientapp
 
 log = logging.getLogger(__name__)
-
 DEADLINE_PASSED = 124
 """Exit status of a process whose deadline passed, as of timeout(1)."""
 
@@ -88,29 +131,17 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class Deadline:
-    """When the server stops waiting for the reply to a message.
-
-    Attributes
-    ----------
-    at
-        On the clock of `time.monotonic`; infinity if it waits for ever.
-    """
+    """When the server stops waiting for the reply to a message."""
 
     at: float = math.inf
 
     @classmethod
-    def after(cls, seconds: float) -> "Deadline":
+    def after(cls, seconds: float) -> Deadline:
         """Return the deadline of a message that arrives now; 0 seconds are none."""
         return cls(time.monotonic() + seconds) if seconds else cls()
 
     def ends(self, job: str) -> contextlib.AbstractContextManager[None]:
-        """End this process when the block goes on after the deadline.
-
-        Parameters
-        ----------
-        job
-            What the block does, for the log.
-        """
+        """End this process when the block goes on after the deadline."""
         if math.isinf(self.at):
             return contextlib.nullcontext()
         return process_ends_after(self.at - time.monotonic(), job)
@@ -118,15 +149,7 @@ class Deadline:
 
 @contextlib.contextmanager
 def process_ends_after(seconds: float, job: str) -> Iterator[None]:
-    """End this process when the block takes longer; call it in the main thread.
-
-    Parameters
-    ----------
-    seconds
-        What is left until the deadline.
-    job
-        What the block does, for the log.
-    """
+    """End this process when the block takes longer; call it in the main thread."""
     timer = threading.Timer(max(seconds, 0.0), _end_process, (seconds, job))
     timer.daemon = True
     # The kernel's timer is for code that never lets Python's threads run.
@@ -168,23 +191,13 @@ def without_folders(text: str) -> str:
     return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], named)
 
 
-LoadApp = Callable[[Run, Fab], ClientApp]
-
+LoadApp = Callable[["Run", "Fab"], ClientApp]
 _PULL_BACKOFF_S = 0.02
-
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 
 
 class TaskSource:
-    """Where the runner gets tasks: the node's Runtime API.
-
-    Parameters
-    ----------
-    address
-        ``HOST:PORT`` of the API.
-    secret
-        That the API knows.
-    """
+    """Where the runner gets tasks: the node's Runtime API."""
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._client = RuntimeHttpClient.from_server_address(
@@ -200,13 +213,7 @@ class TaskSource:
         )
 
     def next_task(self) -> tuple[Task, str] | None:
-        """Return a task and the token that entitles to play it; None without one.
-
-        Raises
-        ------
-        httpx.HTTPError
-            If the node does not answer.
-        """
+        """Return a task and the token that entitles to play it; None without one."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         response = self._client.AcquireTask(request)
         if response.HasField("task") and response.token:
@@ -215,15 +222,7 @@ class TaskSource:
 
 
 def installed_app(reference: str) -> LoadApp:
-    """Return a loader that always gives the ClientApp called ``MODULE:NAME``.
-
-    Raises
-    ------
-    ImportError
-        If there is no such module.
-    RunError
-        If there is no ClientApp in it.
-    """
+    """Return a loader that always gives the ClientApp called ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
     app = getattr(importlib.import_module(module), name, None)
     if not isinstance(app, ClientApp):
@@ -241,19 +240,7 @@ def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
 def play(
     address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
 ) -> None:
-    """Play one message and hand its reply to the node, be it an error.
-
-    Parameters
-    ----------
-    address
-        ``HOST:PORT`` of the node's Runtime API.
-    token
-        Of the task.
-    load
-        Gives the ClientApp.
-    on_pulled
-        Is given what `report_failure` needs if this process dies from here on.
-    """
+    """Play one message and hand its reply to the node, be it an error."""
     client = _connect(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
@@ -273,19 +260,7 @@ def play(
 def report_failure(
     address: str, token: str, task: Task, pulled: bytes, reason: str
 ) -> None:
-    """Answer a message whose process has died; Flower would notice after a minute.
-
-    Parameters
-    ----------
-    address, token
-        As of `play`.
-    task
-        The task.
-    pulled
-        What `play` gave to ``on_pulled``; empty if it did not get as far.
-    reason
-        What happened, for the server.
-    """
+    """Answer a message whose process has died; Flower would notice after a minute."""
     client = _connect(address, token)
     message = _asked(client, pulled)
     metadata = message.metadata
@@ -335,10 +310,7 @@ def _without_content(message: Message) -> MessageProto:
 
 
 def _as_reply(error: Exception) -> Error:
-    """Return the error in Flower's own words: servers read the reason.
-
-    Where a site's folders are stays with the site.
-    """
+    """Return the error in Flower's own words: servers read the reason."""
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
@@ -352,47 +324,31 @@ LOCK_FILE = "node.lock"
 
 @contextlib.contextmanager
 def locked(state: Path) -> Iterator[int]:
-    """Hold a state folder for this process; the kernel frees it when it ends.
-
-    Parameters
-    ----------
-    state
-        The folder; it is created if need be, and closed to other users.
-
-    Yields
-    ------
-    int
-        The lock file's descriptor.
-
-    Raises
-    ------
-    RunError
-        If another process holds it, or it cannot be written.
-    """
-    descriptor = _opened(state)
+    """Hold a state folder for this process; the kernel frees it when it ends."""
     try:
-        _lock(descriptor, state)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        make_private(state)
+        lock = FileLock(state / LOCK_FILE)
+    except LockHeldError as error:
+        raise RunError(
+            f"the state folder {state} is in use by another `knnper fed client` "
+            f"(process {error}). End that one first, or give this client a folder of "
+            f"its own"
+        ) from error
+    except OSError as error:
+        raise RunError(
+            f"the state folder {state} cannot be written: {error}. Make it writable "
+            "for the user that runs the client, or set `state` to another folder"
+        ) from error
+    with lock:
+        yield lock.fileno()
 
 
 def holder(state: Path) -> int | None:
-    """Return the process that holds a state folder; None if none does.
-
-    Nothing is written; who holds the folder notices nothing.
-    """
-    try:
-        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    """Return the process that holds a state folder; None if none does."""
+    found = lock_holder(state / LOCK_FILE)
+    if found is None:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(os.pread(descriptor, 20, 0) or 0)
-    finally:
-        os.close(descriptor)
-    return None
+    return int(found) if found.isdecimal() else 0  # It has not said yet who it is.
 
 
 def is_locked(state: Path) -> bool:
@@ -400,42 +356,11 @@ def is_locked(state: Path) -> bool:
     return holder(state) is not None
 
 
-def _opened(state: Path) -> int:
-    try:
-        make_private(state)
-        return os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise RunError(
-            f"the state folder {state} cannot be written: {error}. Make it writable "
-            "for the user that runs the client, or set `state` to another folder"
-        ) from error
-
-
-def _lock(descriptor: int, state: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        other = os.pread(descriptor, 20, 0).decode() or "unknown"
-        raise RunError(
-            f"the state folder {state} is in use by another `knnper fed client` "
-            f"(process {other}). End that one first, or give this client a folder of "
-            f"its own"
-        ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-
-
 _FLOWER = Path(flwr.__file__).parent
 
 
 def log_to_stderr(*, verbose: bool = False) -> None:
-    """Set up the logging of a process that is a client.
-
-    Parameters
-    ----------
-    verbose
-        Whether Flower may say every message that comes and goes, too.
-    """
+    """Set up the logging of a process that is a client."""
     write_harmlessly("%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -497,24 +422,13 @@ class Orders:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> "Orders":
+    def from_line(line: bytes) -> Orders:
         """Return the orders that `as_line` wrote."""
         return Orders(**json.loads(line))
 
 
-_KEY_NEEDED, _NOT_ACCEPTED = 2001, 2004  # Flower's codes
-
-
 class Refusal(RunError):
-    """The server cannot be reached or does not take the client.
-
-    Parameters
-    ----------
-    message
-        What is wrong and how to mend it, in one line.
-    lasting
-        Whether trying again without a change is of no use.
-    """
+    """The server cannot be reached or does not take the client."""
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -522,15 +436,7 @@ class Refusal(RunError):
 
 
 class NotAcceptedError(Refusal):
-    """Flower's one answer to two things: an unknown key, and one that is online.
-
-    Parameters
-    ----------
-    key
-        Which key, such as its file; empty if that is not known.
-    doctor
-        The command that finds out which of the two it is.
-    """
+    """Flower's one answer to two things: an unknown key, and one that is online."""
 
     def __init__(self, key: str = "", doctor: str = "knnper site doctor") -> None:
         which = f" ({key})" if key else ""
@@ -543,18 +449,10 @@ class NotAcceptedError(Refusal):
 
 
 def refusal_of(code: int, message: str) -> Refusal:
-    """Return what Flower's answer means.
-
-    Parameters
-    ----------
-    code
-        Flower's code of the error; 0 without one.
-    message
-        Its text.
-    """
-    if code == _NOT_ACCEPTED:
+    """Return what Flower's answer means."""
+    if code == NOT_ACCEPTED:
         return NotAcceptedError()
-    if code == _KEY_NEEDED:
+    if code == KEY_NEEDED:
         return Refusal(
             "the server takes only clients with a key; give `tls` and `key` instead of "
             "`insecure: true`",
@@ -573,29 +471,15 @@ def unknown_key() -> Refusal:
 
 
 T = TypeVar("T")
-
 _FLOWER_SUPERNODE_PULL_BACKOFF_S = 0.05
-
 _LONGEST_RETRY_S = 5
-
 _CODE = re.compile(r"\[code: (\d+)\]")
-
 _KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server and how it knows this client.
-
-    Attributes
-    ----------
-    address
-        ``HOST:PORT`` of the gateway.
-    ca
-        Certificate of its authority; None for plain HTTP.
-    key
-        The client's private key; None without authentication.
-    """
+    """The server and how it knows this client."""
 
     address: str
     ca: Path | None
@@ -612,17 +496,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is to happen while the SuperNode runs.
-
-    Attributes
-    ----------
-    connected
-        Is given the node's id once the server has taken it.
-    no_message
-        Waits until it is time to ask for a message again.
-    no_reply
-        Waits a moment for the reply to the message that was received.
-    """
+    """What is to happen while the SuperNode runs."""
 
     connected: Callable[[int], None]
     no_message: Callable[[], None]
@@ -649,26 +523,7 @@ def serve(
     node_config: dict[str, bool | float | int | str],
     hooks: Hooks,
 ) -> None:
-    """Be a node of the federation until the server refuses or a signal interrupts.
-
-    Parameters
-    ----------
-    server
-        Whose node.
-    state
-        Shared with the Runtime API.
-    secret
-        Of the Runtime API.
-    node_config
-        What ClientApps find in their context.
-    hooks
-        See `Hooks`.
-
-    Raises
-    ------
-    Refusal
-        If the server does not take the node, or not any more.
-    """
+    """Be a node of the federation until the server refuses or a signal interrupts."""
     unknown: list[Refusal] = []
     try:
         with _adapted(hooks, unknown):
@@ -692,26 +547,12 @@ def serve(
 
 
 def take_out(server: Server, node_id: int) -> None:
-    """Tell the server that a node of this key is gone.
-
-    Raises
-    ------
-    httpx.HTTPError
-        If the server does not answer or does not agree.
-    """
-    key_pair = server.key_pair()
-    if key_pair is None:
+    """Tell the server that a node of this key is gone."""
+    if server.key is None:
         return
-    with FleetHttpClient.from_server_address(
-        server.address,
-        server.ca is None,
-        server.certificate(),
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(*key_pair),
-        ],
-    ) as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+    request, signed = DeactivateNodeRequest(node_id=node_id), signed_headers(server.key)
+    with http_client(server.address, server.ca) as client:
+        post(client, DEACTIVATE, request, signed).raise_for_status()
 
 
 @contextlib.contextmanager
@@ -829,9 +670,7 @@ def _is_unauthorized(error: Exception) -> bool:
 
 
 _ORDERS, _REPORT = 0, 1
-
 _LOOK_S = 0.005
-
 _LONGEST_LINE = 65536
 
 
@@ -848,13 +687,7 @@ def main() -> None:
 
 
 class Runner:
-    """Forks a process for each task of a node.
-
-    Parameters
-    ----------
-    orders
-        How to reach the node, and what to run.
-    """
+    """Forks a process for each task of a node."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -989,18 +822,11 @@ if __name__ == "__main__":
 
 # Without the working directory on its path: what lies there is no part of the client.
 _COMMAND = (sys.executable, "-P", "-m", "knnper.client.flower_node")
-
 _STOP_S = 1.0
 
 
 class RunnerProcess:
-    """A runner.
-
-    Parameters
-    ----------
-    orders
-        What it is to do.
-    """
+    """A runner."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -1008,13 +834,7 @@ class RunnerProcess:
         self._is_ready = False
 
     def wait_until_ready(self) -> None:
-        """Wait until torch and the app are loaded.
-
-        Raises
-        ------
-        RunError
-            If the runner ended instead.
-        """
+        """Wait until torch and the app are loaded."""
         if self._is_ready:
             return
         output = self._process.stdout
@@ -1028,15 +848,7 @@ class RunnerProcess:
         self._is_ready = True
 
     def wake(self) -> None:
-        """Tell the runner that there may be a task.
-
-        One that died is replaced; the message it had is answered by Flower.
-
-        Raises
-        ------
-        RunError
-            If the runner cannot be started again.
-        """
+        """Tell the runner that there may be a task."""
         if self._process.poll() is not None:
             status = self._process.returncode
             log.error("the runner ended with exit status %d; it is restarted", status)
@@ -1087,26 +899,12 @@ def started(orders: Orders) -> Iterator[RunnerProcess]:
 
 
 _LOOPBACK = "127.0.0.1"
-
 _RUNTIME_API_STOP_S = 0.5
 
 
 @contextlib.contextmanager
 def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
-    """Answer the runner in a thread, at a free port.
-
-    Parameters
-    ----------
-    state
-        Shared with the SuperNode.
-    secret
-        Who does not know it gets no task.
-
-    Yields
-    ------
-    str
-        ``HOST:PORT``.
-    """
+    """Answer the runner in a thread, at a free port."""
     app = create_app(state_factory=state, superexec_auth_secret=secret)
     config = uvicorn.Config(
         app,
@@ -1125,3 +923,68 @@ def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_RUNTIME_API_STOP_S)
+
+
+FIRST_RETRY_S = 0.05
+
+
+@contextlib.contextmanager
+def quick_pulls() -> Iterator[None]:
+    """Have a ServerApp ask sooner for arrays of a reply that are on their way."""
+    # A reply is seen before its arrays are there. Flower then waits for a second.
+    if is_plain():
+        yield
+        return
+    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
+    with mock.patch.object(http_grid, "pull_objects", pull):
+        yield
+
+
+_TERM_S = 6.0  # Flower takes half of it
+_GLANCE_S = 0.5
+
+
+@contextlib.contextmanager
+def plain_supernode(
+    server: Server, key: Path | None, config: Path, home: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Give Flower's own node, a process that ends with the block."""
+    trust = ["--insecure"] if server.ca is None else ["--root-certificates", server.ca]
+    proof = [] if key is None else ["--auth-supernode-private-key", key]
+    with socket.create_server((_LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    folder = Path(sys.executable).parent
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-I", lifeline.__file__, str(os.getpid())),
+            folder / "flower-supernode",
+            *("--superlink", server.address, *trust, *proof),
+            *("--host", _LOOPBACK, "--port", str(port)),
+            *("--node-config", f"config={json.dumps(str(config))}"),
+        ],
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join((str(folder), os.environ.get("PATH", os.defpath))),
+            "FLWR_HOME": str(home),
+        },
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def serve_plainly(process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
+    """Wait until Flower's own node ends, with a ``look`` now and then."""
+    while process.poll() is None:
+        look()
+        time.sleep(_GLANCE_S)
+    raise Refusal(
+        f"flower-supernode ended with status {process.returncode}; what it said is "
+        "above"
+    )

@@ -1,12 +1,15 @@
-"""A client's first memory: made beside, then put in its place as a whole."""
+"""What a client installs, and what it serves while both model and memory change."""
 
+import contextlib
 import logging
 import math
 import shutil
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +21,8 @@ from knnper.client.state import (
     Offered,
     Pending,
     Places,
-    ResidenceError,
     Serving,
+    SiteStateError,
     TunedOn,
     claim,
     names_of,
@@ -30,15 +33,18 @@ from knnper.client.state import (
     write_pending,
     write_serving,
 )
-from knnper.data.examples import Examples
+from knnper.data.examples import Examples, no_examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
+    Added,
     ExamplesMissingError,
+    Ids,
     InputLayout,
     NewExamples,
     NotErasedError,
     Selection,
     StoreBusyError,
+    StoreMismatchError,
     StoreSpec,
 )
 from knnper.datastore.prediction import (
@@ -46,6 +52,7 @@ from knnper.datastore.prediction import (
     KnnPredictor,
     Names,
     NeighborClassifier,
+    Prediction,
     interpolate,
     neighbor_vote,
 )
@@ -78,6 +85,8 @@ from knnper.strategies.core.memory import (
 )
 from knnper.strategies.core.predictors import Evaluation, score
 
+R = TypeVar("R")
+
 FEWEST = 10
 """Fewer examples say nothing about an accuracy: its interval would span 50 points."""
 
@@ -89,72 +98,37 @@ NUM_FOLDS = 10
 NORMAL_95 = 1.96
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What was measured on examples that the client knows.
-
-    Attributes
-    ----------
-    accuracy
-        Of the global model, of the neighbours and of both.
-    gain
-        Of both over the global model.
-    """
-
-    accuracy: Accuracy
-    gain: Gain
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether mixing is worse than the global model beyond doubt."""
-        gain = self.gain
-        if gain.expected is None or gain.margin is None:
-            return False
-        return gain.expected + gain.margin < 0
-
-
-UNKNOWN = Estimate(Accuracy(), Gain())
-
-
 def estimate(
     model: GlobalModel,
     store: StoreReader,
     positions: Tensor,
     settings: KnnSettings,
     measured_on: MeasuredOn,
-) -> Estimate:
+) -> tuple[Accuracy, Gain]:
     """Return what to expect of a client's memory, by nested cross-validation.
 
     Every example that is measured is looked up among all others that are stored, with
-    what the other nine tenths of them choose: it has no part in what
-    predicts it.
-
-    Parameters
-    ----------
-    model
-        Has embedded the store.
-    store
-        The client's memory.
-    positions
-        Of the examples to measure among the stored ones, int64 of shape (m,). The
-        global model should not have been trained on them.
-    settings
-        How the client chooses.
-    measured_on
-        What they are.
+    what the other nine tenths of them choose: it has no part in what predicts it. The
+    global model should not have been trained on those at ``positions``, int64 (m,).
     """
     if len(positions) < FEWEST:
-        return Estimate(Accuracy(), Gain(num_examples=len(positions)))
+        return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
+    # Evenly spread; the folds take every tenth: a site's files come sorted by class.
+    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
     evidence = left_out_evidence(
-        store, _spread(positions), model.head, most, settings.class_prior
+        store, positions[chosen.round().long()], model.head, most, settings.class_prior
     )
+    fold_of = torch.arange(len(evidence)) % NUM_FOLDS
     outcomes = torch.cat(
-        [_outcomes(evidence, fold, store, settings) for fold in _folds(len(evidence))]
+        [
+            _outcomes(evidence, fold_of == fold, store, settings)
+            for fold in range(NUM_FOLDS)
+        ]
     )
     alone, knn, mixed = outcomes.double().mean(dim=0).tolist()
     accuracy = Accuracy(alone, knn, mixed, len(outcomes), measured_on)
-    return Estimate(accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2]))
+    return accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2])
 
 
 def paired_gain(before: Tensor, after: Tensor) -> Gain:
@@ -172,20 +146,6 @@ def paired_gain(before: Tensor, after: Tensor) -> Gain:
     total, changed, surplus = count + 2, won + lost + 1, won - lost
     variance = (changed - surplus**2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
-
-
-def _spread(positions: Tensor) -> Tensor:
-    """Return at most `MOST` of the positions, evenly spread."""
-    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
-    return positions[chosen.round().long()]
-
-
-def _folds(num_examples: int) -> Iterator[Tensor]:
-    """Yield which examples are in each fold, bool of shape (m,)."""
-    # Every tenth: a site's files come sorted by class.
-    fold_of = torch.arange(num_examples) % NUM_FOLDS
-    for fold in range(NUM_FOLDS):
-        yield fold_of == fold
 
 
 def _outcomes(
@@ -216,141 +176,84 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """How a client's predictions do.
-
-    Attributes
-    ----------
-    mixed, global_model
-        What is served, and the global model alone.
-    knn
-        The neighbours alone; None where the store is empty.
-    """
-
-    mixed: Evaluation
-    global_model: Evaluation
-    knn: Evaluation | None
-
-    def accuracy(self) -> Accuracy:
-        """Return the shares that are right; the split must not be empty."""
-        return Accuracy(
-            global_model=self.global_model.accuracy,
-            knn=None if self.knn is None else self.knn.accuracy,
-            mixed=self.mixed.accuracy,
-            num_examples=self.mixed.num_examples,
-            measured_on="test",
-        )
-
-
-def tested(predictor: KnnPredictor, test: Examples) -> Tested:
-    """Return how a client does on its test split, of which each input is read once."""
-    made = predictor.explain(test.images)
-    votes = made.vote.probabilities
-    return Tested(
-        mixed=score(made.probabilities, test.labels),
-        global_model=score(made.global_probabilities, test.labels),
-        knn=None if votes is None else score(votes, test.labels),
-    )
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A memory that holds a client's examples, and what was chosen on them.
-
-    Attributes
-    ----------
-    store
-        The memory.
-    tuned
-        λ, k, σ and the class prior.
-    num_train
-        Training examples that were offered to it, before those of the validation
-        split; ids are given in that order.
-    """
-
-    store: StoreReader
-    tuned: Tuned
-    num_train: int
-
-
-@dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does.
+    """What is served, and how it does on the test split.
 
-    Attributes
-    ----------
-    serving
-        What is served.
-    tested
-        How that does on the test split.
-    chosen
-        What it comes from, as the predictor of the same memory describes itself.
+    ``chosen`` is what the predictor of the memory says of itself; ``knn`` is None where
+    the store is empty.
     """
 
     serving: Serving
-    tested: Tested
+    mixed: Evaluation
+    global_model: Evaluation
+    knn: Evaluation | None
     chosen: Mapping[str, float]
 
 
 def decide(
     model: GlobalModel,
-    filled: Filled,
+    store: StoreReader,
+    tuned: Tuned,
+    num_train: int,
     data: SiteData,
     *,
     took_part: bool,
 ) -> Decided:
     """Return what is served: the choice, or the global model where that loses.
 
-    Parameters
-    ----------
-    model
-        Has embedded the memory.
-    filled
-        The memory.
-    data
-        The site's; its test split is read here, last, and nowhere else.
-    took_part
-        Whether the model may have been trained on the training split: then only the
-        validation split says what to expect.
+    The first ``num_train`` ids of the store are of training examples. Where the site
+    ``took_part`` in training, only the others say what to expect. The test split is
+    read here, last, and nowhere else.
     """
-    measured = _measured(model, filled, took_part)
-    if measured.is_loss:
-        filled = replace(filled, tuned=_overruled(filled.tuned))
-    serving = _serving(model, filled.tuned, data)
-    tuned_on = replace(serving.tuned_on, overruled=measured.is_loss)
-    serving = replace(
-        serving,
-        tuned_on=tuned_on,
-        accuracy=measured.accuracy,
-        expected_gain=measured.gain,
-    )
-    if not filled.tuned.choice.uses_memory:
-        serving = _without_memory(serving)
-    predictor = filled.tuned.predictor(
-        model.embed, model.head, filled.store, model.card.memory
-    )
-    found = tested(predictor, data.test.examples)
-    if len(data.test) > 0:
-        serving = replace(serving, accuracy=found.accuracy())
-    return Decided(serving, found, predictor.describe())
-
-
-def _overruled(tuned: Tuned) -> Tuned:
-    """Return what serves the global model alone."""
-    alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
-    return replace(tuned, choice=alone)
-
-
-def _measured(model: GlobalModel, filled: Filled, took_part: bool) -> Estimate:
-    ids = torch.from_numpy(filled.store.contents().ids)
-    measured_on: MeasuredOn = "validation" if took_part else "leave_one_out"
-    positions = torch.arange(len(ids))
-    if took_part:
-        positions = positions[ids > filled.num_train]
-    if len(ids) < 2:
-        return UNKNOWN
     settings = model.card.memory
-    return estimate(model, filled.store, positions, settings, measured_on)
+    accuracy, gain = Accuracy(), Gain()
+    ids = torch.from_numpy(store.contents().ids)
+    if len(ids) > 1:
+        positions = torch.arange(len(ids))
+        measured_on: MeasuredOn = "leave_one_out"
+        if took_part:
+            positions, measured_on = positions[ids > num_train], "validation"
+        accuracy, gain = estimate(model, store, positions, settings, measured_on)
+    is_loss = gain.is_loss
+    if is_loss:
+        alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
+        tuned = replace(tuned, choice=alone)
+    choice = tuned.choice
+    if not choice.uses_memory:
+        accuracy = replace(accuracy, mixed=accuracy.global_model)
+        gain = replace(gain, expected=0.0, margin=0.0)
+    predictor = tuned.predictor(model.embed, model.head, store, settings)
+    test = data.test.examples
+    made = predictor.explain(test.images)
+    votes = made.vote.probabilities
+    mixed = score(made.probabilities, test.labels)
+    reference = score(made.global_probabilities, test.labels)
+    knn = None if votes is None else score(votes, test.labels)
+    if len(test) > 0:
+        accuracy = Accuracy(
+            reference.accuracy,
+            None if knn is None else knn.accuracy,
+            mixed.accuracy,
+            len(test),
+            "test",
+        )
+    serving = Serving(
+        model=model.fingerprint,
+        knn_weight=choice.knn_weight,
+        num_neighbors=choice.num_neighbors,
+        kernel=settings.kernel,
+        kernel_scale=choice.kernel_scale,
+        tuned_on=TunedOn(tuned.kind, len(tuned.evidence), is_loss),
+        accuracy=accuracy,
+        expected_gain=gain,
+        num_train=len(data.train),
+        num_validation=len(data.validation),
+        num_test=len(data.test),
+        run=model.card.name,
+        installed=time.time(),
+        class_prior=choice.class_prior,
+    )
+    return Decided(serving, mixed, reference, knn, predictor.describe())
 
 
 def predictor_of(
@@ -370,35 +273,6 @@ def predictor_of(
     )
 
 
-def _serving(model: GlobalModel, tuned: Tuned, data: SiteData) -> Serving:
-    return Serving(
-        model=model.fingerprint,
-        knn_weight=tuned.choice.knn_weight,
-        num_neighbors=tuned.choice.num_neighbors,
-        kernel=model.card.memory.kernel,
-        kernel_scale=tuned.choice.kernel_scale,
-        tuned_on=TunedOn(tuned.kind, len(tuned.evidence)),
-        accuracy=Accuracy(),
-        expected_gain=Gain(),
-        num_train=len(data.train),
-        num_validation=len(data.validation),
-        num_test=len(data.test),
-        run=model.card.name,
-        installed=time.time(),
-        class_prior=tuned.choice.class_prior,
-    )
-
-
-def _without_memory(serving: Serving) -> Serving:
-    """Return what is known of a client that serves the global model alone."""
-    accuracy = serving.accuracy
-    return replace(
-        serving,
-        accuracy=replace(accuracy, mixed=accuracy.global_model),
-        expected_gain=replace(serving.expected_gain, expected=0.0, margin=0.0),
-    )
-
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -408,19 +282,6 @@ def build(
     """Make a client's memory and what is served with it; return the latter.
 
     A kill leaves no memory, or one that the next installation goes on with.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, without a store.
-    name
-        The client's: the simulation's client of that name has the same memory.
-    model
-        Embeds the examples.
-    data
-        The site's.
-    took_part
-        See `decide`.
     """
     draft = places.drafts / "store"
     key = RandomKey(model.card.seed).child("personalize", name)
@@ -428,8 +289,11 @@ def build(
     with create_store(
         draft, store_spec(model), model.embedding_dim, model.fingerprint, settings
     ) as store:
-        filled = _filled(store, model, data)
-        decided = decide(model, filled, data, took_part=took_part)
+        train, validation = (
+            embedded(model, one) for one in (data.train, data.validation)
+        )
+        tuned = remember(store, train, validation, model.head, model.card.memory)
+        decided = decide(model, store, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         draft.rename(places.store)
@@ -473,14 +337,6 @@ def embedded(model: GlobalModel, named: NamedExamples) -> NewExamples:
     return NewExamples(model.embed(images), named.examples.labels, images, named.names)
 
 
-def _filled(store: Store, model: GlobalModel, data: SiteData) -> Filled:
-    train, validation = (
-        embedded(model, split) for split in (data.train, data.validation)
-    )
-    tuned = remember(store, train, validation, model.head, model.card.memory)
-    return Filled(store, tuned, len(data.train))
-
-
 AT_ONCE = 256
 """Examples that are embedded, and made durable, together."""
 
@@ -506,18 +362,6 @@ def prepare(
     λ, k and σ are chosen on all that the store will hold: what it holds, and what is
     new in the data by name. What was once deleted from it stays away, and what is in
     the test split by now leaves it: else each would be found beside itself.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, with a store.
-    model, data, took_part
-        See `decide`.
-
-    Raises
-    ------
-    ResidenceError
-        If the store was made for other inputs or classes.
     """
     _require_same_task(places, model)
     with open_store(places.store) as store:
@@ -531,8 +375,7 @@ def prepare(
         for one in (whole.train, whole.validation)
     )
     tuned = remember(memory, train, validation, model.head, model.card.memory)
-    filled = Filled(memory, tuned, len(train))
-    decided = decide(model, filled, data, took_part=took_part)
+    decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
         write_pending(places, Pending(decided.serving, whole.new, whole.moved))
@@ -544,17 +387,6 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
 
     Searches go on meanwhile. Whatever a kill cuts short is made up for by the next
     call: until the store is embedded anew the former model is served, then this one.
-
-    Parameters
-    ----------
-    places
-        The client's state folder.
-    store
-        Its store.
-    pending
-        What is prepared.
-    model
-        Its model.
     """
     offered = Offered(places)
     if pending.moved:
@@ -584,7 +416,7 @@ def _require_same_task(places: Places, model: GlobalModel) -> None:
     shapes = [
         None if one.input is None else one.input.shape for one in (found, expected)
     ]
-    raise ResidenceError(
+    raise SiteStateError(
         f"the model takes inputs of shape {shapes[0]} of the classes "
         f"{', '.join(found.class_names)}; expected those of {places.store}: shape "
         f"{shapes[1]}, classes {', '.join(expected.class_names)}. Give the client "
@@ -682,23 +514,8 @@ def _remove_models(places: Places) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Residence:
-    """One client's models, memory and what it serves.
-
-    Parameters
-    ----------
-    folder
-        The client's state folder; created if it is missing.
-    name
-        The client's.
-    key_sha256
-        Of its public key, in hexadecimal; None where none is used.
-
-    Raises
-    ------
-    ResidenceError
-        If the folder is another client's.
-    """
+class SiteState:
+    """One client's models, memory and what it serves."""
 
     def __init__(self, folder: Path, name: str, key_sha256: str | None = None) -> None:
         self.name = name
@@ -707,40 +524,15 @@ class Residence:
 
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool
-    ) -> Serving:
-        """Remember ``data`` by ``model``, and serve that; return what is served.
-
-        See `install_and_test`.
-        """
-        return self.install_and_test(model, data, took_part=took_part).serving
-
-    def install_and_test(
-        self, model: GlobalModel, data: SiteData, *, took_part: bool
     ) -> Decided:
-        """As `install`; return also how what is served does on the test split.
+        """Remember ``data`` by ``model``, and serve that; return what is served.
 
         The memory keeps what it has, embedded anew; what is new in the data by name is
         added. Where another process writes to the memory, as the service does, that
         process finishes the work (`ServedModel.refresh`). A kill at any point leaves
         what was served, or what is to be.
-
-        Parameters
-        ----------
-        model
-            The global model.
-        data
-            The site's examples, read for that model.
-        took_part
-            Whether the model may have been trained on the site's training split.
-
-        Raises
-        ------
-        ResidenceError
-            If data, model and memory are not for the same inputs and classes.
-        StoreFullError
-            If the memory takes all or nothing, and there is no room for all.
         """
-        _residence_require_same_task(model, data)
+        _require_read_for(model, data)
         with self.places.installing():
             shutil.rmtree(self.places.drafts, ignore_errors=True)
             if not self.has_store():
@@ -750,23 +542,11 @@ class Residence:
         return decided
 
     def served(self) -> Serving | None:
-        """Return what is served; None if nothing was installed yet.
-
-        Raises
-        ------
-        ResidenceError
-            If the file that says so is damaged.
-        """
+        """Return what is served; None if nothing was installed yet."""
         return read_serving(self.places.serving)
 
     def load(self, fingerprint: str) -> GlobalModel:
-        """Return a model that was installed.
-
-        Raises
-        ------
-        ModelError
-            If it is missing or damaged.
-        """
+        """Return a model that was installed."""
         folder = self.places.model(fingerprint)
         try:
             model = load_model(folder)
@@ -795,12 +575,180 @@ class Residence:
             _LOG.info("left to the process that serves: %s", error)
 
 
-def _residence_require_same_task(model: GlobalModel, data: SiteData) -> None:
+def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
     if (found.spec, found.class_names) != (expected.spec, expected.class_names):
-        raise ResidenceError(
+        raise SiteStateError(
             f"the data was read for {found.spec} and the classes "
             f"{', '.join(found.class_names)}; the model is for {expected.spec} and "
             f"the classes {', '.join(expected.class_names)}. Read the data for the "
             "model at hand"
         )
+
+
+MODEL_CHANGES = 4  # while one question is answered: more than there ever are
+
+_State = tuple[GlobalModel, Serving]
+"""A model, and how it is mixed with the store that it has embedded."""
+
+
+class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
+    """What a client serves; any number of threads may use it at a time.
+
+    The store says which model is served: an answer comes from one model, from a store
+    that the same model has embedded, and from the λ that belongs to both.
+    """
+
+    def __init__(self, site_state: SiteState, store: StoreReader) -> None:
+        self.store = store
+        self._state_folder = site_state
+        self._refreshing = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._names = Names(store)
+        self._learn()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> GlobalModel:
+        """The global model that is served now."""
+        return self._state()[0]
+
+    @property
+    def serving(self) -> Serving:
+        """How it is served now."""
+        return self._state()[1]
+
+    def predict(self, images: Tensor) -> Prediction:
+        """Return the predictions for n inputs, shape (n, height, width, channels)."""
+        return self._consistently(
+            lambda model, serving: predictor_of(
+                model, self.store, serving, self._names
+            ).explain(images)
+        )
+
+    def add(
+        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
+    ) -> Added:
+        """Embed and store n examples; they are on disk when this returns."""
+        store = self._writable()
+        named = None if names is None else tuple(names)
+
+        def add(model: GlobalModel, _: Serving) -> Added:
+            new = NewExamples(model.embed(images), labels, images, named)
+            return store.add(new, model.fingerprint)
+
+        return self._consistently(add)
+
+    def delete(self, selection: Selection) -> Ids:
+        """Delete examples, and every trace of them, and return their ids."""
+        store = self._writable()
+        try:
+            return store.delete(selection)
+        finally:
+            self._names.forget()
+
+    def refresh(self) -> bool:
+        """Serve what was installed meanwhile; return whether there was something.
+
+        It takes as long as embedding the store anew; predictions, and examples that
+        arrive, go on meanwhile by the model from before.
+        """
+        with self._refreshing:
+            before = self.serving
+            pending = read_pending(self._state_folder.places)
+            if pending is not None and isinstance(self.store, Store):
+                fingerprint = pending.serving.model
+                model = self._loaded(fingerprint)
+                # Known before the store changes its model, to be there when it does.
+                self._states.setdefault(fingerprint, (model, pending.serving))
+                settle(self._state_folder.places, self.store, pending, model)
+                self._names.forget()
+            self._learn()
+            return self.serving != before
+
+    def close(self) -> None:
+        """Let others write to the store."""
+        self.store.close()
+
+    def _consistently(self, ask: Callable[[GlobalModel, Serving], R]) -> R:
+        for _ in range(MODEL_CHANGES):
+            try:
+                return ask(*self._state())
+            except StoreMismatchError as error:
+                _LOG.info("asked again: %s", error)
+        return ask(*self._state())
+
+    def _state(self) -> _State:
+        """Return what belongs to the model that the store is searched by."""
+        state = self._states.get(self.store.fingerprint)
+        # None if another process has embedded the store anew.
+        return self._learn() if state is None else state
+
+    def _learn(self) -> _State:
+        """Take up what the state folder says, as far as it belongs to the store."""
+        places = self._state_folder.places
+        written = (pending_serving(places), self._state_folder.served())
+        known = {one.model: one for one in written if one is not None}
+        serving = known.get(self.store.fingerprint)
+        if serving is None:
+            raise SiteStateError(
+                f"the store in {places.store} was embedded by the model "
+                f"{self.store.fingerprint[:12]}, which was not installed; install a "
+                "model anew: knnper site onboard"
+            )
+        state = self._loaded(serving.model), serving
+        self._states = {serving.model: state}
+        return state
+
+    def _loaded(self, fingerprint: str) -> GlobalModel:
+        state = self._states.get(fingerprint)
+        if state is not None:
+            return state[0]
+        model = self._state_folder.load(fingerprint)
+        # The first pass copies the weights into the model, which one thread must do.
+        nothing = no_examples(model.spec).images
+        model.head(
+            model.embed(torch.zeros((1, *nothing.shape[1:]), dtype=nothing.dtype))
+        )
+        return model
+
+    def _writable(self) -> Store:
+        if not isinstance(self.store, Store):
+            raise SiteStateError(
+                "the store is open to read only, so that nothing can be added or "
+                "deleted; open it to write"
+            )
+        return self.store
+
+
+def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
+    """Return what a client serves, ready to answer."""
+    serving = site_state.served()
+    if serving is None:
+        raise SiteStateError(
+            f"nothing is installed in {site_state.places.folder} yet; wait for the "
+            "federation to hand its model over, or run knnper site onboard"
+        )
+    if writable and not site_state.has_store():
+        # Its owner removed it: there is nothing that it should remember.
+        create_empty(site_state.places, site_state.load(serving.model))
+    folder = site_state.places.store
+    store = open_store(folder, writable=True) if writable else open_store(folder)
+    try:
+        if isinstance(store, Store) and store.fingerprint != serving.model:
+            _finish(site_state, store, serving)
+        return ServedModel(site_state, store)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _finish(site_state: SiteState, store: Store, serving: Serving) -> None:
+    """Make up for what a kill cut short after the store had changed its model."""
+    pending = read_pending(site_state.places)
+    if pending is None:
+        store.reembed(site_state.load(serving.model).embed, serving.model)
+        return
+    settle(site_state.places, store, pending, site_state.load(pending.serving.model))

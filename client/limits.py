@@ -5,6 +5,7 @@ and may begin a new run whenever it likes. So every message is looked at as if i
 the first, and what was answered is counted on the site's own disk.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -38,17 +39,7 @@ About = Literal["client", "model", "run"]
 
 @dataclass(frozen=True)
 class RefusalNote:
-    """One refusal.
-
-    Attributes
-    ----------
-    time
-        When, as ISO 8601 with a time zone.
-    about
-        Whether the server refused the client, or the client a model or a run.
-    reason
-        What was found, what was expected, how to mend it.
-    """
+    """One refusal."""
 
     time: datetime
     about: About
@@ -59,52 +50,32 @@ _NOTE = TypeAdapter(RefusalNote)
 
 
 def note_refusal(state: Path, about: About, reason: str) -> bool:
-    """Write down that there was one now; the last `MOST` are kept.
-
-    Returns whether it is a new one: what is asked again within a day is not written
-    again, nor is it news that the server repeats why this client refused its run.
-    """
+    """Write down that there was one now; return whether it is a new one."""
+    # What is asked again within a day is not written again, nor is it news that the
+    # server repeats why this client refused its run.
     now = datetime.now(UTC).replace(microsecond=0)
-    last = _readable_last(state)
+    last = None
+    with contextlib.suppress(RunError):  # a damaged file
+        last = last_refusal(state)
     if last is not None and last.time > now - REPEATED:
         same = (last.about, last.reason) == (about, reason)
         echo = (last.about, about) == ("run", "client") and last.reason[:100] in reason
         if same or echo:
             return False
-    note = RefusalNote(now, about, reason)
     make_private(state)
-    document = {**asdict(note), "time": note.time.isoformat()}
     notes = JsonLines(state / REFUSALS)
-    notes.append(document)
-    _keep_the_last(notes)
+    notes.append(_as_line(RefusalNote(now, about, reason)))
+    try:
+        found = notes.read()
+        if len(found) > MOST:
+            notes.replace(found[-MOST:])
+    except RunError as error:
+        _LOG.warning("%s", error)
     return True
 
 
-def _readable_last(state: Path) -> RefusalNote | None:
-    try:
-        return last_refusal(state)
-    except RunError:
-        return None
-
-
-def _keep_the_last(notes: JsonLines) -> None:
-    try:
-        found = notes.read()
-    except RunError as error:
-        _LOG.warning("%s", error)
-        return
-    if len(found) > MOST:
-        notes.replace(found[-MOST:])
-
-
 def last_refusal(state: Path) -> RefusalNote | None:
-    """Return the last one; None if there was none.
-
-    Raises
-    ------
-    RunError
-        If the file is damaged.
-    """
+    """Return the last one; None if there was none."""
     notes = JsonLines(state / REFUSALS).read()
     try:
         return _NOTE.validate_python(notes[-1]) if notes else None
@@ -128,19 +99,7 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to a server.
-
-    Attributes
-    ----------
-    time
-        When.
-    run
-        Flower's number of the run.
-    experiment
-        Its fingerprint.
-    kind
-        That the run may begin, an update, or what holds metrics.
-    """
+    """One answer to a server."""
 
     time: AwareDatetime
     run: int
@@ -153,24 +112,12 @@ _ANSWERS = TypeAdapter(list[Answer])
 
 @dataclass(frozen=True)
 class Answers:
-    """What a site has answered, on its disk.
-
-    Attributes
-    ----------
-    client
-        The site.
-    """
+    """What a site has answered, on its disk."""
 
     client: ClientSettings
 
     def read(self) -> list[Answer]:
-        """Return the answers that count still, oldest first.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged: what was answered is not known then.
-        """
+        """Return the answers that count still, oldest first."""
         lines = self._file.read()
         try:
             found = _ANSWERS.validate_python(lines)
@@ -218,19 +165,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a site lets a run do; each ``require`` refuses with all reasons at once.
-
-    A refusal is an error for the server, and noted at the site.
-
-    Attributes
-    ----------
-    client
-        The site.
-    experiment
-        What is asked for.
-    run
-        Flower's number of the run that asks.
-    """
+    """What a site lets a run do; each ``require`` refuses with all reasons at once."""
 
     client: ClientSettings
     experiment: Experiment
@@ -284,15 +219,7 @@ class Limits:
         return self._too_little(steps, min(steps, per_epoch) * size)
 
     def require_allowed(self) -> None:
-        """Refuse an experiment that is not for this site, or not that of its run.
-
-        Raises
-        ------
-        RefusedError
-            With the reasons.
-        RunError
-            If what was answered is not known.
-        """
+        """Refuse an experiment that is not for this site, or not that of its run."""
         reasons = self.objections()
         begun = [one for one in Answers(self.client).read() if one.run == self.run]
         if begun and begun[0].experiment != self._fingerprint:
@@ -305,13 +232,7 @@ class Limits:
             self._note("begun")
 
     def require_plan(self, num_train: int) -> None:
-        """Refuse a run that cannot be gone through with, before it begins.
-
-        Raises
-        ------
-        RefusedError, RunError
-            As `require_allowed`.
-        """
+        """Refuse a run that cannot be gone through with, before it begins."""
         training, every = self.experiment.training, self.experiment.run.validate_every
         reasons, needed = [], dict[Kind, int]()
         if not self.without_training(num_train):
@@ -334,42 +255,19 @@ class Limits:
         self._require(reasons)
 
     def require_training(self, num_train: int) -> None:
-        """Refuse to train at all, or as the experiment says.
-
-        Raises
-        ------
-        RefusedError
-            With the reasons.
-        """
+        """Refuse to train at all, or as the experiment says."""
         why_none = self.without_training(num_train)
         reasons = [why_none] if why_none else self.objections_to_training(num_train)
         self._require(reasons)
 
     def require_behind(self, trained: Sequence[tuple[int, float]]) -> None:
-        """Refuse to send an update behind which there is too little.
-
-        Parameters
-        ----------
-        trained
-            Steps and different examples of each local training that was done for it.
-
-        Raises
-        ------
-        RefusedError
-            With what was found.
-        """
+        """Refuse to send an update behind which there is too little."""
         steps = min((steps for steps, _ in trained), default=0)
         examples = min((examples for _, examples in trained), default=0)
         self._require(self._too_little(steps, examples))
 
     def count(self, kind: Kind) -> None:
-        """Take one answer from those that are left; on return that is on disk.
-
-        Raises
-        ------
-        RefusedError, RunError
-            As `require_allowed`.
-        """
+        """Take one answer from those that are left; on return that is on disk."""
         answers = Answers(self.client)
         given = answers.read()
         if answers.left(kind, given) < 1:
@@ -408,5 +306,5 @@ class Limits:
         return results_identity(self.experiment)
 
 
-def _as_line(answer: Answer) -> dict[str, object]:
-    return {**asdict(answer), "time": answer.time.isoformat()}
+def _as_line(noted: Answer | RefusalNote) -> dict[str, object]:
+    return {**asdict(noted), "time": noted.time.isoformat()}

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 import httpx
-from flwr.supernode.nodestate import NodeStateFactory
 
 from knnper.client import flower_node as flower_supernode
 from knnper.client.flower_node import (
@@ -34,30 +34,24 @@ from knnper.client.flower_node import (
     RunnerProcess,
     Server,
     locked,
+    plain_supernode,
     runtime_api,
+    serve_plainly,
     started,
 )
 from knnper.client.settings import ClientSettings
+from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
 
 _FILE = "node.json"
-
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A state folder's note of the node that is online.
-
-    Attributes
-    ----------
-    state
-        The folder.
-    place
-        Says which folder on which running machine this is: with a copy of the folder,
-        another machine cannot put out the node here.
-    """
+    """A state folder's note of the node that is online."""
 
     state: Path
     place: str
@@ -91,11 +85,8 @@ class Activation:
 
 
 SHORTEST_S = 0.05
-
 LONGEST_S = 1.0
-
 PART_OF_IDLE_TIME = 0.05
-
 REPLY_S = 0.01
 
 
@@ -122,24 +113,14 @@ class Pace:
 
 
 log = logging.getLogger(__name__)
-
 _FIRST_RETRY_S = 1.0
-
 _LONGEST_RETRY_S = 10.0
-
 _FIRST_REMINDER_S = 60.0
-
 _LONGEST_REMINDER_S = 3600.0
 
 
 class Patience:
-    """Bears with refusals: says each kind at once, and repeats it ever more seldom.
-
-    Parameters
-    ----------
-    lasts_s
-        For how long it is tried; None is for ever.
-    """
+    """Bears with refusals: says each kind at once, and repeats it ever more seldom."""
 
     def __init__(self, lasts_s: float | None) -> None:
         self._end = None if lasts_s is None else time.monotonic() + lasts_s
@@ -149,13 +130,7 @@ class Patience:
         self._reminder_s = _FIRST_REMINDER_S
 
     def bear(self, refusal: Refusal) -> None:
-        """Say what is wrong and wait, or give up.
-
-        Raises
-        ------
-        Refusal
-            The same, if no time is left or trying again is of no use.
-        """
+        """Say what is wrong and wait, or give up."""
         is_over = self._end is not None and time.monotonic() + self._retry_s > self._end
         if is_over or (refusal.lasting and self._end is not None):
             raise refusal
@@ -180,26 +155,11 @@ class Patience:
 
 
 _TIMEOUT_S = 5.0
-
 _REQUEST = b"GET /health HTTP/1.0\r\n\r\n"
 
 
 def require_server(server: str, ca: Path | None) -> None:
-    """Check address, port and certificate of the server.
-
-    Parameters
-    ----------
-    server
-        ``HOST:PORT``.
-    ca
-        Certificate of the authority that the server must be signed by; None for a
-        server without TLS.
-
-    Raises
-    ------
-    Refusal
-        If something on the way is wrong; it says what.
-    """
+    """Check address, port and certificate of the server."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
     context = None if ca is None else _trusting(ca)
@@ -276,29 +236,13 @@ def _require_plain_http(connection: socket.socket, server: str) -> None:
 
 
 PATIENCE_S = 120.0
-
 _LEAVE_S = 1.5
-
 _NOTICED_S = 3.0
 
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """How a node is run; nothing of it concerns what is learned.
-
-    Attributes
-    ----------
-    app
-        ``MODULE:NAME`` of the ClientApp that plays every message.
-    allow_app_code
-        See `Orders`.
-    patience_s
-        How long the node tries to get into the federation; None is for ever.
-    is_done
-        Whether the node may leave; asked when it has nothing to do or to send.
-    verbose
-        Whether what Flower says of every message is logged, too.
-    """
+    """How a node is run; nothing of it concerns what is learned."""
 
     app: str = CLIENT_APP
     allow_app_code: bool = False
@@ -312,24 +256,7 @@ class Told(BaseException):
 
 
 def run_client(settings: ClientSettings, options: NodeOptions) -> None:
-    """Be a client of the federation until a signal ends it, or all is done.
-
-    Parameters
-    ----------
-    settings
-        Who and where.
-    options
-        See `NodeOptions`.
-
-    Raises
-    ------
-    RunError
-        If the state folder is in use, or the server cannot be reached or does not take
-        the client for longer than the patience lasts. SIGTERM ends it without an error,
-        Ctrl-C with `KeyboardInterrupt`.
-    CredentialError
-        If the key cannot be read.
-    """
+    """Be a client of the federation until a signal ends it, or all is done."""
     with locked(settings.state) as lock, _told_by_sigterm():
         os.environ["FLWR_HOME"] = str(settings.state / "flwr")
         node = _Node(settings, options, Activation.of(settings.state, lock))
@@ -357,10 +284,9 @@ class _Node:
         self._server = Server(settings.server, ca, key)
 
     def join_and_serve(self) -> None:
-        """Join the federation and stay until the server lets go of this node.
-
-        Everything is new each time: what the last connection left undone stays undone.
-        """
+        """Join the federation and stay until the server lets go of this node."""
+        if is_plain():
+            self._serve_plainly()
         state, secret = flower_supernode.new_state(), secrets.token_bytes(32)
         with runtime_api(state, secret) as address:
             options = self._options
@@ -375,6 +301,30 @@ class _Node:
             with started(orders) as runner:
                 stay = _Stay(self._server, runner, self._activation, options.is_done)
                 self._join(stay, lambda: self._serve(stay, state, secret))
+
+    def _serve_plainly(self) -> NoReturn:
+        """Have Flower's own node in the federation, over and over."""
+        settings, server = self._settings, self._server
+        if not self._options.allow_app_code:
+            raise RunError(
+                f"{PLAIN_FLOWER} is set, and Flower's own node runs whatever code "
+                "comes with a run: give --allow-app-code too, or unset it"
+            )
+        patience = Patience(self._options.patience_s)
+        home = settings.state / "flwr"
+        while True:
+            try:
+                require_server(server.address, server.ca)
+                with plain_supernode(
+                    server, settings.key, settings.file, home
+                ) as process:
+                    serve_plainly(process, self._leave_if_done)
+            except Refusal as refusal:
+                patience.bear(refusal)
+
+    def _leave_if_done(self) -> None:
+        if self._options.is_done():
+            raise Told
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
         """Try until the stay has begun, and is over."""
@@ -391,7 +341,7 @@ class _Node:
                 if stay.has_begun:
                     self._activation.forget()
 
-    def _serve(self, stay: "_Stay", state: NodeStateFactory, secret: bytes) -> None:
+    def _serve(self, stay: "_Stay", state: Any, secret: bytes) -> None:
         require_server(self._server.address, self._server.ca)
         stay.runner.wait_until_ready()
         flower_supernode.serve(

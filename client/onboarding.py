@@ -12,11 +12,11 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from knnper.client.flower_node import is_locked, log_to_stderr
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.settings import ClientSettings
-from knnper.client.site import residence_of
-from knnper.client.state import ResidenceError, Serving
+from knnper.client.site import state_of
+from knnper.client.state import Serving, SiteStateError
 from knnper.data.site import open_site
 from knnper.errors import KnnPerError, RunError
 from knnper.lifeline import die_with_parent
@@ -27,92 +27,27 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A client that has something to serve.
+    """A client that has something to serve."""
 
-    Attributes
-    ----------
-    residence
-        Its state folder.
-    serving
-        What it serves.
-    took_part
-        What was taken for granted: whether the model may have been trained on the
-        site's training split; None where the server said so.
-    """
-
-    residence: Residence
+    site_state: SiteState
     serving: Serving
     took_part: bool | None = None
-
-
-def may_have_taken_part(settings: ClientSettings) -> bool:
-    """Return whether a model has to be taken as trained on a site's data.
-
-    It may wherever the site takes part in training: a site that lost its state looks
-    like a new one, and what it was trained on tells nothing about what to expect.
-    """
-    return settings.train
 
 
 def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
-    """Let a client remember its own data by ``model``; nothing leaves the machine.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    model
-        The global model.
-    took_part
-        Whether the model may have been trained on the site's training split; None is
-        `may_have_taken_part`.
-
-    Raises
-    ------
-    DataError
-        If the site's data cannot be read, or does not fit the model.
-    ResidenceError
-        If the state folder is another client's, or holds a memory for another task.
-    """
-    residence = Residence(settings.state, settings.name)
+    """Let a client remember its own data by ``model``; nothing leaves the machine."""
+    site_state = SiteState(settings.state, settings.name)
     # As in the run, so that the last bits are those of the run, too.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
-        took_part = may_have_taken_part(settings)
-    serving = residence.install(model, data, took_part=took_part)
-    return Onboarded(residence, serving, took_part)
-
-
-def wait_until_installed(residence: Residence, patience_s: float) -> Onboarded:
-    """Return what another process of this client installs, such as its node.
-
-    Parameters
-    ----------
-    residence
-        The client's state folder.
-    patience_s
-        For how long to wait.
-
-    Raises
-    ------
-    ResidenceError
-        If nothing was installed by then.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
-        serving = residence.served()
-        if serving is not None:
-            return Onboarded(residence, serving)
-        if time.monotonic() >= deadline:
-            raise ResidenceError(
-                f"no model was installed in {residence.places.folder} within "
-                f"{patience_s:g} seconds; look into the log of the client's node, or "
-                "onboard with an exported model: knnper site onboard --model FOLDER"
-            )
-        time.sleep(POLL_S)
+        # A site that lost its state looks like a new one, and what it was trained on
+        # tells nothing about what to expect.
+        took_part = settings.train
+    decided = site_state.install(model, data, took_part=took_part)
+    return Onboarded(site_state, decided.serving, took_part)
 
 
 _ORDERLY_END_S = 5.0
@@ -123,58 +58,37 @@ _REPORT_S = 60.0
 def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
-    """Be a node of the federation until it has handed over a model.
-
-    Where the client's node runs already, it is that which gets the model. A model that
-    was handed over before is enough.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    patience_s
-        How long to wait for the server's model.
-    verbose
-        Whether what Flower says of every message is logged, too.
-
-    Raises
-    ------
-    RunError
-        If the node cannot stay in the federation; its log, on standard error, says
-        why.
-    ResidenceError
-        If there is no model in time, or the state folder is another client's.
-    """
-    residence = residence_of(settings)
+    """Be a node of the federation until it has handed over a model."""
+    site_state = state_of(settings)
     deadline = time.monotonic() + patience_s
-    serving = residence.served()
+    serving = site_state.served()
     with (
         contextlib.nullcontext()
         if serving
-        else _node(settings, residence, patience_s, verbose) as node
+        else _node(settings, site_state, patience_s, verbose) as node
     ):
         while serving is None:
             has_ended = node is not None and node.exitcode is not None
-            if has_ended and residence.served() is None:
+            if has_ended and site_state.served() is None:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
                     "log says why, and knnper site doctor looks for the cause"
                 )
             if time.monotonic() >= deadline:
-                raise ResidenceError(
+                raise SiteStateError(
                     f"the server handed over no model within {patience_s:g} s. It does "
                     "so after a run, and as long as run.federation.stay_s says: knnper "
                     "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
                     "with an exported model: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
-            serving = residence.served()
-    return Onboarded(residence, serving)
+            serving = site_state.served()
+    return Onboarded(site_state, serving)
 
 
 @contextlib.contextmanager
 def _node(
-    settings: ClientSettings, residence: Residence, patience_s: float, verbose: bool
+    settings: ClientSettings, site_state: SiteState, patience_s: float, verbose: bool
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in a process of its own; None where it runs already."""
     if is_locked(settings.state):
@@ -188,7 +102,7 @@ def _node(
         yield node
     finally:
         # It leaves by itself once the server knows that the model has arrived.
-        if residence.served() is not None:
+        if site_state.served() is not None:
             node.join(_REPORT_S)
         node.terminate()
         node.join(_ORDERLY_END_S)
@@ -203,10 +117,10 @@ def _be_node(
     die_with_parent(parent)
     log_to_stderr(verbose=verbose)
     try:
-        residence = residence_of(settings)
+        site_state = state_of(settings)
         options = NodeOptions(
             patience_s=patience_s,
-            is_done=lambda: residence.served() is not None,
+            is_done=lambda: site_state.served() is not None,
             verbose=verbose,
         )
         run_client(settings, options)

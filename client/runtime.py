@@ -18,11 +18,12 @@ from knnper.errors import CheckpointError, KnnPerError, TrainingDivergedError
 from knnper.files import write_atomically
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, Predictor
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import (
     ClientResult,
     ClientResults,
     Evaluation,
+    Predictor,
     evaluate,
     score,
 )
@@ -43,26 +44,13 @@ class ClientStateStore:
     the run goes back to an older round, a client goes on from the state it had there,
     not from one that the repeated rounds are about to make again. Such a state is put
     aside until the run has passed its round: the server may think better of it.
-
-    Parameters
-    ----------
-    folder
-        Where the states are; created when the first one is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, record_type: type[R], client: str, after_round: int) -> R | None:
-        """Return the client's state after a round; None if it has none.
-
-        It is the newest of that round or before. Newer ones count no longer.
-
-        Raises
-        ------
-        CheckpointError
-            If the file is damaged.
-        """
+        """Return the newest state of a round or before; None if there is none."""
         self._go_to(client, after_round)
         earlier = self._rounds(client)
         if not earlier:
@@ -85,17 +73,8 @@ class ClientStateStore:
     ) -> None:
         """Write the client's state after a round, atomically.
 
-        Parameters
-        ----------
-        client
-            The client's name.
-        server_round
-            The round that ended with this state.
-        state
-            A record.
-        keep
-            The rounds to which the server may go back. The newest state at each of them
-            stays, and all that are newer than the latest.
+        The server may go back to the rounds ``keep``: the newest state at each of them
+        stays, and all that are newer than the latest.
         """
         parts = take_apart(state)
         path = self._path(client, server_round)
@@ -150,52 +129,15 @@ class DataSource(Protocol):
         """Return the test split of ``client``; read once, by the evaluation."""
 
     def class_weights(self, client: str) -> Tensor | None:
-        """Return what a test example of each label counts, float64 (c,).
-
-        None where all count the same.
-        """
+        """Return what a test example of each label counts, float64 (c,)."""
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A client that is personalised and not yet tested.
-
-    Attributes
-    ----------
-    client
-        Its name.
-    data
-        What it learnt from.
-    predictor
-        What it serves.
-    validation
-        The unpersonalised model on its validation split.
-    """
-
-    client: str
-    data: ClientData
-    predictor: Predictor
-    validation: Evaluation
-
-
-@dataclass(frozen=True)
 class Personalized:
-    """A client that has been handed the model.
-
-    Attributes
-    ----------
-    data
-        What it learnt from.
-    reference
-        What the method broadcasts to nobody in particular.
-    predictor
-        What it serves.
-    seen
-        Whether it could take part in training.
-    """
+    """A client that has been handed the model."""
 
     data: ClientData
     reference: Any
@@ -205,13 +147,7 @@ class Personalized:
 
 @dataclass(frozen=True)
 class Served:
-    """How a client does that serves somebody, and so has read its test split.
-
-    Attributes
-    ----------
-    personal, reference, chosen
-        As of `ClientResult`, of what is served.
-    """
+    """How a client does that serves somebody, and so has read its test split."""
 
     personal: Evaluation
     reference: Evaluation
@@ -261,23 +197,7 @@ class ClientRuntime:
         state_round: int,
         keep_rounds: Sequence[int],
     ) -> Any:
-        """Train in one round; return the method's update.
-
-        Parameters
-        ----------
-        client, payload, server_round
-            Who is sent what, in which round.
-        state_round
-            The round that ended with the state from which the client goes on.
-        keep_rounds
-            Those to which the server may go back; see `ClientStateStore`.
-
-        Raises
-        ------
-        TrainingDivergedError
-            If the update or the client's new state is not finite. The state from
-            before the round is kept.
-        """
+        """Train in one round; return the method's update."""
         state, update = self.method.client_update(
             payload,
             self._state(client, state_round),
@@ -317,19 +237,29 @@ class ClientRuntime:
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
 
-        def prepare(client: str) -> _Prepared:
-            state_round = rounds[client]
-            predictor = self._personalized(client, data[client], payload, state_round)
-            validation = evaluate(unpersonalised, data[client].validation)
-            return _Prepared(client, data[client], predictor, validation)
+        def prepare(client: str) -> tuple[Predictor, Evaluation]:
+            state = self._state(client, rounds[client])
+            rng = self.key.child("personalize", client)
+            predictor = self.method.personalize(payload, state, data[client], rng)
+            return predictor, evaluate(unpersonalised, data[client].validation)
 
         def report(client: str) -> ClientResult:
-            one, seen = prepared[client], self.source.is_seen(client)
-            served = self.keep(Personalized(one.data, reference, one.predictor, seen))
+            own, seen = data[client], self.source.is_seen(client)
+            predictor, validation = prepared[client]
+            served = self.keep(Personalized(own, reference, predictor, seen))
             if served is None:
                 weights = self.source.class_weights(client)
-                served = _tested(one.predictor, unpersonalised, tests[client], weights)
-            return _report(one, served, seen)
+                served = _tested(predictor, unpersonalised, tests[client], weights)
+            return ClientResult(
+                client=client,
+                seen=seen,
+                num_train=len(own.train),
+                num_validation=len(own.validation),
+                personal=served.personal,
+                reference=served.reference,
+                validation=validation,
+                chosen=dict(served.chosen),
+            )
 
         data = {client: self.source.data(client) for client in clients}
         splits = [
@@ -342,13 +272,6 @@ class ClientRuntime:
         with self._embedding_once(records, list(tests.values())):
             results = _for_each(list(prepared), report, failures)
         return ClientResults(tuple(results.values()), failures)
-
-    def _personalized(
-        self, client: str, data: ClientData, payload: object, state_round: int
-    ) -> Predictor:
-        state = self._state(client, state_round)
-        rng = self.key.child("personalize", client)
-        return self.method.personalize(payload, state, data, rng)
 
     def _embedding_once(
         self, records: Sequence[object], splits: Sequence[Examples]
@@ -387,19 +310,6 @@ def _tested(
         evaluate(predictor, test, weights),
         evaluate(unpersonalised, test, weights),
         predictor.describe(),
-    )
-
-
-def _report(prepared: _Prepared, served: Served, seen: bool) -> ClientResult:
-    return ClientResult(
-        client=prepared.client,
-        seen=seen,
-        num_train=len(prepared.data.train),
-        num_validation=len(prepared.data.validation),
-        personal=served.personal,
-        reference=served.reference,
-        validation=prepared.validation,
-        chosen=dict(served.chosen),
     )
 
 

@@ -119,13 +119,11 @@ class ServiceSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ClientSettings:
-    """One client, validated; all paths but those of ``data`` are absolute.
+class ClientDocument(Settings):
+    """A client's file without the section ``data``.
 
     Attributes
     ----------
-    file
-        Where this was read from.
     name
         The client's name in the federation, which is one with its key.
     server
@@ -138,9 +136,6 @@ class ClientSettings:
         Talk to the server without TLS and without a key.
     state
         Folder of everything that the client keeps.
-    data
-        Where its examples come from: a name of `SITE_DATA` and its settings, whose
-        paths are relative to `base`.
     train
         Whether it takes part in training; else it only gets the model.
     share_metrics
@@ -150,34 +145,6 @@ class ClientSettings:
     service
         See `ServiceSettings`.
     """
-
-    file: Path
-    name: str
-    server: str
-    tls: ServerTrust | None
-    key: Path | None
-    insecure: bool
-    state: Path
-    data: Choice[Settings]
-    train: bool
-    share_metrics: bool
-    limits: LimitSettings
-    service: ServiceSettings
-
-    @property
-    def base(self) -> Path:
-        """The folder to which the file's relative paths refer."""
-        return self.file.parent
-
-    @property
-    def cache(self) -> Path:
-        """Folder of the site's inputs in decoded form; it may be removed."""
-        return self.state / "cache"
-
-
-@dataclass(frozen=True)
-class _Document(Settings):
-    """The file without the section ``data``."""
 
     name: Name
     server: str
@@ -189,6 +156,33 @@ class _Document(Settings):
     share_metrics: bool = True
     limits: LimitSettings = field(default_factory=LimitSettings)
     service: ServiceSettings = field(default_factory=ServiceSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings(ClientDocument):
+    """One client, validated; all paths but those of ``data`` are absolute.
+
+    Attributes
+    ----------
+    file
+        Where this was read from.
+    data
+        Where its examples come from: a name of `SITE_DATA` and its settings, whose
+        paths are relative to `base`.
+    """
+
+    file: Path
+    data: Choice[Settings]
+
+    @property
+    def base(self) -> Path:
+        """The folder to which the file's relative paths refer."""
+        return self.file.parent
+
+    @property
+    def cache(self) -> Path:
+        """Folder of the site's inputs in decoded form; it may be removed."""
+        return self.state / "cache"
 
 
 def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
@@ -235,9 +229,11 @@ def _read(file: Path) -> Mapping[str, Any]:
     return document
 
 
-def _parsed(document: Mapping[str, Any], problems: list[Problem]) -> _Document | None:
+def _parsed(
+    document: Mapping[str, Any], problems: list[Problem]
+) -> ClientDocument | None:
     found: list[Problem] = []
-    parsed = parse_settings(_Document, document, "client", found)
+    parsed = parse_settings(ClientDocument, document, "client", found)
     problems.extend(
         Problem(problem.place.removeprefix("client."), problem.message)
         for problem in found
@@ -247,7 +243,7 @@ def _parsed(document: Mapping[str, Any], problems: list[Problem]) -> _Document |
     return parsed
 
 
-def _contradictions(document: _Document) -> list[Problem]:
+def _contradictions(document: ClientDocument) -> list[Problem]:
     problems: list[Problem] = []
     try:
         parse_address(document.server)
@@ -286,30 +282,20 @@ def _data(section: object, problems: list[Problem]) -> Choice[Settings] | None:
         problems.append(Problem("data.name", f"{found}; {known}"))
         return None
     values = {key: value for key, value in section.items() if key != "name"}
-    settings_type = SITE_DATA[name].settings_type
-    settings = parse_settings(settings_type, values, "data", problems)
+    settings = parse_settings(SITE_DATA[name], values, "data", problems)
     return None if settings is None else Choice(name, settings)
 
 
-def _resolved(file: Path, parsed: _Document, data: Choice[Settings]) -> ClientSettings:
-    base = file.parent
-    service = parsed.service
-    if service.tls is not None:
-        pair = ServiceCertificate(
-            base / service.tls.certificate, base / service.tls.key
-        )
-        service = replace(service, tls=pair)
-    return ClientSettings(
-        file=file,
-        name=parsed.name,
-        server=parsed.server,
-        tls=None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
-        key=None if parsed.key is None else base / parsed.key,
-        insecure=parsed.insecure,
-        state=base / parsed.state,
-        data=data,
-        train=parsed.train,
-        share_metrics=parsed.share_metrics,
-        limits=parsed.limits,
-        service=service,
-    )
+def _resolved(
+    file: Path, parsed: ClientDocument, data: Choice[Settings]
+) -> ClientSettings:
+    base, tls = file.parent, parsed.service.tls
+    if tls is not None:
+        tls = ServiceCertificate(base / tls.certificate, base / tls.key)
+    absolute = {
+        "tls": None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
+        "key": None if parsed.key is None else base / parsed.key,
+        "state": base / parsed.state,
+        "service": replace(parsed.service, tls=tls),
+    }
+    return ClientSettings(file=file, data=data, **{**vars(parsed), **absolute})

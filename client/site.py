@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from knnper.client.flower_node import Deadline, without_folders
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import ClientRuntime, ClientStateStore, Personalized, Served
 from knnper.client.settings import ClientSettings, read_client
@@ -47,32 +47,13 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Discretion:
-    """What of a client's figures and troubles the server learns.
-
-    Attributes
-    ----------
-    share_metrics
-        Whether it learns how the client does, and why something failed.
-    """
+    """What of a client's figures and troubles the server learns."""
 
     share_metrics: bool
 
     @contextlib.contextmanager
     def around(self, what: str) -> Iterator[None]:
-        """Let no error leave the block whose text tells more than it may.
-
-        Parameters
-        ----------
-        what
-            The block does, for the client's log.
-
-        Raises
-        ------
-        RunError
-            In place of any error of the block, which the log has in full.
-        RefusedError
-            As it is: it is meant for both sides.
-        """
+        """Let no error leave the block whose text tells more than it may."""
         try:
             yield
         except RefusedError:
@@ -84,17 +65,13 @@ class Discretion:
             raise RunError(self.reason(text)) from error
 
     def reason(self, text: str) -> str:
-        """Return what the server is told of an error, whose ``text`` is the client's.
-
-        Without folders: how a site calls them is its own affair.
-        """
+        """Return what the server is told of an error."""
+        # How a site calls its folders is its own affair.
         return without_folders(text) if self.share_metrics else OWN_LOG
 
     def update(self, update: Any) -> Any:
-        """Return a method's update, without its loss if that is not shared.
-
-        The number of examples stays: it is the update's weight in the mean.
-        """
+        """Return a method's update, without its loss if that is not shared."""
+        # The number of examples stays: it is the update's weight in the mean.
         if self.share_metrics:
             return update
         return dataclasses.replace(update, train_loss=math.nan)
@@ -108,51 +85,21 @@ class Discretion:
         return ClientResults((), failures, withheld=names)
 
 
-def withheld_evaluation() -> Evaluation:
-    """Return the evaluation on no example at all."""
-    return Evaluation(0, 0, 0.0, (), (), ())
-
-
 _SOURCE = "the model that the server handed over"
 
 
-def residence_of(settings: ClientSettings) -> Residence:
-    """Return the client's residence, which is that of its name and key alone.
-
-    Raises
-    ------
-    ResidenceError
-        If the state folder is another client's.
-    CredentialError
-        If the key cannot be read.
-    """
+def state_of(settings: ClientSettings) -> SiteState:
+    """Return the client's site_state, which is that of its name and key alone."""
     key = None
     if settings.key is not None:
         key = fingerprint(read_node_key(settings.key).public_key())
-    return Residence(settings.state, settings.name, key)
+    return SiteState(settings.state, settings.name, key)
 
 
-def keeper_of(
+def installer_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
 ) -> Callable[[Personalized], Served | None]:
-    """Return what keeps the model of a hand-over, and the site's memory of its data.
-
-    Where the experiment says how clients remember, the report of the hand-over is of
-    what is served: of all that the memory holds, or of the global model alone where
-    the memory loses. The report of another method is of what that makes.
-
-    Parameters
-    ----------
-    settings
-        The client.
-    assembly
-        What was trained.
-    data
-        The site's data.
-    expected
-        Fingerprint of the global model that the server hands over; empty where the
-        method ends with none, and nothing can be served.
-    """
+    """Return what installs a model that was distributed."""
     # As the server decides it, so that who waits for a model gets it.
     has_model = bool(expected) and ends_with_global_model(assembly.experiment)
     experiment = assembly.experiment
@@ -172,9 +119,7 @@ def keeper_of(
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
-        decided = residence_of(settings).install_and_test(
-            model, data, took_part=personalized.seen
-        )
+        decided = state_of(settings).install(model, data, took_part=personalized.seen)
         log.info(
             "the model %s is installed, with a weight of %g for the neighbours",
             model.fingerprint[:12],
@@ -190,34 +135,14 @@ def keeper_of(
                 title,
             )
             return None
-        tested = decided.tested
-        return Served(tested.mixed, tested.global_model, decided.chosen)
+        return Served(decided.mixed, decided.global_model, decided.chosen)
 
     return keep
 
 
 @dataclass(frozen=True)
-class SitePlayer:
-    """A runtime of one client, with what its site imposes on it.
-
-    Attributes
-    ----------
-    name
-        The only client that it plays.
-    runtime
-        Plays it.
-    deadline
-        When the server stops waiting.
-    discretion
-        What the server learns.
-    limits
-        What it may ask for.
-    num_train
-        Training examples of the client.
-    trained
-        Steps and examples of each local training of this process, as `Task.on_trained`
-        is told of them.
-    """
+class SiteWorker:
+    """A runtime of one client, with what its site imposes on it."""
 
     name: str
     runtime: ClientRuntime
@@ -240,13 +165,7 @@ class SitePlayer:
         state_round: int,
         keep_rounds: Sequence[int],
     ) -> Any:
-        """See `ClientRuntime.train`.
-
-        Raises
-        ------
-        RefusedError
-            If the site's limits do not allow it, or not what came of it.
-        """
+        """See `ClientRuntime.train`."""
         self._require_this([client])
         self.limits.require_training(self.num_train)
         # Before it is given: a kill cannot make it uncounted.
@@ -260,16 +179,10 @@ class SitePlayer:
         return self.discretion.update(update)
 
     def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
-        """See `ClientRuntime.validate`; of no example where metrics are not shared.
-
-        Raises
-        ------
-        RefusedError
-            If the site has answered as often as it may.
-        """
+        """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
         if not self.discretion.share_metrics:
-            return withheld_evaluation()
+            return Evaluation(0, 0, 0.0, (), (), ())
         self.limits.count("validation")
         with self._doing("an evaluation"):
             return self.runtime.validate(clients, reference)
@@ -292,7 +205,7 @@ class SitePlayer:
                 self.limits.count("validation")
             except RefusedError:
                 discretion = Discretion(share_metrics=False)
-        with self._doing("the hand-over"):
+        with self._doing("the model distribution"):
             found = self.runtime.personalize(clients, payload, reference, state_rounds)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
@@ -322,22 +235,7 @@ _IDENTITY_DIGITS = 16
 
 
 def run_states(state: Path, experiment: Experiment, session: str) -> Path:
-    """Return the folder of one run, and remove those of runs long past.
-
-    Parameters
-    ----------
-    state
-        The client's state folder.
-    experiment
-        What the run is of.
-    session
-        Tells runs of the same experiment apart; the server's.
-
-    Raises
-    ------
-    RunError
-        If the session cannot be a part of a folder's name.
-    """
+    """Return the folder of one run, and remove those of runs long past."""
     if not _SESSION.fullmatch(session):
         raise RunError(
             f"expected a session of at most 64 letters, digits and -, found "
@@ -347,17 +245,12 @@ def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     folder = state / "runs" / f"{identity}-{session}"
     if folder.exists():
         folder.touch()
-    _remove_older(folder)
+    runs = folder.parent
+    others = [one for one in runs.iterdir() if one != folder] if runs.is_dir() else []
+    others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+    for old in others[KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
     return folder
-
-
-def _remove_older(current: Path) -> None:
-    if not current.parent.is_dir():
-        return
-    others = [one for one in current.parent.iterdir() if one != current]
-    others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in others[KEPT - 1 :]:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 CONFIG = "config"
@@ -366,15 +259,7 @@ CONFIG = "config"
 
 @dataclass(frozen=True)
 class SiteSource:
-    """The data of the only client of this process.
-
-    Attributes
-    ----------
-    site
-        All of its data.
-    train
-        Whether it takes part in training.
-    """
+    """The data of the only client of this process."""
 
     site: SiteData
     train: bool
@@ -395,11 +280,11 @@ class SiteSource:
         return self.train
 
 
-class SiteHost:
+class SiteNode:
     """A node with one client, whose data lies at the site."""
 
-    def open(self, context: Context, job: Job) -> SitePlayer:
-        """See `knnper.client.app.Host`."""
+    def open(self, context: Context, job: Job) -> SiteWorker:
+        """See `knnper.client.app.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         discretion = Discretion(settings.share_metrics)
@@ -412,7 +297,7 @@ class SiteHost:
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
             runtime = _runtime(settings, job, experiment, data, task, trained)
-        return SitePlayer(
+        return SiteWorker(
             settings.name,
             runtime,
             deadline,
@@ -423,7 +308,7 @@ class SiteHost:
         )
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.app.Host`: the server is on another machine."""
+        """See `knnper.client.app.Node`: the server is on another machine."""
         return None
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
@@ -432,7 +317,7 @@ class SiteHost:
         return introduction_content(_introduction(settings, job, context.run_id))
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
             log.error(
@@ -443,13 +328,7 @@ class SiteHost:
 
 
 def site_experiment(text: str) -> Experiment:
-    """Return the experiment that a job is for.
-
-    Raises
-    ------
-    RunError
-        If its data does not stay with the sites, or this version does not know it.
-    """
+    """Return the experiment that a job is for."""
     try:
         return from_json(text, site_catalogue())
     except KnnPerError as error:
@@ -463,15 +342,7 @@ def site_experiment(text: str) -> Experiment:
 def site_data(
     settings: ClientSettings, experiment: Experiment
 ) -> tuple[SiteData, SiteTask]:
-    """Return the site's data as the experiment needs it.
-
-    Raises
-    ------
-    DataError
-        If it does not fit.
-    OSError
-        If the state folder cannot be made.
-    """
+    """Return the site's data as the experiment needs it."""
     agreed = experiment.data.settings
     if not isinstance(agreed, SitesSettings):
         raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
@@ -503,7 +374,7 @@ def _runtime(
         states=ClientStateStore(run_states(settings.state, experiment, job.session)),
         key=assembly.key,
         pool=assembly.task.pool,
-        keep=keeper_of(settings, assembly, data, job.model),
+        keep=installer_of(settings, assembly, data, job.model),
     )
 
 

@@ -1,14 +1,13 @@
 """What can go wrong with a client's state folder."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -21,63 +20,34 @@ from knnper.datastore.prediction import ClassPrior, KernelName
 from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
-from knnper.files import make_private, sync_folder, write_atomically
+from knnper.files import FileLock, make_private, sync_folder, write_atomically
 
 
-class ResidenceError(KnnPerError):
+class SiteStateError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
 
 
-@dataclass(frozen=True)
+_Identity = dict[str, str | None]
+
+_IDENTITY = TypeAdapter(_Identity)
+
+
 class Places:
-    """The parts of a client's state folder.
+    """The parts of a client's state folder."""
 
-    Attributes
-    ----------
-    folder
-        The client's state folder.
-    """
-
-    folder: Path
-
-    @property
-    def identity(self) -> Path:
-        """Whose folder it is."""
-        return self.folder / "identity.json"
-
-    @property
-    def models(self) -> Path:
-        """Model folders, by fingerprint."""
-        return self.folder / "models"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = folder / "identity.json"  # whose folder it is
+        self.models = folder / "models"  # a folder each, by fingerprint
+        self.store = folder / "store"  # the client's memory
+        self.offered = folder / "offered.json"  # what the memory was ever given
+        self.serving = folder / "serving.json"  # what is served
+        self.pending = folder / "next"  # what is to be served next
+        self.drafts = folder / ".drafts"  # what a kill leaves there is of no use
 
     def model(self, fingerprint: str) -> Path:
         """Return the folder of one model."""
         return self.models / fingerprint
-
-    @property
-    def store(self) -> Path:
-        """The client's memory."""
-        return self.folder / "store"
-
-    @property
-    def offered(self) -> Path:
-        """Which of the site's examples the memory was ever given."""
-        return self.folder / "offered.json"
-
-    @property
-    def serving(self) -> Path:
-        """What is served."""
-        return self.folder / "serving.json"
-
-    @property
-    def pending(self) -> Path:
-        """The folder of what is to be served next."""
-        return self.folder / "next"
-
-    @property
-    def drafts(self) -> Path:
-        """What is being made; whatever is left there by a kill is of no use."""
-        return self.folder / ".drafts"
 
     def installing(self) -> contextlib.AbstractContextManager[None]:
         """Return a block that one process at a time is in: whoever installs."""
@@ -90,110 +60,60 @@ class Places:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         # The lock goes with the process, however that ends.
-        with (self.folder / name).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with FileLock(self.folder / name, wait=True):
             yield
 
 
 def claim(places: Places, name: str, key_sha256: str | None) -> None:
-    """Make the folder that of a client, or refuse it.
-
-    Parameters
-    ----------
-    places
-        The folder; created if it is missing, and closed to other users.
-    name
-        The client's.
-    key_sha256
-        Of its public key, in hexadecimal; None where none is used: the first one that
-        is counts from then on.
-
-    Raises
-    ------
-    ResidenceError
-        If the folder is another client's, or cannot be written.
-    """
+    """Make the folder that of a client, or refuse it."""
     try:
         make_private(places.folder)
         with places.committing():
-            _claim(places, name, key_sha256)
+            known = require_own(places, name, key_sha256)
+            wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
+            if wanted != known:
+                write_atomically(places.identity, json.dumps(wanted))
     except OSError as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} cannot be written ({error}); give this user the right to "
             "write there, or set another `state` in the client's file"
         ) from error
 
 
-def require_own(places: Places, name: str, key_sha256: str | None) -> None:
-    """Refuse a folder that is another client's; write nothing.
+def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
+    """Refuse a folder that is another client's; return whose it is, and write nothing.
 
-    Parameters
-    ----------
-    places, name, key_sha256
-        See `claim`.
-
-    Raises
-    ------
-    ResidenceError
-        If it is another's.
+    Without a key (None) that of the folder is not asked for.
     """
-    _require_own(_known(places), places, name, key_sha256)
-
-
-def _claim(places: Places, name: str, key_sha256: str | None) -> None:
-    known = _known(places)
-    _require_own(known, places, name, key_sha256)
-    wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
-    if wanted != known:
-        write_atomically(places.identity, json.dumps(wanted))
-
-
-def _require_own(
-    known: Mapping[str, Any], places: Places, name: str, key_sha256: str | None
-) -> None:
+    known: _Identity = {}
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            known = _IDENTITY.validate_json(places.identity.read_bytes())
+        except ValidationError as error:
+            raise SiteStateError(
+                f"{places.identity} is damaged; remove it if {places.folder} is this "
+                "client's"
+            ) from error
     if known.get("name", name) != name:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} is the state of the client {known['name']!r}, found the "
             f"name {name!r}; give every client a `state` folder of its own"
         )
     key = known.get("key_sha256")
     if None not in (key, key_sha256) and key != key_sha256:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{places.folder} is the state of the client {name!r} with the key "
             f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
             "back, or remove identity.json there once the new key is registered"
         )
-
-
-def _known(places: Places) -> dict[str, Any]:
-    try:
-        known = json.loads(places.identity.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise _damaged(places) from error
-    if not isinstance(known, dict):
-        raise _damaged(places)
     return known
-
-
-def _damaged(places: Places) -> ResidenceError:
-    return ResidenceError(
-        f"{places.identity} is damaged; remove it if {places.folder} is this client's"
-    )
 
 
 _DIGITS = 24  # of SHA-256: names themselves may tell of whoever was deleted
 
 
 class Offered:
-    """The names that were offered to the store that is there.
-
-    Parameters
-    ----------
-    places
-        The client's state folder, with a store.
-    """
+    """The names that were offered to the store that is there."""
 
     def __init__(self, places: Places) -> None:
         self._path = places.offered
@@ -226,7 +146,7 @@ class Offered:
         except FileNotFoundError:
             return set()
         except (ValueError, KeyError, TypeError) as error:
-            raise ResidenceError(
+            raise SiteStateError(
                 f"{self._path} is damaged; remove it, after which examples that were "
                 "deleted from the store are added again if they are in the data"
             ) from error
@@ -248,19 +168,7 @@ are stored, with a choice that was made without it: the validation split's, or a
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of a site's examples that were predicted rightly; None is not known.
-
-    Attributes
-    ----------
-    global_model
-        Of the global model alone.
-    knn
-        Of the neighbours alone.
-    mixed
-        Of both, as they are served.
-    num_examples, measured_on
-        On how many, and on which.
-    """
+    """Shares of a site's examples that were predicted rightly; None is not known."""
 
     global_model: float | None = None
     knn: float | None = None
@@ -271,72 +179,36 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Gain:
-    """What the memory adds to the global model's accuracy, as far as can be known.
+    """What the memory adds to the global model's accuracy; None is not known.
 
-    Attributes
-    ----------
-    expected
-        Accuracy of what is served less that of the global model; None is not known.
-    margin
-        Half the width of its interval of 95 % (Agresti and Min, "Simple improved
-        confidence intervals for comparing matched proportions", 2005).
-    num_examples
-        On how many it was measured.
+    ``margin`` is half the width of its interval of 95 % (Agresti and Min, "Simple
+    improved confidence intervals for comparing matched proportions", 2005).
     """
 
     expected: float | None = None
     margin: float | None = None
     num_examples: int = 0
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether mixing is worse than the global model beyond doubt."""
+        if self.expected is None or self.margin is None:
+            return False
+        return self.expected + self.margin < 0
+
 
 @dataclass(frozen=True)
 class TunedOn:
-    """On what λ, k, σ and the class prior were chosen.
-
-    Attributes
-    ----------
-    evidence
-        See `knnper.datastore.tuning.TuningSettings`.
-    num_examples
-        On how many; 0 where nothing could be scored.
-    overruled
-        Whether the choice is not served, since it was found to lose.
-    """
+    """On what λ, k, σ and the class prior were chosen."""
 
     evidence: EvidenceKind
     num_examples: int
-    overruled: bool = False
+    overruled: bool = False  # not served, since it was found to lose
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model, and how a client mixes it with its memory.
-
-    Attributes
-    ----------
-    model
-        Fingerprint of the global model.
-    knn_weight, num_neighbors, kernel, kernel_scale
-        λ, k, the kernel's name and σ.
-    tuned_on
-        How they were chosen.
-    accuracy
-        What was measured.
-    expected_gain
-        Over the global model.
-    num_train, num_validation, num_test
-        The site's examples when this was installed.
-    run
-        Name of the experiment that trained the model.
-    installed
-        Seconds since 1970 (UTC).
-    previous
-        Fingerprint of the model that was served before; None of the first.
-    class_prior
-        How the global model is adapted to the labels that are stored; None is not.
-    format
-        Of the file.
-    """
+    """A model, and how a client mixes it with its memory."""
 
     model: str
     knn_weight: float
@@ -351,7 +223,7 @@ class Serving:
     num_test: int
     run: str
     installed: float
-    previous: str | None = None
+    previous: str | None = None  # the model before
     class_prior: ClassPrior | None = None
     format: Literal[1] = 1
 
@@ -360,19 +232,13 @@ _SERVING = TypeAdapter(Serving)
 
 
 def read_serving(path: Path) -> Serving | None:
-    """Return what the file says; None without a file.
-
-    Raises
-    ------
-    ResidenceError
-        If it says something else.
-    """
+    """Return what the file says; None without a file."""
     try:
         return _SERVING.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{path} is damaged or of another version ({error.error_count()} problems"
             "); remove it, and get the model again: knnper site onboard"
         ) from error
@@ -390,17 +256,7 @@ _NAMES, _MOVED = "names", "moved"
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An installation that is prepared.
-
-    Attributes
-    ----------
-    serving
-        What is served when it is done.
-    new
-        What is added to the store first.
-    moved
-        The owner's names of what leaves the store before: they are in the test split.
-    """
+    """An installation that is prepared."""
 
     serving: Serving
     new: NamedExamples
@@ -434,13 +290,7 @@ def pending_serving(places: Places) -> Serving | None:
 
 
 def read_pending(places: Places) -> Pending | None:
-    """Return what is prepared, with the examples; None if nothing is.
-
-    Raises
-    ------
-    ResidenceError
-        If it cannot be read.
-    """
+    """Return what is prepared, with the examples; None if nothing is."""
     with places.committing():
         serving = pending_serving(places)
         return None if serving is None else Pending(serving, *_examples(places))
@@ -465,7 +315,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
         # A former version wrote no names of what has moved.
         names, moved = json.loads(said[_NAMES]), json.loads(said.get(_MOVED, "[]"))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ResidenceError(
+        raise SiteStateError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "
             "model again: knnper site onboard"
         ) from error

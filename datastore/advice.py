@@ -7,31 +7,34 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.examples import Contents, Ids, Neighbors
+from knnper.datastore.database import Rows, Version
+from knnper.datastore.examples import Contents, Ids
 from knnper.datastore.index import LossySettings, Vectors
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
-from knnper.datastore.index_kinds import FlatSettings, LearningIndex
+from knnper.datastore.index_kinds import (
+    INDEX_KINDS,
+    FlatSettings,
+    IndexSettings,
+    LearningIndex,
+)
 from knnper.datastore.prediction import KERNELS, KernelName, neighbor_vote
-from knnper.datastore.rows import Rows, Version
+from knnper.datastore.search import VectorsOf, View
 from knnper.datastore.tuning import (
     CRITERIA,
+    PAPER_KNN_WEIGHTS,
     Queries,
     candidates,
     choose,
     held_out,
     num_correct,
 )
-from knnper.datastore.view import ReadVectors, View
 from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
 
 RERANK = 4
-
-KNN_WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""The λ that are tried: those of the paper, section 5."""
 
 Head = Callable[[Tensor], Tensor]
 """From embeddings (n, p) to the global model's probabilities (n, c)."""
@@ -39,19 +42,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class AdviceSettings:
-    """How the neighbours vote.
-
-    Attributes
-    ----------
-    num_neighbors
-        k.
-    kernel
-        A name of `knnper.datastore.prediction.KERNELS`.
-    kernel_scale
-        σ.
-    seed
-        Of the split.
-    """
+    """How the neighbours vote."""
 
     num_neighbors: int = 10
     kernel: KernelName = "paper"
@@ -60,62 +51,20 @@ class AdviceSettings:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some examples: ids, labels and embeddings (n, p)."""
-
-    contents: Contents
-    vectors: Vectors
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    @property
-    def embeddings(self) -> Tensor:
-        """φ(x), float32 of shape (n, p)."""
-        return torch.from_numpy(self.vectors)
-
-    @property
-    def labels(self) -> Tensor:
-        """int64, shape (n,)."""
-        return torch.from_numpy(self.contents.labels)
-
-
-@dataclass(frozen=True)
 class Trial:
-    """What was measured of one kind of index.
+    """What was measured of one kind of index."""
 
-    Attributes
-    ----------
-    title
-        Its name, and whether it ranks anew.
-    settings
-        Of the index.
-    knn_accuracy
-        Of the neighbours' vote.
-    mixed_accuracy, knn_weight
-        Of its mixture with the global model, and λ; None without that.
-    recall
-        Share of the k nearest that are found.
-    example_bytes
-        What the index takes for one example.
-    query_ms
-        Median time of one query.
-    build_s
-        Time to build it.
-    has_learnt
-        Whether it is what it will be; a kind that learns how to make vectors smaller
-        keeps them as they are while there are too few.
-    """
-
-    title: str
+    title: str  # its name, and whether it ranks anew
     settings: IndexSettings
-    knn_accuracy: float
-    mixed_accuracy: float | None
-    knn_weight: float | None
-    recall: float
-    example_bytes: float
-    query_ms: float
+    knn_accuracy: float  # of the neighbours' vote
+    mixed_accuracy: float | None  # of its mixture with the global model
+    knn_weight: float | None  # λ of that
+    recall: float  # share of the k nearest that are found
+    example_bytes: float  # what the index takes for one example
+    query_ms: float  # median of one query
     build_s: float
+    # A kind that learns how to make vectors smaller keeps them as they are while there
+    # are too few.
     has_learnt: bool = True
 
     @property
@@ -128,69 +77,52 @@ class Trial:
 def all_kinds() -> Iterator[tuple[str, IndexSettings]]:
     """Yield each kind with its default values, and lossy ones with re-ranking too."""
     for name, kind in INDEX_KINDS.items():
-        plain: IndexSettings = kind.settings_type()
+        plain: IndexSettings = kind()
         yield name, plain
-        if issubclass(kind.settings_type, LossySettings):
-            again: IndexSettings = kind.settings_type(rerank=RERANK)
+        if issubclass(kind, LossySettings):
+            again: IndexSettings = kind(rerank=RERANK)
             yield f"{name}, rerank {RERANK}", again
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The examples on which all kinds are measured.
+class _Trials:
+    """The examples on which all kinds are measured."""
 
-    Attributes
-    ----------
-    stored
-        In the index.
-    asked
-        Looked up in it.
-    tuned
-        Looked up to choose λ; used where there is a ``head``.
-    num_classes
-        c.
-    settings
-        How the neighbours vote.
-    version
-        Whose embeddings these are.
-    read_vectors
-        Reads embeddings from where the store keeps them.
-    head
-        The global model; None leaves the mixture out.
-    """
-
-    stored: Part
-    asked: Part
-    tuned: Part
-    num_classes: int
+    stored: Contents  # in the index
+    vectors: Vectors  # theirs
+    asked: Queries  # looked up in it
+    tuned: Queries  # looked up to choose λ
     settings: AdviceSettings
     version: Version
-    read_vectors: ReadVectors
-    head: Head | None
+    read_vectors: VectorsOf
+    mixes: bool  # whether there is a global model
 
     def measure(self, title: str, settings: IndexSettings, nearest: Ids) -> Trial:
-        """Return what one kind achieves.
-
-        Parameters
-        ----------
-        title
-            Its name.
-        settings
-            Of the kind.
-        nearest
-            Ids of the nearest of each query, as `nearest` returns them.
-        """
+        """Return what one kind achieves."""
         start = time.perf_counter()
-        view, num_bytes = self._view(settings)
-        build_s = time.perf_counter() - start
-        found = view.search(self.asked.embeddings, self.settings.num_neighbors)
-        votes = self._votes(found)
-        knn_weight = None if self.head is None else self._knn_weight(view, self.head)
+        view = self._view(settings)
+        num_bytes, build_s = view.index.num_bytes, time.perf_counter() - start
+        count, scale = self.settings.num_neighbors, self.settings.kernel_scale
+        kernel = KERNELS[self.settings.kernel]
+        found = view.search(self.asked.embeddings, count)
+        votes = neighbor_vote(
+            kernel(found.squared_distances, scale, self.vectors.shape[1]),
+            found.labels,
+            self.asked.probabilities.shape[1],
+        )
+        knn_weight = None
+        if self.mixes:
+            knn_weight = choose(
+                held_out(view, self.tuned, count),
+                candidates(PAPER_KNN_WEIGHTS, (count,), (scale,)),
+                kernel,
+                CRITERIA["accuracy"],
+            ).knn_weight
         return Trial(
             title,
             settings,
-            self._accuracy(votes, 1.0),
-            None if knn_weight is None else self._accuracy(votes, knn_weight),
+            self.accuracy(votes, 1.0),
+            None if knn_weight is None else self.accuracy(votes, knn_weight),
             knn_weight,
             recall(found.ids.numpy(), nearest),
             num_bytes / len(self.stored),
@@ -199,52 +131,23 @@ class Trials:
             not isinstance(view.index, LearningIndex) or view.index.has_learnt,
         )
 
-    def nearest(self, settings: IndexSettings) -> Ids:
+    def nearest(self) -> Ids:
         """Return the ids of the k nearest of each query, shape (m, k or less)."""
-        view, _ = self._view(settings)
-        found = view.search(self.asked.embeddings, self.settings.num_neighbors)
-        return found.ids.numpy()
+        view = self._view(FlatSettings())
+        return view.search(
+            self.asked.embeddings, self.settings.num_neighbors
+        ).ids.numpy()
 
-    def global_accuracy(self) -> float | None:
-        """Return that of the global model alone; None without it."""
-        if self.head is None:
-            return None
-        nothing = torch.zeros((len(self.asked), self.num_classes))
-        return self._accuracy(nothing, 0.0)
-
-    def _view(self, settings: IndexSettings) -> tuple[View, int]:
-        ids, vectors = self.stored.contents.ids, self.stored.vectors
-        index = build_index(settings, vectors.shape[1], ids, vectors)
-        view = View(
-            index, self.stored.contents, settings, self.version, self.read_vectors
-        )
-        return view, index.num_bytes
-
-    def _votes(self, found: Neighbors) -> Tensor:
-        log_weights = KERNELS[self.settings.kernel](
-            found.squared_distances,
-            self.settings.kernel_scale,
-            self.stored.vectors.shape[1],
-        )
-        return neighbor_vote(log_weights, found.labels, self.num_classes)
-
-    def _knn_weight(self, view: View, head: Head) -> float:
-        count, scale = self.settings.num_neighbors, self.settings.kernel_scale
-        known = self.tuned
-        queries = Queries(known.embeddings, head(known.embeddings), known.labels)
-        choice = choose(
-            held_out(view, queries, count),
-            candidates(KNN_WEIGHTS, (count,), (scale,)),
-            KERNELS[self.settings.kernel],
-            CRITERIA["accuracy"],
-        )
-        return choice.knn_weight
-
-    def _accuracy(self, votes: Tensor, knn_weight: float) -> float:
-        probabilities = votes if self.head is None else self.head(self.asked.embeddings)
+    def accuracy(self, votes: Tensor, knn_weight: float) -> float:
+        """Return that of the mixture of votes (m, c) and the global model."""
         weights = torch.tensor([knn_weight], dtype=torch.float64)
-        correct = num_correct(votes, probabilities, self.asked.labels, weights)
-        return float(correct[0]) / len(self.asked)
+        asked = self.asked
+        correct = num_correct(votes, asked.probabilities, asked.labels, weights)
+        return float(correct[0]) / len(asked)
+
+    def _view(self, settings: IndexSettings) -> View:
+        index = settings.build(self.vectors.shape[1], self.stored.ids, self.vectors)
+        return View(index, self.stored, settings, self.version, self.read_vectors)
 
     def _query_ms(self, view: View) -> float:
         seconds = []
@@ -279,30 +182,14 @@ SMALL_BYTES = 16e6
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured, and what follows.
-
-    Attributes
-    ----------
-    num_examples
-        N, in the store.
-    num_indexed, num_asked
-        Of them, those in the indexes and those that were looked up.
-    global_accuracy
-        Of the global model alone; None without one.
-    trials
-        The flat index first; none where the examples are too few.
-    recommended
-        Title of a trial.
-    reason
-        Why.
-    """
+    """What was measured, and what follows."""
 
     num_examples: int
     num_indexed: int
     num_asked: int
-    global_accuracy: float | None
-    trials: tuple[Trial, ...]
-    recommended: str
+    global_accuracy: float | None  # of the global model alone
+    trials: tuple[Trial, ...]  # the flat index first; none where there is too little
+    recommended: str  # title of a trial
     reason: str
 
 
@@ -314,62 +201,54 @@ def advise(
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Advice:
-    """Measure every kind of index on a split of the stored examples.
-
-    A fifth is looked up in an index of the others. With the global model, a tenth more
-    is left out of the index, on which λ is chosen for each kind.
-
-    Parameters
-    ----------
-    rows
-        The examples.
-    num_classes
-        c.
-    settings
-        How the neighbours vote, and the seed of the split.
-    head
-        The global model that belongs to the embeddings; None leaves it out.
-    on_start, on_progress
-        Are told how many kinds there are, and how many more are done.
-    """
+    """Measure every kind of index on a split of the stored examples."""
     with rows.reading():
         contents, active = rows.contents(), rows.head().active
         if len(contents) < FEWEST:
             return _too_few(len(contents))
         vectors = rows.vectors(contents.ids, active.number)
         tuned_share = 0.0 if head is None else TUNED_SHARE
-        stored, asked, tuned = _split(contents, vectors, tuned_share, settings.seed)
-        trials = Trials(
-            stored,
-            asked,
-            tuned,
-            num_classes,
+        asked, tuned = _split(len(contents), tuned_share, settings.seed)
+        stored = ~asked & ~tuned
+
+        def queries(chosen: NDArray[np.bool_]) -> Queries:
+            embeddings = torch.from_numpy(vectors[chosen])
+            even = torch.full((len(embeddings), num_classes), 1 / num_classes)
+            seen = even if head is None else head(embeddings)
+            labels = torch.from_numpy(contents.labels[chosen])
+            return Queries(embeddings, seen, labels)
+
+        trials = _Trials(
+            contents.take(stored),
+            vectors[stored],
+            queries(asked),
+            queries(tuned),
             settings,
             active,
             lambda ids: rows.vectors(ids, active.number),
-            head,
+            mixes=head is not None,
         )
-        kinds = list(all_kinds())
+        kinds, nearest = list(all_kinds()), trials.nearest()
         on_start(len(kinds))
-        measured = tuple(_measured(trials, kinds, on_progress))
+        measured = list[Trial]()
+        for title, kind in kinds:
+            measured.append(trials.measure(title, kind, nearest))
+            on_progress(1)
     recommended, reason = recommend(measured, len(contents))
+    alone = trials.accuracy(torch.zeros_like(trials.asked.probabilities), 0.0)
     return Advice(
         len(contents),
-        len(stored),
-        len(asked),
-        trials.global_accuracy(),
-        measured,
+        len(trials.stored),
+        len(trials.asked),
+        None if head is None else alone,
+        tuple(measured),
         recommended,
         reason,
     )
 
 
 def recommend(trials: Sequence[Trial], num_examples: int) -> tuple[str, str]:
-    """Return the title of the best of ``trials``, the flat index first, and why.
-
-    It is the flat one where that is small for ``num_examples`` anyway, else the one
-    with the fewest bytes that loses at most half a point of accuracy.
-    """
+    """Return the title of the best of ``trials``, the flat index first, and why."""
     flat, *_ = trials
     flat_bytes = flat.example_bytes * num_examples
     if flat_bytes <= SMALL_BYTES:
@@ -386,33 +265,16 @@ def recommend(trials: Sequence[Trial], num_examples: int) -> tuple[str, str]:
     )
 
 
-def _measured(
-    trials: Trials,
-    kinds: Sequence[tuple[str, IndexSettings]],
-    on_progress: Callable[[int], None],
-) -> Iterator[Trial]:
-    nearest = trials.nearest(FlatSettings())
-    for title, settings in kinds:
-        yield trials.measure(title, settings, nearest)
-        on_progress(1)
-
-
 def _split(
-    contents: Contents, vectors: Vectors, tuned_share: float, seed: int
-) -> tuple[Part, Part, Part]:
-    """Return what is in the indexes, what is looked up, and what λ is chosen on."""
-    order = RandomKey(seed, ("advice",)).numpy().permutation(len(contents))
+    count: int, tuned_share: float, seed: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which examples are looked up, and on which λ is chosen."""
+    order = RandomKey(seed, ("advice",)).numpy().permutation(count)
     rank = order.argsort()
-    num_asked = min(MOST_ASKED, round(ASKED_SHARE * len(contents)))
-    num_tuned = min(MOST_ASKED, round(tuned_share * len(contents)))
+    num_asked = min(MOST_ASKED, round(ASKED_SHARE * count))
+    num_tuned = min(MOST_ASKED, round(tuned_share * count))
     asked = rank < num_asked
-    tuned = ~asked & (rank < num_asked + num_tuned)
-    stored = ~asked & ~tuned
-    parts = (
-        Part(contents.take(part), vectors[part]) for part in (stored, asked, tuned)
-    )
-    in_index, looked_up, left_out = parts
-    return in_index, looked_up, left_out
+    return asked, ~asked & (rank < num_asked + num_tuned)
 
 
 def _too_few(num_examples: int) -> Advice:

@@ -1,29 +1,29 @@
-"""A witness of what was acknowledged, outside the database and its log.
+"""The rows of a store, in a database on disk or in memory: its truth.
 
-SQLite takes a damaged log for one that a crash has cut short: it ignores the damaged
-transaction and all that follow, without a word. A number that is written after each
-transaction tells the two apart. It need not be on disk at once, which would cost each
-transaction a second fsync: a killed process leaves it in the system's memory, and a
-power cut at worst an older number, which raises no false alarm.
+Beside a database on disk lies a witness of what was acknowledged. SQLite takes a
+damaged log for one that a crash has cut short: it ignores the damaged transaction and
+all that follow, without a word. A number that is written after each transaction tells
+the two apart. It need not be on disk at once, which would cost each transaction a
+second fsync: a killed process leaves it in the system's memory, and a power cut at
+worst an older number, which raises no false alarm.
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.datastore import sqlite as blobs
+from knnper.datastore import schema
 from knnper.datastore.examples import (
     Contents,
     Ids,
@@ -33,137 +33,69 @@ from knnper.datastore.examples import (
     StoreError,
     StoreMismatchError,
     named,
+    no_contents,
     to_delete,
 )
 from knnper.datastore.index import Vectors
 from knnper.datastore.policy import StreamState
-from knnper.datastore.rows import Change, Head, Version
-from knnper.datastore.sqlite import (
+from knnper.datastore.schema import (
     EXAMPLE,
-    PAGE_BYTES,
-    Log,
+    StoreRow,
     as_signed,
-    connect,
-    connection_damaged,
     damaged_rows,
     digest,
     insert_examples,
     insert_version,
     row_checksum,
+    vectors_table,
+)
+from knnper.datastore.sqlite import (
+    PAGE_BYTES,
+    Connection,
+    Log,
+    connect,
+    connect_to_memory,
+    connection_damaged,
     transaction,
     understood,
-    vectors_table,
 )
 from knnper.files import write_atomically
 
 
-@dataclass
-class StoreRow:
-    """The columns of the table ``store``, all of which its checksum covers.
+@dataclass(frozen=True)
+class Version:
+    """One model's embeddings of the examples."""
 
-    Attributes
-    ----------
-    store_id
-        Unlike any other store's.
-    created
-        Seconds since 1970 (UTC).
-    spec, settings
-        JSON of `StoreSpec` and `StoreSettings`.
-    active, previous
-        The numbers of what is searched, and of what can be rolled back to.
-    num_removed
-        Examples that ever left.
-    stream
-        JSON of what the policy remembers.
-    erasing
-        1 where deleted examples may still have left bytes.
-    index_token
-        Of the last save of the index.
-    num_examples, digest
-        N, and `checksums.digest` of them.
-    num_changes
-        Transactions that ever changed the store.
-    """
-
-    store_id: str
-    created: float
-    spec: str
-    settings: str
-    active: int
-    stream: str
-    previous: int | None = None
-    num_removed: int = 0
-    erasing: int = 0
-    index_token: str = ""
-    num_examples: int = 0
-    digest: int = 0
-    num_changes: int = 0
-
-    @classmethod
-    def read(cls, connection: sqlite3.Connection, path: Path) -> Self:
-        """Return the row of the database in ``path``.
-
-        Raises
-        ------
-        StoreDamagedError
-            If it is not what was written.
-        """
-        rows = connection.execute(f"SELECT {_COLUMNS}, checksum FROM store").fetchall()
-        if len(rows) != 1 or cls(*rows[0][:-1]).checksum != rows[0][-1]:
-            raise connection_damaged(
-                path,
-                "what it says of the store, such as its classes and its capacity, is "
-                "not what was written",
-            )
-        return cls(*rows[0][:-1])
-
-    def write(self, connection: sqlite3.Connection) -> None:
-        """Replace the row."""
-        connection.execute(_REPLACE, (*vars(self).values(), self.checksum))
-
-    @property
-    def checksum(self) -> int:
-        """Of all other columns."""
-        return row_checksum(*vars(self).values())
-
-    @property
-    def num_offered(self) -> int:
-        """The largest id that was given."""
-        return int(json.loads(self.stream)["num_offered"])
-
-    @property
-    def stream_state(self) -> StreamState:
-        """What the policy remembers."""
-        document = json.loads(self.stream)
-        return StreamState(
-            document["num_offered"],
-            np.array(document["num_seen"], dtype=np.int64),
-            np.array(document["was_largest"], dtype=np.bool_),
-        )
-
-    @stream_state.setter
-    def stream_state(self, stream: StreamState) -> None:
-        self.stream = encode_stream(stream)
+    number: int  # names them; larger is younger
+    fingerprint: str  # of the model
+    embedding_dim: int  # p
 
 
-_NAMES = [field.name for field in dataclasses.fields(StoreRow)]
+@dataclass(frozen=True)
+class Head:
+    """What a store is at one moment, in a few words."""
 
-_COLUMNS = ", ".join(_NAMES)
-
-_REPLACE = (
-    f"INSERT OR REPLACE INTO store (one, {_COLUMNS}, checksum) "
-    f"VALUES (1, {', '.join('?' * (len(_NAMES) + 1))})"
-)
+    active: Version  # that is searched
+    previous: int | None  # number of the version that can be rolled back to
+    num_removed: int  # examples that ever left; grows whenever an id disappears
+    stream: StreamState  # what the policy remembers
 
 
-def encode_stream(stream: StreamState) -> str:
-    """Return what a policy remembers as JSON."""
-    document = {
-        "num_offered": stream.num_offered,
-        "num_seen": stream.num_seen.tolist(),
-        "was_largest": stream.was_largest.tolist(),
-    }
-    return json.dumps(document)
+@dataclass(frozen=True)
+class Change:
+    """What one transaction does: it happens as a whole or not at all."""
+
+    stream: StreamState  # what the policy remembers afterwards
+    added: Contents = field(default_factory=no_contents)  # under new ids
+    embeddings: Vectors | None = None  # theirs, shape (n, p), of ``version``
+    inputs: NDArray[np.generic] | None = None  # theirs, shape (n, ...)
+    external_ids: Sequence[str | None] = ()
+    # Ids that leave, from all versions.
+    removed: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    version: int | None = None  # must be the active one
+    # Whether `Rows.erase_removed` will be called: if that is cut short, it is made up
+    # for when the store is opened next.
+    must_erase: bool = False
 
 
 _LOG = logging.getLogger(__name__)
@@ -179,15 +111,7 @@ ATTEMPTS, PAUSE_S = 5, 0.005
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What the file says.
-
-    Attributes
-    ----------
-    store_id, num_changes, num_examples
-        See `StoreRow`.
-    num_offered
-        The largest id that was given.
-    """
+    """What the file says."""
 
     store_id: str
     num_changes: int
@@ -201,17 +125,7 @@ class Acknowledged:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what the store in ``folder`` has acknowledged.
-
-        It must be read before the database: a process that writes may go on meanwhile.
-
-        Raises
-        ------
-        StoreDamagedError
-            If the file is missing or damaged.
-        StoreError
-            If it cannot be read.
-        """
+        """Return what the store in ``folder`` has acknowledged."""
         path = folder / ACKNOWLEDGED
         for _ in range(ATTEMPTS if path.is_file() else 0):
             try:
@@ -245,13 +159,7 @@ def create_acknowledged(folder: Path, row: StoreRow) -> None:
 
 
 class AcknowledgedFile:
-    """The file, open for the one process that writes.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    """
+    """The file, open for the one process that writes."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / ACKNOWLEDGED, os.O_WRONLY | os.O_CLOEXEC)
@@ -278,37 +186,48 @@ _EXAMPLES = (
 )
 
 
-class SqliteRows:
-    """Rows in a database that exists, see `knnper.datastore.rows.Rows`.
-
-    Parameters
-    ----------
-    path
-        The database.
-    layout
-        Of the raw inputs; None where none are kept.
-    writable
-        Whether this process is the writer; if so it holds the writer's lock.
-    """
+class Rows:
+    """Keeps the examples. What a method has done is done for good when it returns."""
 
     def __init__(
-        self, path: Path, layout: InputLayout | None, *, writable: bool
+        self,
+        reader: Connection,
+        writer: Connection | None,
+        path: Path,
+        layout: InputLayout | None,
     ) -> None:
-        self._path = path
-        self._layout = layout
-        # Reads go on while a transaction is being written.
-        self._writer = connect(path, writable=True) if writable else None
-        self._log = None if self._writer is None else Log(self._writer, path)
-        self._held = None if self._writer is None else StoreRow.read(self._writer, path)
-        self._acknowledged = AcknowledgedFile(path.parent) if writable else None
-        self._reader = connect(path, writable=False)
-        self._writing, self._reading = threading.RLock(), threading.RLock()
+        self._path, self._layout = path, layout
+        self._reader, self._writer = reader, writer
+        self._reading = threading.RLock()
+        self._writing = self._reading if reader is writer else threading.RLock()
+        self._log = None if writer is None else Log(writer, path)
+        self._held = None if writer is None else StoreRow.read(writer, path)
+        self._witness: AcknowledgedFile | None = None
         self._known_versions = dict[int, Version]()
         self._data_version = -1
         self.has_changed()
 
+    @classmethod
+    def on_disk(cls, path: Path, layout: InputLayout | None, *, writable: bool) -> Self:
+        """Return the rows in ``path``; a writer holds the lock for that."""
+        writer = connect(path, writable=True) if writable else None
+        rows = cls(connect(path, writable=False), writer, path, layout)
+        if writable:
+            rows._witness = AcknowledgedFile(path.parent)
+        return rows
+
+    @classmethod
+    def in_memory(
+        cls, row: StoreRow, first: Version, layout: InputLayout | None
+    ) -> Self:
+        """Return no rows, gone with the process: no file, the same behaviour."""
+        connection, path = connect_to_memory(), Path("memory")
+        with transaction(connection, path, writing=True):
+            schema.create(connection, row, first.fingerprint, first.embedding_dim)
+        return cls(connection, connection, path, layout)
+
     def head(self) -> Head:
-        """See `Rows`."""
+        """Return what the store is."""
         row = self._row()
         version = self._version(row.active)
         return Head(version, row.previous, row.num_removed, row.stream_state)
@@ -328,7 +247,7 @@ class SqliteRows:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """See `Rows`; one block may be inside another."""
+        """Read in the block what was there at one moment; blocks may be nested."""
         with self._reading:
             if self._reader.in_transaction:
                 yield
@@ -337,14 +256,7 @@ class SqliteRows:
                 yield
 
     def contents(self, after: int = 0) -> Contents:
-        """See `Rows`.
-
-        Raises
-        ------
-        StoreDamagedError
-            If all are asked for and a label, an id or a time of arrival is not what was
-            written, or an example is missing.
-        """
+        """Return the examples whose ids are larger than ``after``."""
         with self.reading():
             rows = self._fetch(
                 "SELECT id, label, arrival FROM examples WHERE id > ? ORDER BY id",
@@ -359,20 +271,18 @@ class SqliteRows:
             raise self._damage()
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
-        """See `Rows`."""
+        """Return the embeddings (m, p) of ``ids`` (m,), all of which are there."""
         dim = self._version(version).embedding_dim
-        return self._read(
-            vectors_table(version), "vector", ids, np.empty((0, dim), np.float32)
-        )
+        return self._read(vectors_table(version), ids, np.empty((0, dim), np.float32))
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:
-        """See `Rows`."""
+        """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""
         assert self._layout is not None, "the store asks only where inputs are kept"
         empty = np.empty((0, *self._layout.shape), self._layout.dtype)
-        return self._read("inputs", "input", ids, empty)
+        return self._read("inputs", ids, empty)
 
     def external_ids(self, ids: Ids) -> list[str | None]:
-        """See `Rows`."""
+        """Return the owner's names of ``ids``; None for one that is not there."""
         rows = self._fetch(_EXAMPLES, _listed(ids))
         if len(list(_sound(rows))) < len(rows):
             raise self._damage()
@@ -380,7 +290,7 @@ class SqliteRows:
         return [names.get(one) for one in ids.tolist()]
 
     def select(self, selection: Selection) -> Ids:
-        """See `Rows`."""
+        """Return the ids that the selection describes, ascending."""
         condition, values = _where(selection)
         rows = self._fetch(
             f"SELECT id FROM examples WHERE {condition} ORDER BY id",
@@ -406,42 +316,37 @@ class SqliteRows:
         return [row[2] for row in self._fetch(_EXAMPLES, _listed(ids))]
 
     def compact(self) -> None:
-        """See `Rows`."""
+        """Give unused space back."""
         with self._writing, understood(self._path):
             self._connection().execute("VACUUM")
             self._written().empty()
 
     def erase_removed(self) -> None:
-        """See `Rows`.
-
-        Zeros take the place of what is deleted, but a page of the database may hold an
-        older copy of a row that was moved to another page: only a new database, and an
-        empty log, hold no trace.
-        """
+        """See `Rows`."""
         with self._writing:
             self.compact()
             with self.writing() as (_, row):
                 row.erasing = 0
 
     def is_erasing(self) -> bool:
-        """See `Rows`."""
+        """Return whether something was removed that may have left a trace."""
         return bool(self._row().erasing)
 
     def index_token(self) -> str:
-        """See `knnper.datastore.view.Tokens`."""
+        """Return the token of the last save of the index; empty without one."""
         return self._row().index_token
 
     def set_index_token(self, token: str) -> None:
-        """See `knnper.datastore.view.Tokens`."""
+        """Note a save of the index."""
         with self.writing() as (_, row):
             row.index_token = token
 
     def num_bytes(self) -> int:
-        """See `Rows`."""
+        """Return the bytes of the database, free ones included, less its log."""
         return int(self._fetch("PRAGMA page_count")[0][0]) * PAGE_BYTES
 
     def versions(self) -> list[Version]:
-        """See `Rows`."""
+        """Return all versions, oldest first."""
         rows = self._fetch(
             "SELECT number, fingerprint, embedding_dim, checksum FROM versions "
             "ORDER BY number"
@@ -453,13 +358,13 @@ class SqliteRows:
         return [Version(*row[:3]) for row in rows]
 
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
-        """See `Rows`."""
+        """Return a new version that holds nothing yet."""
         with self.writing() as (connection, _):
             number = insert_version(connection, fingerprint, embedding_dim)
         return Version(number, fingerprint, embedding_dim)
 
     def without_vector(self, version: int, after: int, limit: int) -> Ids:
-        """See `Rows`."""
+        """Return up to ``limit`` ids above ``after`` that lack an embedding."""
         rows = self._fetch(
             f"SELECT id FROM examples LEFT JOIN {vectors_table(version)} AS held "
             "USING (id) WHERE id > ? AND held.vector IS NULL ORDER BY id LIMIT ?",
@@ -469,7 +374,7 @@ class SqliteRows:
         return np.array([row[0] for row in rows], dtype=np.int64)
 
     def add_vectors(self, version: int, ids: Ids, vectors: Vectors) -> None:
-        """See `Rows`."""
+        """Add embeddings (m, p) to a version; ids that have left are passed over."""
         with self.writing() as (connection, _):
             rows = connection.execute(_EXAMPLES, (_listed(ids),))
             label_of = {row[0]: row[2] for row in rows}
@@ -478,11 +383,11 @@ class SqliteRows:
                 [label_of[one] for one in ids[present].tolist()], np.int64
             )
             table = vectors_table(version)
-            blobs.insert(connection, table, ids[present], labels, vectors[present])
+            schema.insert(connection, table, ids[present], labels, vectors[present])
             self._written().note(len(ids), vectors.nbytes)
 
     def activate(self, version: int) -> None:
-        """See `Rows`."""
+        """Search ``version`` from now on; keep the one before, drop all others."""
         with self.writing() as (connection, row):
             row.previous, row.active = row.active, version
             others = connection.execute(
@@ -502,25 +407,24 @@ class SqliteRows:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
             self._written().try_to_empty()
-            self._witness().write(self._row())
+            self._acknowledge(self._row())
 
     def close(self) -> None:
-        """See `Rows`."""
+        """Give back whatever is held."""
         with self._reading:
-            self._reader.close()
+            if self._reader is not self._writer:
+                self._reader.close()
         if self._writer is not None:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
                 self._written().try_to_empty()
                 self._writer.close()
-                self._witness().close()
+                if self._witness is not None:
+                    self._witness.close()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
-        """Run a block as one transaction that writes, and may change the store's row.
-
-        When it is on disk it is acknowledged.
-        """
+        """Run a block as one transaction; the store's row is written with it."""
         with self._writing:
             connection = self._connection()
             with transaction(connection, self._path, writing=True):
@@ -531,8 +435,12 @@ class SqliteRows:
                 row.num_changes += 1
                 row.write(connection)
             self._held = row
-            self._witness().write(row)
+            self._acknowledge(row)
             self._written().shorten()
+
+    def _acknowledge(self, row: StoreRow) -> None:
+        if self._witness is not None:
+            self._witness.write(row)
 
     def _connection(self) -> sqlite3.Connection:
         assert self._writer is not None, "only a Store writes, and it has a writer"
@@ -541,10 +449,6 @@ class SqliteRows:
     def _written(self) -> Log:
         assert self._log is not None, "only a Store writes, and it has a log"
         return self._log
-
-    def _witness(self) -> AcknowledgedFile:
-        assert self._acknowledged is not None, "only a Store writes, and it has one"
-        return self._acknowledged
 
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
@@ -580,9 +484,9 @@ class SqliteRows:
         num_bytes += 0 if change.inputs is None else change.inputs.nbytes
         self._written().note(len(added), num_bytes)
         table = vectors_table(active)
-        blobs.insert(connection, table, added.ids, added.labels, change.embeddings)
+        schema.insert(connection, table, added.ids, added.labels, change.embeddings)
         if change.inputs is not None:
-            blobs.insert(connection, "inputs", added.ids, added.labels, change.inputs)
+            schema.insert(connection, "inputs", added.ids, added.labels, change.inputs)
 
     def _row(self) -> StoreRow:
         """Return the store's row; a writer knows it, for nobody else changes it."""
@@ -616,11 +520,9 @@ class SqliteRows:
         with self._reading, understood(self._path):
             return self._reader.execute(statement, values).fetchall()
 
-    def _read(
-        self, table: str, column: str, ids: Ids, empty: NDArray[np.generic]
-    ) -> NDArray:  # type: ignore[type-arg]
+    def _read(self, table: str, ids: Ids, empty: NDArray[np.generic]) -> NDArray:  # type: ignore[type-arg]
         with self._reading, understood(self._path):
-            return blobs.read(self._reader, table, column, ids, empty)
+            return schema.read(self._reader, table, ids, empty)
 
 
 def as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:

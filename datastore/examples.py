@@ -194,10 +194,7 @@ SHOWN = 10
 
 
 class StoreError(KnnPerError):
-    """A store cannot do what it was asked; it holds what it held before.
-
-    The one exception is `NotErasedError`.
-    """
+    """A store cannot do what it was asked; it holds what it held before."""
 
 
 class StoreFullError(StoreError):
@@ -320,13 +317,7 @@ def require_embeddings(
 
 
 def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
-    """Refuse anything but int64 of shape (num_rows,) with values in [0, c).
-
-    Raises
-    ------
-    DataError
-        With the shape, or the first label that is out of range.
-    """
+    """Refuse anything but int64 of shape (num_rows,) with values in [0, c)."""
     shape = tuple(labels.shape)
     if shape != (num_rows,) or labels.dtype != torch.int64:
         raise DataError(
@@ -343,13 +334,7 @@ def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
 
 
 def require_probabilities(what: str, probabilities: Tensor) -> None:
-    """Refuse anything but (n, c) with values in [0, 1] and rows that sum to 1.
-
-    Raises
-    ------
-    ValueError
-        With the shape, or the first row that is not a distribution.
-    """
+    """Refuse anything but (n, c) with values in [0, 1] and rows that sum to 1."""
     if probabilities.dim() != 2:
         raise ValueError(
             f"{what}: expected probabilities of shape (n, c), found shape "

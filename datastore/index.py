@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -60,11 +60,7 @@ class VectorIndex(ABC):
     @property
     @abstractmethod
     def is_outgrown(self) -> bool:
-        """Whether the index should be built anew from its vectors.
-
-        True where so many were added or removed since it was built that what it learnt
-        from them, or its share of dead entries, makes it worse than a new one.
-        """
+        """Whether the index should be built anew from its vectors."""
 
     @abstractmethod
     def add(self, ids: Ids, vectors: Vectors) -> None:
@@ -76,15 +72,7 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
-        """Return rough squared distances, ascending, and ids, each (m, count).
-
-        Parameters
-        ----------
-        queries
-            Shape (m, p).
-        count
-            At least 1 and at most n. Where fewer are found, rows end in `NOTHING`.
-        """
+        """Return rough squared distances, ascending, and ids, each (m, count)."""
 
     def candidates_with_vectors(
         self, queries: Vectors, count: int
@@ -100,20 +88,11 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def vectors(self, ids: Ids) -> Vectors:
-        """Return the vectors (m, p) under ``ids`` (m,), all of which are there.
-
-        They are what was added where `keeps_vectors`, else what is left of it.
-        """
+        """Return the vectors (m, p) under ``ids`` (m,), all of which are there."""
 
     @abstractmethod
     def write(self, path: Path) -> None:
-        """Write everything to the one file ``path``.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
+        """Write everything to the one file ``path``."""
 
 
 NUM_SPARE = 4
@@ -131,10 +110,7 @@ class KindSettings(Settings, ABC):
 
     @property
     def is_exhaustive(self) -> bool:
-        """Whether rough distances are exact but for rounding, and to every vector.
-
-        Only then can candidates be beyond doubt.
-        """
+        """Whether rough distances are exact but for rounding, and to every vector."""
         return False
 
     @abstractmethod
@@ -144,6 +120,70 @@ class KindSettings(Settings, ABC):
     @abstractmethod
     def code_bytes(self, dim: int) -> int:
         """Return the bytes that a vector of p = ``dim`` numbers takes in the index."""
+
+    @property
+    def num_needed(self) -> int:
+        """The fewest vectors to learn from; with fewer they are kept as they are."""
+        return 0
+
+    @abstractmethod
+    def fresh(self, dim: int) -> faiss.Index:
+        """Return an empty index of FAISS that has learnt nothing."""
+
+    def encodable(self, vectors: Vectors) -> Vectors:
+        """Return what an index that learns nothing is given of ``vectors`` (n, p)."""
+        return vectors
+
+    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> "IndexFile":
+        """Return the content of an index of ``vectors`` (n, p) under ``ids`` (n,)."""
+        use_one_thread()
+        index, num_sample = self.fresh(dim), 0
+        if self.num_needed == 0:
+            vectors = self.encodable(vectors)
+        elif len(vectors) < self.num_needed:
+            index = faiss.IndexFlatL2(dim)
+        else:
+            vectors, num_sample = learnable(vectors), len(vectors)
+            index.train(vectors)
+        index.add(vectors)
+        return IndexFile(index, ids, Learnt(num_sample))
+
+    @abstractmethod
+    def index_of(self, content: "IndexFile") -> VectorIndex:
+        """Return the index with this content."""
+
+    def build(self, dim: int, ids: Ids, vectors: Vectors) -> VectorIndex:
+        """Return an index of vectors.
+
+        The same vectors in the same order make the same index.
+
+        Parameters
+        ----------
+        dim
+            p, the length of a vector.
+        ids
+            No two alike, none negative, int64 of shape (n,); n may be 0.
+        vectors
+            Shape (n, p), in the order of ``ids``.
+
+        Raises
+        ------
+        ConfigError
+            If the settings do not go with p.
+        """
+        return self.index_of(self.filled(dim, ids, vectors))
+
+    def read(self, path: Path, dim: int) -> VectorIndex:
+        """Return the index that `VectorIndex.write` wrote to ``path``.
+
+        What the settings say of searching may differ from those of the build.
+        """
+        content = read_index_file(path)
+        expected = [self.fresh(dim)]
+        if self.num_needed:
+            expected.append(faiss.IndexFlatL2(dim))
+        require_layout(content, path, expected)
+        return self.index_of(content)
 
 
 @dataclass(frozen=True)
@@ -184,11 +224,9 @@ class LossySettings(KindSettings):
 
 
 def use_one_thread() -> None:
-    """Keep FAISS from OpenMP's default, with which forks hang and workers compete.
-
-    The number is a property of the calling thread, so this comes before each use.
-    One thread is also what makes the graph of HNSW the same in every build.
-    """
+    """Keep FAISS from OpenMP's default, with which forks hang and workers compete."""
+    # A property of the calling thread, so this comes before each use. One thread also
+    # makes the graph of HNSW the same in every build.
     faiss.omp_set_num_threads(1)
 
 
@@ -201,18 +239,10 @@ _BYTES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Learnt:
-    """How old it is what an index learnt from its vectors.
+    """How old it is what an index learnt from its vectors."""
 
-    Attributes
-    ----------
-    num_sample
-        Vectors that were there when it learnt; 0 if it learnt nothing.
-    num_since
-        Vectors that were added since then, whether or not they are still there.
-    """
-
-    num_sample: int
-    num_since: int = 0
+    num_sample: int  # that were there when it learnt; 0 if it learnt nothing
+    num_since: int = 0  # that were added since, whether or not they are still there
 
     def followed_by(self, num_added: int) -> "Learnt":
         """Return the same after ``num_added`` more."""
@@ -221,30 +251,14 @@ class Learnt:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """What is in the file.
-
-    Attributes
-    ----------
-    index
-        Of FAISS.
-    ids
-        By slot, int64; none where FAISS keeps the ids itself.
-    learnt
-        See `Learnt`.
-    """
+    """What is in the file."""
 
     index: faiss.Index
-    ids: Ids
+    ids: Ids  # by slot; none where FAISS keeps the ids itself
     learnt: Learnt
 
     def write(self, path: Path) -> None:
-        """Write the file.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written.
-        """
+        """Write the file."""
         learnt = self.learnt
         header = [_MARK, len(self.ids), learnt.num_sample, learnt.num_since]
         use_one_thread()
@@ -255,19 +269,8 @@ class IndexFile:
             faiss.write_index(self.index, faiss.PyCallbackIOWriter(file.write))
 
 
-def empty_file(index: faiss.Index) -> IndexFile:
-    """Return an empty ``index`` of FAISS that learnt nothing, as the file holds it."""
-    return IndexFile(index, np.empty(0, np.int64), Learnt(num_sample=0))
-
-
 def read_index_file(path: Path) -> IndexFile:
-    """Return what `IndexFile.write` wrote.
-
-    Raises
-    ------
-    StoreDamagedError
-        If there is something else in the file, or it cannot be read.
-    """
+    """Return what `IndexFile.write` wrote."""
     use_one_thread()
     try:
         with path.open("rb") as file:
@@ -302,51 +305,31 @@ _LARGEST = 1e15
 
 
 def learnable(vectors: Vectors) -> Vectors:
-    """Return ``vectors`` with larger numbers cut to 1e15.
-
-    Ranges, and distances between vectors in k-means, then do not overflow.
-    """
+    """Return ``vectors`` with larger numbers cut to 1e15."""
+    # Ranges, and distances between vectors in k-means, then do not overflow.
     return np.clip(vectors, -_LARGEST, _LARGEST)
 
 
 def require_layout(
-    content: IndexFile,
-    path: Path,
-    dim: int,
-    code_sizes: Mapping[type[faiss.Index], int],
+    content: IndexFile, path: Path, expected: Sequence[faiss.Index]
 ) -> None:
-    """Do nothing if the file holds what it should.
-
-    Parameters
-    ----------
-    content
-        What was read.
-    path
-        From where.
-    dim
-        p.
-    code_sizes
-        The types of FAISS that it may be, and bytes of a code of each.
-
-    Raises
-    ------
-    StoreDamagedError
-        If it holds an index of another kind or size, or has lost ids.
-    """
+    """Refuse a file that holds nothing like one of these, or has lost ids."""
     index = content.index
     # The lists of IVF hold the ids themselves.
     keeps_ids = isinstance(index, faiss.IndexIVF)
     num_slots = index.ntotal if keeps_ids else len(content.ids)
-    found = (type(index).__name__, index.d, _code_size(index), index.ntotal)
-    expected = [
-        (type_.__name__, dim, size, num_slots) for type_, size in code_sizes.items()
-    ]
-    if found not in expected:
+    found = (*_layout(index), index.ntotal)
+    known = [(*_layout(one), num_slots) for one in expected]
+    if found not in known:
         raise StoreDamagedError(
             f"{path} holds another index than the settings say; build it anew from "
             "the vectors. Found type, size of an embedding, bytes of a code and number "
-            f"{found}, expected {' or '.join(map(str, expected))}"
+            f"{found}, expected {' or '.join(map(str, known))}"
         )
+
+
+def _layout(index: faiss.Index) -> tuple[str, int, int]:
+    return type(index).__name__, int(index.d), _code_size(index)
 
 
 def _code_size(index: faiss.Index) -> int:
@@ -375,21 +358,7 @@ def search(
     at_once: int,
     params: faiss.SearchParameters | None = None,
 ) -> tuple[Vectors, Ids]:
-    """Return squared distances, ascending, and FAISS's labels, each (m, count).
-
-    Parameters
-    ----------
-    index
-        Any index of FAISS; -1 pads its rows.
-    queries
-        Shape (m, p).
-    count
-        At least 1.
-    at_once
-        Queries in one call.
-    params
-        What FAISS is told about the search.
-    """
+    """Return squared distances, ascending, and FAISS's labels, each (m, count)."""
     use_one_thread()
     if len(queries) <= at_once:
         rough, found = index.search(queries, count, params=params)
@@ -412,13 +381,7 @@ Slots = NDArray[np.intp]
 
 
 class SlotTable:
-    """Ids by slot, and slots by id; 16 bytes an id.
-
-    Parameters
-    ----------
-    ids
-        Of the slots from 0 on, int64 of shape (n,); `NOTHING` in an empty slot.
-    """
+    """Ids by slot, and slots by id; 16 bytes an id."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = np.array(ids, dtype=np.int64)
@@ -446,13 +409,7 @@ class SlotTable:
         return found
 
     def slots_of(self, ids: Ids) -> Slots:
-        """Return the slots of ``ids`` (m,).
-
-        Raises
-        ------
-        ExamplesMissingError
-            If one of them is not there.
-        """
+        """Return the slots of ``ids`` (m,)."""
         places = np.searchsorted(self._ids, ids, sorter=self._order)
         slots = self._order.take(places, mode="clip") if len(self) else places
         if len(slots) and (len(self) == 0 or (self._ids[slots] != ids).any()):
@@ -474,14 +431,7 @@ class SlotTable:
         self._order = np.concatenate(parts)
 
     def close_up(self, ids: Ids) -> tuple[Slots, Slots]:
-        """Take ``ids`` (m,) out and the last m slots away.
-
-        Returns
-        -------
-        tuple
-            Slots whose content has to move, and where to: the ids that stood in the
-            last slots and remain go where ``ids`` stood.
-        """
+        """Take ``ids`` (m,) out; return which slots have to move, and where to."""
         num_left = len(self) - len(ids)
         stays = np.ones(len(self), dtype=bool)
         stays[self.slots_of(ids)] = False

@@ -1,6 +1,7 @@
-"""Vectors as they are, or in half precision; nothing is learnt from them."""
+"""The kinds of index that a store can be given."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from knnper.datastore.codes import CodesIndex, code_rows, decoded
 from knnper.datastore.index import (
     NOTHING,
     ExactVectorsSettings,
@@ -22,28 +22,109 @@ from knnper.datastore.index import (
     VectorIndex,
     Vectors,
     batches,
-    empty_file,
     learnable,
     queries_at_once,
-    read_index_file,
-    require_layout,
     search,
     use_one_thread,
 )
-from knnper.datastore.screen import Screening
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import PositiveInt
+
+
+class CodesIndex(VectorIndex):
+    """Base of those kinds, on any of FAISS's ``IndexFlatCodes``."""
+
+    def __init__(self, content: IndexFile) -> None:
+        self._index: faiss.IndexFlatCodes = content.index
+        self._table = SlotTable(content.ids)
+        self._learnt = content.learnt
+        self.dim = content.index.d
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def ids(self) -> Ids:
+        """The ids, by slot, shape (n,)."""
+        return self._table.by_slot.copy()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the codes and of the table of ids."""
+        return int(self._index.codes.size()) + self._table.num_bytes
+
+    @property
+    def is_outgrown(self) -> bool:
+        """False: nothing was learnt."""
+        return False
+
+    def add(self, ids: Ids, vectors: Vectors) -> None:
+        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
+        use_one_thread()
+        self._index.add(self._encodable(vectors))
+        self._table.append(ids)
+        self._learnt = self._learnt.followed_by(len(ids))
+
+    def remove(self, ids: Ids) -> None:
+        """Overwrite the codes of ``ids`` (m,)."""
+        codes = code_rows(self._index)
+        movers, holes = self._table.close_up(ids)
+        num_left = len(self._table)
+        codes[holes] = codes[movers]
+        codes[num_left:] = 0
+        self._index.codes.resize(num_left * self._index.code_size)
+        self._index.ntotal = num_left
+
+    def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
+        """Return rough squared distances and ids of the nearest, each (m, count)."""
+        distances, slots = search(self._index, queries, count, self._queries_at_once)
+        return distances, self._table.ids_at(slots)
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """Return what the codes of ``ids`` (m,) stand for, shape (m, p)."""
+        return decoded(self._index, self._table.slots_of(ids))
+
+    def write(self, path: Path) -> None:
+        """Write codes and ids."""
+        IndexFile(self._index, self._table.by_slot, self._learnt).write(path)
+
+    @property
+    def _queries_at_once(self) -> int:
+        return queries_at_once(self.dim)
+
+    def _encodable(self, vectors: Vectors) -> Vectors:
+        return vectors
+
+
+def code_rows(index: faiss.IndexFlatCodes) -> NDArray[np.uint8]:
+    """Return the codes of ``index`` themselves, not a copy, shape (n, code size).
+
+    They must not be used after anything was added to the index.
+    """
+    shape = (index.ntotal, index.code_size)
+    if index.ntotal == 0:
+        return np.empty(shape, dtype=np.uint8)
+    codes: NDArray[np.uint8] = faiss.rev_swig_ptr(
+        index.codes.data(), index.ntotal * index.code_size
+    )
+    return codes.reshape(shape)
+
+
+def decoded(index: faiss.IndexFlatCodes, slots: NDArray[np.intp]) -> Vectors:
+    """Return what the codes in ``slots`` (m,) stand for, shape (m, p)."""
+    codes = code_rows(index)[slots]
+    if isinstance(index, faiss.IndexFlat):
+        return codes.view(np.float32)
+    vectors: Vectors = index.sa_decode(codes)
+    return vectors
+
 
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
 class FlatSettings(ExactVectorsSettings):
-    """Exact: every query is compared with every vector, in 4 p bytes each.
-
-    Where a large index is asked often, p bytes more a vector, in memory only, rule most
-    vectors out before they are read.
-    """
+    """Exact: every query is compared with every vector, in 4 p bytes each."""
 
     name: Literal["flat"] = "flat"
 
@@ -55,6 +136,37 @@ class FlatSettings(ExactVectorsSettings):
     def code_bytes(self, dim: int) -> int:
         """Return 4 p."""
         return 4 * dim
+
+    def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
+        return faiss.IndexFlatL2(dim)
+
+    def index_of(self, content: IndexFile) -> "FlatIndex":
+        """See `KindSettings`."""
+        return FlatIndex(content)
+
+
+class FlatIndex(CodesIndex):
+    """The vectors themselves.
+
+    Rough squared distances are float32 sums of squared differences. They are off by at
+    most about p 2^-23 of themselves, and by p times the smallest normal number where
+    squares underflow, and do not depend on the other queries.
+    """
+
+    keeps_vectors = True
+    forgets = True
+
+    def candidates_with_vectors(
+        self, queries: Vectors, count: int
+    ) -> tuple[Vectors, Ids, Vectors]:
+        """Return `candidates`, and their vectors of shape (m, count, p)."""
+        if len(queries) > self._queries_at_once:
+            return super().candidates_with_vectors(queries, count)
+        use_one_thread()
+        # One call in place of many: beside the search itself, they take long.
+        rough, slots, vectors = self._index.search_and_reconstruct(queries, count)
+        return rough, self._table.ids_at(slots), vectors
 
 
 @dataclass(frozen=True)
@@ -71,66 +183,17 @@ class HalfSettings(LossySettings):
         """Return 2 p."""
         return 2 * dim
 
+    def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
+        return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
 
-class FlatIndex(CodesIndex):
-    """The vectors themselves.
+    def encodable(self, vectors: Vectors) -> Vectors:
+        """Return them cut to what half precision can say."""
+        return _as_half(vectors)
 
-    Rough squared distances are float32 sums of squared differences. They are off by at
-    most about p 2^-23 of themselves, and by p times the smallest normal number where
-    squares underflow, and do not depend on the other queries.
-
-    A large index that is asked often takes a quarter more memory, for a `Screen`.
-    """
-
-    keeps_vectors = True
-    forgets = True
-
-    def __init__(self, content: IndexFile) -> None:
-        super().__init__(content)
-        self._by_slot: Vectors = code_rows(self._index).view(np.float32)
-        self._screening = Screening()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the vectors, of their screen and of the table of ids."""
-        return super().num_bytes + self._screening.num_bytes
-
-    def add(self, ids: Ids, vectors: Vectors) -> None:
-        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
-        super().add(ids, vectors)
-        self._by_slot = code_rows(self._index).view(np.float32)
-        self._screening.follow(vectors)
-
-    def remove(self, ids: Ids) -> None:
-        """Overwrite the vectors of ``ids`` (m,)."""
-        self._screening.drop()
-        super().remove(ids)
-        self._by_slot = code_rows(self._index).view(np.float32)
-
-    def candidates_with_vectors(
-        self, queries: Vectors, count: int
-    ) -> tuple[Vectors, Ids, Vectors]:
-        """Return `candidates`, and their vectors of shape (m, count, p)."""
-        vectors = self._by_slot
-        screen = self._screening.screen(vectors, len(queries), count)
-        if screen is None:
-            return self._compared(queries, count)
-        found = [screen.nearest(query, count, vectors) for query in queries]
-        known = [one for one in found if one is not None]
-        if len(known) < len(queries):
-            return self._compared(queries, count)
-        slots = np.array([slots for _, slots in known])
-        rough = np.array([squared for squared, _ in known])
-        return rough, self._table.by_slot[slots], vectors[slots]
-
-    def _compared(self, queries: Vectors, count: int) -> tuple[Vectors, Ids, Vectors]:
-        """Return the same, from reading all vectors."""
-        if len(queries) > self._queries_at_once:
-            return super().candidates_with_vectors(queries, count)
-        use_one_thread()
-        # One call in place of many: beside the search itself, they take long.
-        rough, slots, vectors = self._index.search_and_reconstruct(queries, count)
-        return rough, self._table.ids_at(slots), vectors
+    def index_of(self, content: IndexFile) -> "HalfIndex":
+        """See `KindSettings`."""
+        return HalfIndex(content)
 
 
 class HalfIndex(CodesIndex):
@@ -140,47 +203,11 @@ class HalfIndex(CodesIndex):
     forgets = True
 
     def _encodable(self, vectors: Vectors) -> Vectors:
-        return np.clip(vectors, -_LARGEST_HALF, _LARGEST_HALF)
+        return _as_half(vectors)
 
 
-def build_flat(
-    settings: FlatSettings,  # noqa: ARG001 (one signature for all kinds)
-    dim: int,
-    ids: Ids,
-    vectors: Vectors,
-) -> FlatIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,)."""
-    built = FlatIndex(empty_file(faiss.IndexFlatL2(dim)))
-    built.add(ids, vectors)
-    return built
-
-
-def read_flat(settings: FlatSettings, path: Path, dim: int) -> FlatIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    require_layout(content, path, dim, {faiss.IndexFlatL2: settings.code_bytes(dim)})
-    return FlatIndex(content)
-
-
-def build_half(
-    settings: HalfSettings,  # noqa: ARG001 (one signature for all kinds)
-    dim: int,
-    ids: Ids,
-    vectors: Vectors,
-) -> HalfIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,)."""
-    half = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
-    built = HalfIndex(empty_file(half))
-    built.add(ids, vectors)
-    return built
-
-
-def read_half(settings: HalfSettings, path: Path, dim: int) -> HalfIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    layouts = {faiss.IndexScalarQuantizer: settings.code_bytes(dim)}
-    require_layout(content, path, dim, layouts)
-    return HalfIndex(content)
+def _as_half(vectors: Vectors) -> Vectors:
+    return np.clip(vectors, -_LARGEST_HALF, _LARGEST_HALF)
 
 
 _LARGEST_DEAD_SHARE = 0.25
@@ -215,17 +242,19 @@ class GraphSettings(ExactVectorsSettings):
         """Return 4 p + 8 M: the vector and its links on the lowest level."""
         return 4 * dim + 8 * self.num_links
 
+    def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
+        graph = faiss.IndexHNSWFlat(dim, self.num_links)
+        graph.hnsw.efConstruction = self.ef_construction
+        return graph
+
+    def index_of(self, content: IndexFile) -> "GraphIndex":
+        """See `KindSettings`."""
+        return GraphIndex(content, self.ef_search)
+
 
 class GraphIndex(VectorIndex):
-    """HNSW. What is removed stays in the graph, and is never returned.
-
-    Parameters
-    ----------
-    content
-        The graph, and the ids of its entries: `NOTHING` for a dead one.
-    ef_search
-        See `GraphSettings`.
-    """
+    """HNSW. What is removed stays in the graph, and is never returned."""
 
     keeps_vectors = True
     forgets = False
@@ -273,10 +302,7 @@ class GraphIndex(VectorIndex):
         self._note_the_dead()
 
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
-        """Return rough squared distances and ids of the nearest, each (m, count).
-
-        Where the graph does not lead to ``count`` that live, all are compared.
-        """
+        """Return rough squared distances and ids of the nearest, each (m, count)."""
         at_once = queries_at_once(self.dim)
         # As many of the candidates live as if there were no dead ones.
         num_entries = len(self._table)
@@ -310,24 +336,6 @@ class GraphIndex(VectorIndex):
         self._living = (
             faiss.IDSelectorBitmap(self._bits) if self._num_dead > 0 else None
         )
-
-
-def build_graph(
-    settings: GraphSettings, dim: int, ids: Ids, vectors: Vectors
-) -> GraphIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,)."""
-    graph = faiss.IndexHNSWFlat(dim, settings.num_links)
-    graph.hnsw.efConstruction = settings.ef_construction
-    built = GraphIndex(empty_file(graph), settings.ef_search)
-    built.add(ids, vectors)
-    return built
-
-
-def read_graph(settings: GraphSettings, path: Path, dim: int) -> GraphIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    require_layout(content, path, dim, {faiss.IndexHNSWFlat: 4 * dim})
-    return GraphIndex(content, settings.ef_search)
 
 
 _FEWEST_IN_LIST = 40
@@ -379,17 +387,34 @@ class ListsSettings(ExactVectorsSettings):
         default = max(_FEWEST_PROBES, math.ceil(num_lists / _PROBED_PART))
         return min(num_lists, self.num_probes or default)
 
+    def fresh(self, dim: int, num_lists: int = 1) -> faiss.Index:
+        """See `KindSettings`."""
+        return faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, num_lists)
+
+    def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
+        """See `KindSettings`."""
+        num_lists = self.lists_for(len(vectors))
+        index = self.fresh(dim, num_lists)
+        index.set_direct_map_type(faiss.DirectMap.Hashtable)
+        index.cp.max_points_per_centroid = _MOST_IN_SAMPLE
+        use_one_thread()
+        if num_lists == 1:
+            # All go there, wherever its centroid is.
+            index.quantizer.add(np.zeros((1, dim), dtype=np.float32))
+            index.is_trained = True
+        else:
+            index.train(learnable(vectors))
+        _put_into_lists(index, ids, vectors)
+        num_sample = len(vectors) if num_lists > 1 else 0
+        return IndexFile(index, np.empty(0, np.int64), Learnt(num_sample))
+
+    def index_of(self, content: IndexFile) -> "ListsIndex":
+        """See `KindSettings`."""
+        return ListsIndex(content, self)
+
 
 class ListsIndex(VectorIndex):
-    """IVF. A vector leaves no trace in its list, but in the centroids.
-
-    Parameters
-    ----------
-    content
-        An index that is trained, with a direct map; it keeps the ids itself.
-    settings
-        See `ListsSettings`.
-    """
+    """IVF. A vector leaves no trace in its list, but in the centroids."""
 
     keeps_vectors = True
     forgets = False
@@ -469,39 +494,8 @@ class ListsIndex(VectorIndex):
         return search(self._index, queries, count, at_once, params)
 
 
-def build_lists(
-    settings: ListsSettings, dim: int, ids: Ids, vectors: Vectors
-) -> ListsIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,)."""
-    num_lists = settings.lists_for(len(vectors))
-    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, num_lists)
-    index.set_direct_map_type(faiss.DirectMap.Hashtable)
-    index.cp.max_points_per_centroid = _MOST_IN_SAMPLE
-    use_one_thread()
-    if num_lists == 1:
-        # All go there, wherever its centroid is.
-        index.quantizer.add(np.zeros((1, dim), dtype=np.float32))
-        index.is_trained = True
-    else:
-        index.train(learnable(vectors))
-    _put_into_lists(index, ids, vectors)
-    num_sample = len(vectors) if num_lists > 1 else 0
-    content = IndexFile(index, np.empty(0, np.int64), Learnt(num_sample))
-    return ListsIndex(content, settings)
-
-
-def read_lists(settings: ListsSettings, path: Path, dim: int) -> ListsIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    require_layout(content, path, dim, {faiss.IndexIVFFlat: 4 * dim})
-    return ListsIndex(content, settings)
-
-
 def _put_into_lists(index: faiss.IndexIVFFlat, ids: Ids, vectors: Vectors) -> None:
-    """Add ``vectors`` (m, p) under ``ids`` (m,) to the lists of ``index``.
-
-    As ``add_with_ids``, which loses vectors whose distance to the centroids overflows.
-    """
+    """Add ``vectors`` (m, p) under ``ids`` (m,) to the lists of ``index``."""
     use_one_thread()
     nearest = [
         index.quantizer.assign(learnable(vectors[rows]), 1)
@@ -534,18 +528,28 @@ is the same within a point."""
 
 @dataclass(frozen=True)
 class ScalarSettings(LossySettings):
-    """Each number in 8 bits, p bytes a vector.
-
-    A number's range is learnt in each dimension. While there are fewer than 256
-    vectors they are kept as they are. On 50,000 embeddings of CIFAR-10 (p = 512)
-    recall@10 is 0.99.
-    """
+    """Each number in 8 bits, p bytes a vector."""
 
     name: Literal["sq8"] = "sq8"
 
     def code_bytes(self, dim: int) -> int:
         """Return p."""
         return dim
+
+    @property
+    def num_needed(self) -> int:
+        """See `KindSettings`."""
+        return _RANGE_SAMPLE
+
+    def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
+        scalar = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit)
+        scalar.sq.rangestat_arg = _RANGE_MARGIN
+        return scalar
+
+    def index_of(self, content: IndexFile) -> "LearningIndex":
+        """See `KindSettings`."""
+        return LearningIndex(content, self.num_needed)
 
 
 @dataclass(frozen=True)
@@ -575,13 +579,7 @@ class ProductSettings(LossySettings):
         return (self.parts_of(dim) * self.num_bits + 7) // 8
 
     def parts_of(self, dim: int) -> int:
-        """Return M for vectors of p = ``dim`` numbers.
-
-        Raises
-        ------
-        ConfigError
-            If ``num_parts`` does not divide p.
-        """
+        """Return M for vectors of p = ``dim`` numbers."""
         divisors = [parts for parts in range(1, dim + 1) if dim % parts == 0]
         if self.num_parts is None:
             return max(parts for parts in divisors if parts <= max(1, dim // 8))
@@ -593,20 +591,27 @@ class ProductSettings(LossySettings):
             raise ConfigError([Problem("index.num_parts", message)], "the store")
         return self.num_parts
 
+    @property
+    def num_needed(self) -> int:
+        """See `KindSettings`."""
+        return int(_POINTS_PER_CENTROID[0] * 2**self.num_bits)
+
+    def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
+        product = faiss.IndexPQ(dim, self.parts_of(dim), self.num_bits)
+        clustering = product.pq.cp
+        clustering.min_points_per_centroid, clustering.max_points_per_centroid = (
+            _POINTS_PER_CENTROID
+        )
+        return product
+
+    def index_of(self, content: IndexFile) -> "LearningIndex":
+        """See `KindSettings`."""
+        return ProductIndex(content, self.num_needed)
+
 
 class LearningIndex(CodesIndex):
-    """Codes that were learnt, or the vectors themselves while there are too few.
-
-    It does not forget: a code leaves no trace, but what was learnt from its vector
-    stays until the index is built anew.
-
-    Parameters
-    ----------
-    content
-        See `CodesIndex`.
-    num_needed
-        The fewest vectors to learn from.
-    """
+    """Codes that were learnt, or the vectors themselves while there are too few."""
 
     keeps_vectors = False
     forgets = False
@@ -636,10 +641,6 @@ class LearningIndex(CodesIndex):
         return vectors if self._learnt.num_sample == 0 else learnable(vectors)
 
 
-class ScalarIndex(LearningIndex):
-    """Each number in 8 bits."""
-
-
 class ProductIndex(LearningIndex):
     """Each part of a vector as the number of a centroid."""
 
@@ -650,75 +651,32 @@ class ProductIndex(LearningIndex):
         return 1
 
 
-def build_scalar(
-    settings: ScalarSettings,  # noqa: ARG001 (one signature for all kinds)
-    dim: int,
-    ids: Ids,
-    vectors: Vectors,
-) -> ScalarIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,)."""
-    scalar = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit)
-    scalar.sq.rangestat_arg = _RANGE_MARGIN
-    content = _filled(scalar, ids, vectors, _RANGE_SAMPLE)
-    return ScalarIndex(content, _RANGE_SAMPLE)
-
-
-def read_scalar(settings: ScalarSettings, path: Path, dim: int) -> ScalarIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    scalar = {faiss.IndexScalarQuantizer: settings.code_bytes(dim)}
-    require_layout(content, path, dim, {faiss.IndexFlatL2: 4 * dim, **scalar})
-    return ScalarIndex(content, _RANGE_SAMPLE)
-
-
-def build_product(
-    settings: ProductSettings, dim: int, ids: Ids, vectors: Vectors
-) -> ProductIndex:
-    """Return an index of ``vectors`` (n, p) under ``ids`` (n,).
-
-    Raises
-    ------
-    ConfigError
-        If ``num_parts`` does not divide p.
-    """
-    product = faiss.IndexPQ(dim, settings.parts_of(dim), settings.num_bits)
-    clustering = product.pq.cp
-    clustering.min_points_per_centroid, clustering.max_points_per_centroid = (
-        _POINTS_PER_CENTROID
-    )
-    num_needed = _points_needed(settings)
-    content = _filled(product, ids, vectors, num_needed)
-    return ProductIndex(content, num_needed)
-
-
-def read_product(settings: ProductSettings, path: Path, dim: int) -> ProductIndex:
-    """Return what was written; see `knnper.datastore.index_catalogue.read_index`."""
-    content = read_index_file(path)
-    product = {faiss.IndexPQ: settings.code_bytes(dim)}
-    require_layout(content, path, dim, {faiss.IndexFlatL2: 4 * dim, **product})
-    return ProductIndex(content, _points_needed(settings))
-
-
-def _points_needed(settings: ProductSettings) -> int:
-    return int(_POINTS_PER_CENTROID[0] * 2**settings.num_bits)
-
-
-def _filled(
-    index: faiss.IndexFlatCodes, ids: Ids, vectors: Vectors, num_needed: int
-) -> IndexFile:
-    """Train ``index`` and fill it; where there is too little for it, a flat one."""
-    use_one_thread()
-    if len(vectors) < num_needed:
-        flat = faiss.IndexFlatL2(index.d)
-        flat.add(vectors)
-        return IndexFile(flat, ids, Learnt(num_sample=0))
-    index.train(learnable(vectors))
-    index.add(learnable(vectors))
-    return IndexFile(index, ids, Learnt(num_sample=len(vectors)))
-
-
 def _num_learnt(index: faiss.IndexFlatCodes) -> int:
     """Return how many numbers were learnt."""
     if isinstance(index, faiss.IndexScalarQuantizer):
         return int(index.sq.trained.size())
     return int(index.pq.centroids.size()) if isinstance(index, faiss.IndexPQ) else 0
+
+
+IndexSettings = Annotated[
+    FlatSettings
+    | HalfSettings
+    | ScalarSettings
+    | ProductSettings
+    | GraphSettings
+    | ListsSettings,
+    Field(discriminator="name"),
+]
+
+INDEX_KINDS: Mapping[str, type[IndexSettings]] = {
+    kind.name: kind
+    for kind in (
+        FlatSettings,
+        HalfSettings,
+        ScalarSettings,
+        ProductSettings,
+        GraphSettings,
+        ListsSettings,
+    )
+}
+"""Their settings, by name; another kind is one more."""

@@ -1,10 +1,12 @@
-"""What a policy is: it says which examples stay when new ones arrive."""
+"""Eviction policies: which examples stay when new ones arrive."""
 
+import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +62,19 @@ class Decision:
     state: StreamState
 
 
-class Policy(Protocol):
-    """Says which examples stay. A pure function of its arguments."""
+Gone = Sequence[int] | NDArray[np.intp]
+
+
+class Policy(ABC):
+    """Says which examples stay. A pure function of its arguments.
+
+    Attributes
+    ----------
+    needs_capacity
+        Whether it decides about nothing without a capacity.
+    """
+
+    needs_capacity: ClassVar[bool] = True
 
     def decide(
         self,
@@ -94,7 +107,44 @@ class Policy(Protocol):
         ------
         StoreFullError
             If the policy neither evicts nor refuses and the batch does not fit.
+        ValueError
+            If the policy needs a capacity and there is none.
         """
+        if self.needs_capacity and (capacity is None or capacity < 1):
+            raise ValueError(
+                f"{type(self).__name__} needs a capacity of at least 1 example, found "
+                f"{capacity}; give one, or keep everything with the policy "
+                "'concatenate'"
+            )
+        most = sys.maxsize if capacity is None else capacity
+        gone, was_largest = self._gone(Batch(stored, arriving, state, most, key))
+        stays = np.ones(len(stored) + len(arriving), np.bool_)
+        stays[np.asarray(gone, np.intp)] = False
+        arrived = np.bincount(arriving.labels, minlength=len(state.num_seen))
+        return Decision(
+            kept=stays[len(stored) :],
+            evicted=stored.ids[~stays[: len(stored)]],
+            state=StreamState(
+                state.num_offered + len(arriving), state.num_seen + arrived, was_largest
+            ),
+        )
+
+    @abstractmethod
+    def _gone(self, batch: "Batch") -> tuple[Gone, NDArray[np.bool_]]:
+        """Return what does not stay, and which labels were the largest by now.
+
+        The former are positions among the n stored and then the m arriving examples.
+        """
+
+
+class Batch(NamedTuple):
+    """What a policy decides about; see `Policy.decide`."""
+
+    stored: Contents
+    arriving: Contents
+    state: StreamState
+    capacity: int
+    key: RandomKey
 
 
 NUM_BITS = 128
@@ -114,16 +164,6 @@ def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
     They no longer count as seen. A label that lost examples is not held to the share
     that it once had: it counts as never having been the largest, so that
     `class_balanced` lets it grow back.
-
-    Parameters
-    ----------
-    labels
-        Of the deleted examples, int64 of shape (d,).
-
-    Raises
-    ------
-    ValueError
-        If more examples of a label are deleted than were seen.
     """
     deleted = np.bincount(labels, minlength=len(state.num_seen))
     if len(deleted) > len(state.num_seen) or (deleted > state.num_seen).any():
@@ -139,23 +179,12 @@ def forget(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
 
 
 class Members:
-    """Positions by label, each label's ascending.
-
-    Parameters
-    ----------
-    labels
-        Of the positions 0, 1, ..., int64 of shape (n,).
-    num_classes
-        c.
-    """
+    """Positions by label, each label's ascending."""
 
     def __init__(self, labels: NDArray[np.int64], num_classes: int) -> None:
         self._labels = labels
         self._counts = np.bincount(labels, minlength=num_classes)
         self._positions: dict[int, array[int]] = {}
-
-    def __len__(self) -> int:
-        return int(self._counts.sum())
 
     def count(self, label: int) -> int:
         """Return the number of positions with ``label``."""
@@ -184,56 +213,7 @@ class Members:
         return self._positions[label]
 
 
-def all_but(
-    gone: Sequence[int] | NDArray[np.intp],
-    stored: Contents,
-    arriving: Contents,
-    state: StreamState,
-) -> Decision:
-    """Return the decision that everything stays but ``gone``.
-
-    Parameters
-    ----------
-    gone
-        Positions among the n stored and then the m arriving examples, in [0, n + m).
-    stored, arriving, state
-        As of `Policy.decide`.
-    """
-    stays = np.ones(len(stored) + len(arriving), np.bool_)
-    stays[np.asarray(gone, np.intp)] = False
-    return Decision(
-        kept=stays[len(stored) :],
-        evicted=stored.ids[~stays[: len(stored)]],
-        state=_counted(state, arriving.labels),
-    )
-
-
-def required_capacity(policy: str, capacity: int | None) -> int:
-    """Return ``capacity``.
-
-    Raises
-    ------
-    ValueError
-        If it is None or less than 1.
-    """
-    if capacity is None or capacity < 1:
-        raise ValueError(
-            f"the policy {policy!r} needs a capacity of at least 1 example, found "
-            f"{capacity}; give one, or keep everything with the policy 'concatenate'"
-        )
-    return capacity
-
-
-def _counted(state: StreamState, labels: NDArray[np.int64]) -> StreamState:
-    arrived = np.bincount(labels, minlength=len(state.num_seen))
-    return replace(
-        state,
-        num_offered=state.num_offered + len(labels),
-        num_seen=state.num_seen + arrived,
-    )
-
-
-class ClassBalancedPolicy:
+class ClassBalancedPolicy(Policy):
     """Keeps the labels as equal in number as the stream allows.
 
     In a full store, a label that has the most examples, or ever had, is full. An
@@ -245,32 +225,13 @@ class ClassBalancedPolicy:
     User deletions: see `forget`.
     """
 
-    needs_capacity: ClassVar[bool] = True
-
-    def decide(
-        self,
-        stored: Contents,
-        arriving: Contents,
-        state: StreamState,
-        capacity: int | None,
-        key: RandomKey,
-    ) -> Decision:
-        """Decide as `Policy` says.
-
-        Raises
-        ------
-        ValueError
-            If there is no capacity.
-        """
-        capacity = required_capacity("class_balanced", capacity)
+    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+        stored, arriving, state, capacity, key = batch
         num_taken = min(max(capacity - len(stored), 0), len(arriving))
         run = _Run(stored, arriving, state, num_taken)
-        if len(run.members) >= capacity:
+        if len(stored) + num_taken >= capacity:
             run.mark_largest()
-        gone = list(run.replaced(key))
-        decision = all_but(gone, stored, arriving, state)
-        marked = replace(decision.state, was_largest=run.was_largest)
-        return replace(decision, state=marked)
+        return list(run.replaced(key)), run.was_largest
 
 
 class _Run:
@@ -326,97 +287,53 @@ class _Run:
         return self.members.pop(largest[which], drawn)
 
 
-class ConcatenatePolicy:
+class ConcatenatePolicy(Policy):
     """Keeps everything; a batch that exceeds the capacity is refused as a whole."""
 
     needs_capacity: ClassVar[bool] = False
 
-    def decide(
-        self,
-        stored: Contents,
-        arriving: Contents,
-        state: StreamState,
-        capacity: int | None,
-        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
-    ) -> Decision:
-        """Decide as `Policy` says.
-
-        Raises
-        ------
-        StoreFullError
-            If the batch does not fit; none of it is taken.
-        """
+    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+        stored, arriving, state, capacity, _ = batch
         num_after = len(stored) + len(arriving)
-        if capacity is not None and len(arriving) > 0 and num_after > capacity:
+        if len(arriving) > 0 and num_after > capacity:
             raise StoreFullError(
                 f"the store holds {len(stored)} examples of at most {capacity}, and "
                 f"{len(arriving)} arrive: none was added; raise the capacity, delete "
                 "examples, or choose a policy that makes room, such as 'fifo'"
             )
-        return all_but([], stored, arriving, state)
+        return [], state.was_largest
 
 
-class FifoPolicy:
+class FifoPolicy(Policy):
     """Keeps the newest examples, by time of arrival and then by id.
 
     Where an example arrives late, with a time before that of all stored ones, it is
     the oldest itself: a full store does not take it.
     """
 
-    needs_capacity: ClassVar[bool] = True
-
-    def decide(
-        self,
-        stored: Contents,
-        arriving: Contents,
-        state: StreamState,
-        capacity: int | None,
-        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
-    ) -> Decision:
-        """Decide as `Policy` says.
-
-        Raises
-        ------
-        ValueError
-            If there is no capacity.
-        """
-        capacity = required_capacity("fifo", capacity)
+    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+        stored, arriving, state, capacity, _ = batch
         arrivals = np.concatenate([stored.arrivals, arriving.arrivals])
         num_gone = max(len(arrivals) - capacity, 0) if len(arriving) else 0
         # Stable, so equal times stay in the order of ids.
         oldest = np.argsort(arrivals, kind="stable")[:num_gone]
-        return all_but(oldest, stored, arriving, state)
+        return oldest, state.was_largest
 
 
-class FixedPolicy:
+class FixedPolicy(Policy):
     """Keeps examples up to the capacity and refuses all later ones.
 
     A place that a user's deletion frees goes to the next arrival.
     """
 
-    needs_capacity: ClassVar[bool] = True
-
-    def decide(
-        self,
-        stored: Contents,
-        arriving: Contents,
-        state: StreamState,
-        capacity: int | None,
-        key: RandomKey,  # noqa: ARG002 - nothing is left to chance
-    ) -> Decision:
-        """Decide as `Policy` says.
-
-        Raises
-        ------
-        ValueError
-            If there is no capacity.
-        """
-        first_refused = max(required_capacity("fixed", capacity), len(stored))
+    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+        stored, arriving, state, capacity, _ = batch
+        first_refused = max(capacity, len(stored))
         refused = np.arange(first_refused, len(stored) + len(arriving))
-        return all_but(refused, stored, arriving, state)
+        return refused, state.was_largest
 
 
-class ReservoirPolicy:
+class ReservoirPolicy(Policy):
     """Keeps a uniform sample, without replacement, of all that came by.
 
     With a full store of s examples, the n-th arrival is kept with probability s / n,
@@ -439,24 +356,9 @@ class ReservoirPolicy:
       have to leave the place empty for ever: what could fill it has been forgotten.
     """
 
-    needs_capacity: ClassVar[bool] = True
-
-    def decide(
-        self,
-        stored: Contents,
-        arriving: Contents,
-        state: StreamState,
-        capacity: int | None,
-        key: RandomKey,
-    ) -> Decision:
-        """Decide as `Policy` says.
-
-        Raises
-        ------
-        ValueError
-            If there is no capacity.
-        """
-        num_free = max(required_capacity("reservoir", capacity) - len(stored), 0)
+    def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
+        stored, arriving, state, capacity, key = batch
+        num_free = max(capacity - len(stored), 0)
         num_seen = int(state.num_seen.sum())
         first = min(num_free, len(arriving))
         places = array("q", np.arange(len(stored) + first, dtype=np.int64).tobytes())
@@ -471,25 +373,13 @@ class ReservoirPolicy:
                 places.append(position)
             else:
                 gone.append(position)
-        return all_but(gone, stored, arriving, state)
+        return gone, state.was_largest
 
 
 PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
 
 
-class NamedPolicy(Policy, Protocol):
-    """A policy that says what settings it needs.
-
-    Attributes
-    ----------
-    needs_capacity
-        Whether it decides about nothing without a capacity.
-    """
-
-    needs_capacity: ClassVar[bool]
-
-
-POLICIES: Mapping[PolicyName, NamedPolicy] = MappingProxyType(
+POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
     {
         "fixed": FixedPolicy(),
         "fifo": FifoPolicy(),

@@ -66,13 +66,6 @@ class ProtoNN:
         """Return probabilities, float32 of shape (n, c), for representations (n, p).
 
         Where no label has a positive score, all have the same share.
-
-        Raises
-        ------
-        ValueError
-            If there are no prototypes.
-        DataError
-            If a representation is not finite or p is another.
         """
         if self.num_stored == 0:
             raise ValueError(
@@ -102,17 +95,7 @@ class ProtoNN:
 def log_similarity(
     projected: Tensor, prototypes: Tensor, inverse_width: float
 ) -> Tensor:
-    """Return -γ² |b_j - W x|², shape (n, m).
-
-    Parameters
-    ----------
-    projected
-        W x, shape (n, d̂).
-    prototypes
-        B, shape (m, d̂).
-    inverse_width
-        γ.
-    """
+    """Return -γ² |b_j - W x|², shape (n, m)."""
     # |b - y|² expanded: a matrix product instead of n m d̂ differences.
     inner = projected @ prototypes.T
     squared = projected.square().sum(dim=1, keepdim=True) - 2 * inner
@@ -144,8 +127,8 @@ class ProtoNNSettings(Settings):
     Attributes
     ----------
     capacity
-        m/n, prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in knn-per.txt,
-        Figure 11. Every label that has examples keeps one prototype at least.
+        m/n, prototypes as a fraction of the examples, (0, 1]; 0.1 to 1 in Marfoq et al.
+        2022, Figure 11. Every label that has examples keeps one prototype at least.
     projection_dim
         d̂, 100 to 1280 of p = 1280 in the paper; null or p and more is p.
     kernel_width
@@ -184,15 +167,6 @@ def initial_projection(
 
     Gaussian entries as in Gupta et al. 2017, section 4, of variance 1/d̂, which keeps
     distances about what they were.
-
-    Parameters
-    ----------
-    embedding_dim
-        p.
-    wanted
-        d̂; None, p or more is p.
-    rng
-        Fixes the entries.
     """
     if wanted is None or wanted >= embedding_dim:
         return torch.eye(embedding_dim)
@@ -216,19 +190,7 @@ def prototypes_per_label(labels: Tensor, num_classes: int, capacity: float) -> T
 def initial_prototypes(
     projected: Tensor, labels: Tensor, num_each: Tensor, rng: RandomKey
 ) -> tuple[Tensor, Tensor]:
-    """Return B, shape (m, d̂), and Z, one-hot of shape (m, c): k-means by label.
-
-    Parameters
-    ----------
-    projected
-        W x, shape (n, d̂).
-    labels
-        int64, shape (n,).
-    num_each
-        Prototypes of each label, shape (c,), none above its number of examples.
-    rng
-        Fixes from which examples k-means starts.
-    """
+    """Return B, shape (m, d̂), and Z, one-hot of shape (m, c): k-means by label."""
     prototypes = [
         _kmeans(projected[labels == label], count, rng.child(label))
         for label, count in enumerate(num_each.tolist())
@@ -242,15 +204,6 @@ def inverse_width(projected: Tensor, prototypes: Tensor, kernel_width: float) ->
     """Return γ = ``kernel_width`` / median distance between the two; 1 if all is one.
 
     Distances of 0, of a prototype that is an example, are left out.
-
-    Parameters
-    ----------
-    projected
-        W x, shape (n, d̂).
-    prototypes
-        B, shape (m, d̂).
-    kernel_width
-        The numerator.
     """
     distances = torch.cdist(projected.double(), prototypes.double())
     apart = distances[distances > 0]

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knnper.datastore.database import Acknowledged, StoreRow, as_contents
+from knnper.datastore.database import Acknowledged, Change, Version, as_contents
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError
-from knnper.datastore.rows import Change, Version
-from knnper.datastore.sqlite import (
-    PAGE_BYTES,
+from knnper.datastore.schema import (
     ROWS_AT_ONCE,
-    frames,
+    StoreRow,
     is_intact,
-    lock_holder,
-    log_of,
-    read_damaged_text,
     row_checksum,
     vectors_table,
+)
+from knnper.datastore.sqlite import (
+    PAGE_BYTES,
+    frames,
+    log_of,
+    read_damaged_text,
 )
 from knnper.datastore.store import (
     DATABASE,
@@ -36,6 +37,7 @@ from knnper.datastore.store import (
     open_rows,
     require_database,
 )
+from knnper.files import lock_holder
 
 _LEAF = b"\r"
 """The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""
@@ -49,19 +51,7 @@ _NUM_COLUMNS = len(fields(StoreRow)) + 2
 
 @dataclass(frozen=True)
 class Salvage:
-    """What can be saved, or was.
-
-    Attributes
-    ----------
-    num_saved
-        Examples that are intact: input, embedding, label, name and time of arrival.
-    lost
-        Ids of those of which something is left, but not all.
-    num_missing
-        Acknowledged examples of which nothing is left.
-    num_changes_missing
-        Acknowledged changes of which nothing is left. What they evicted may be back.
-    """
+    """What can be saved, or was."""
 
     num_saved: int
     lost: tuple[int, ...]
@@ -70,30 +60,7 @@ class Salvage:
 
 
 def salvage(folder: Path, target: Path) -> Salvage:
-    """Save what is intact of the store in ``folder`` as a new store in ``target``.
-
-    The damaged store is only read. What lies in the log behind a damaged place, where
-    SQLite does not read it, counts too. Ids, names and times of arrival stay; of the
-    embeddings, those that are searched are saved. What `Store.delete` deleted does not
-    come back.
-
-    Parameters
-    ----------
-    folder
-        Of the damaged store, which this process must not have open: to copy a database
-        gives up the locks that the process holds on it.
-    target
-        Must not exist, or be empty.
-
-    Raises
-    ------
-    StoreDamagedError
-        If not even the settings and the model can be read.
-    StoreBusyError
-        If a process writes to the store.
-    StoreError
-        If there is no store, or ``target`` holds something.
-    """
+    """Save what is intact of the store in ``folder`` as a new store in ``target``."""
     with new_folder(target) as draft, _remains(folder, target.parent) as remains:
         identity, version = identity_of(remains.row), remains.version
         create_store(
@@ -111,13 +78,7 @@ def salvage(folder: Path, target: Path) -> Salvage:
 
 
 def what_is_intact(folder: Path) -> Salvage:
-    """Return what `salvage` would save; for that it makes a copy in ``TMPDIR``.
-
-    Raises
-    ------
-    StoreError
-        As `salvage`.
-    """
+    """Return what `salvage` would save; for that it makes a copy in ``TMPDIR``."""
     with _remains(folder, None) as remains:
         for _ in remains.changes():
             pass
@@ -154,10 +115,7 @@ def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
 
 
 def _compose(folder: Path, image: Path, left_out: int) -> None:
-    """Write the pages as the log has them, but those of frame ``left_out``.
-
-    The first page, which says where the tables are, becomes that of an empty database.
-    """
+    """Write the pages as the log has them, but those of frame ``left_out``."""
     image.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(image)) as connection:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -182,11 +140,7 @@ def _compose(folder: Path, image: Path, left_out: int) -> None:
 
 
 def _opened_by_page(image: Path) -> sqlite3.Connection:
-    """Return a connection to ``image``, in which each page of rows is a table.
-
-    So the pages that lead to them need not be sound. Of which table a row was, its
-    checksum tells. Rows that were deleted are on none: zeros took their place.
-    """
+    """Return a connection to ``image``, in which each page of rows is a table."""
     with image.open("rb") as file:
         kinds = list(iter(lambda: file.read(PAGE_BYTES)[:1], b""))
     leaves = [number for number, kind in enumerate(kinds, 1) if kind == _LEAF]
@@ -211,20 +165,7 @@ class _Example(NamedTuple):
 
 
 class _Remains:
-    """What is left; whether it is intact, the checksum of each row says.
-
-    Parameters
-    ----------
-    connection
-        See `_opened_by_page`.
-    acknowledged
-        What the store should be, if that is known.
-
-    Attributes
-    ----------
-    say_what_they_are
-        Whether settings and model are known; nothing else can be asked for without.
-    """
+    """What is left; whether it is intact, the checksum of each row says."""
 
     def __init__(
         self, connection: sqlite3.Connection, acknowledged: Acknowledged | None

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from knnper.datastore.examples import StoreSpec
-from knnper.datastore.index_catalogue import IndexSettings, build_index
-from knnper.datastore.index_kinds import FlatSettings
+from knnper.datastore.index_kinds import FlatSettings, IndexSettings
 from knnper.datastore.policy import POLICIES, PolicyName
-from knnper.datastore.sqlite import row_bytes
+from knnper.datastore.schema import row_bytes
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
@@ -69,16 +68,9 @@ class StoreSettings(Settings):
 def require_settings(
     settings: StoreSettings, spec: StoreSpec, embedding_dim: int
 ) -> None:
-    """Refuse settings that do not go together.
-
-    Raises
-    ------
-    ConfigError
-        If a policy lacks the capacity it needs, the budget holds no example, or the
-        index does not go with embeddings of this size.
-    """
+    """Refuse settings that do not go together."""
     no_ids, no_vectors = np.empty(0, np.int64), np.empty((0, embedding_dim), np.float32)
-    build_index(settings.index, embedding_dim, no_ids, no_vectors)
+    settings.index.build(embedding_dim, no_ids, no_vectors)
     most = settings.most_examples(spec, embedding_dim)
     if most is None and POLICIES[settings.policy].needs_capacity:
         message = (

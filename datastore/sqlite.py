@@ -1,17 +1,12 @@
-"""Rows of numbers in a table of bytes, each with a checksum."""
+"""SQLite as a store uses it: connections, transactions, errors, the log, the lock."""
 
 import contextlib
-import fcntl
 import functools
-import json
-import math
 import os
 import sqlite3
 import statistics
-import struct
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,165 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knnper.datastore.examples import (
-    Contents,
-    ExamplesMissingError,
-    Ids,
     StoreBusyError,
     StoreDamagedError,
     StoreError,
     StoreFullError,
     to_restore,
 )
-
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
-
-_SHIFT = np.uint64(31)
-
-
-def row_checksum(*values: object) -> int:
-    """Return the CRC-32 of a row's values."""
-    # Tells types apart too, which damage may have changed.
-    return zlib.crc32(ascii(values).encode())
-
-
-def damaged_rows(
-    connection: sqlite3.Connection, table: str, columns: str
-) -> Iterator[object]:
-    """Yield the first column of the rows whose ``columns`` are not what was written."""
-    for *values, expected in connection.execute(
-        f"SELECT {columns}, checksum FROM {table} ORDER BY 1"
-    ):
-        if row_checksum(*values) != expected:
-            yield values[0]
-
-
-def content_checksum(
-    table: str, example: int, label: int, content: bytes | memoryview
-) -> int:
-    """Return the CRC-32 of bytes, and of which example's they are in which table."""
-    place = zlib.crc32(struct.pack("<qq", example, label), zlib.crc32(table.encode()))
-    return zlib.crc32(content, place)
-
-
-def is_intact(table: str, row: tuple[int, object, object, object]) -> bool:
-    """Return whether a row of id, label, bytes and checksum is what was written."""
-    example, label, content, expected = row
-    return (
-        # Damage may have changed a type as well.
-        isinstance(label, int)
-        and isinstance(content, bytes)
-        and content_checksum(table, example, label, content) == expected
-    )
-
-
-def digest(contents: Contents) -> int:
-    """Return a sum over examples (n) that tells ids, labels and times of arrival.
-
-    It is a 64-bit number, as SQLite has them. What is added and removed is added to it
-    and subtracted from it, so it also tells that an example is missing.
-    """
-    mixed = np.zeros(len(contents), np.uint64)
-    for column in (contents.ids, contents.labels, contents.arrivals):
-        mixed ^= column.view(np.uint64)
-        mixed *= _MULTIPLIER
-        mixed ^= mixed >> _SHIFT
-    return as_signed(int(mixed.sum(dtype=np.uint64)))
-
-
-def as_signed(number: int) -> int:
-    """Return a number modulo 2^64, from -2^63 on."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-def insert(
-    connection: sqlite3.Connection,
-    table: str,
-    ids: Ids,
-    labels: NDArray[np.int64],
-    rows: NDArray[np.generic],
-) -> None:
-    """Insert ``rows`` (m, ...) under ``ids`` (m,); replace what is there."""
-    connection.executemany(
-        f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
-        _encoded(table, ids, labels, rows),
-    )
-
-
-def read(
-    connection: sqlite3.Connection,
-    table: str,
-    column: str,
-    ids: Ids,
-    empty: NDArray[np.generic],
-) -> NDArray[np.generic]:
-    """Return the rows of ``ids`` (m,) in their order, shape (m, ...).
-
-    Parameters
-    ----------
-    connection
-        To the database.
-    table, column
-        Where the bytes are.
-    ids
-        What to read, each once.
-    empty
-        No rows, of the right type and of shape (0, ...).
-
-    Raises
-    ------
-    ExamplesMissingError
-        If a row is missing.
-    StoreDamagedError
-        If a row has another length or fails its checksum.
-    """
-    found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
-    order = np.argsort(ids)
-    cursor = connection.execute(
-        f"SELECT id, label, {column}, {table}.checksum FROM {table} "
-        "JOIN examples USING (id) WHERE id IN (SELECT value FROM json_each(?)) "
-        "ORDER BY id",
-        (json.dumps(ids.tolist()),),
-    )
-    rows = cursor.fetchall()
-    present = [row[0] for row in rows]
-    if present != ids[order].tolist():
-        missing = sorted(set(ids.tolist()) - set(present))
-        raise ExamplesMissingError(
-            f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
-        )
-    row_bytes = empty.dtype.itemsize * int(np.prod(empty.shape[1:], dtype=np.int64))
-    for position, row in zip(order.tolist(), rows, strict=True):
-        if not is_intact(table, row) or len(row[2]) != row_bytes:
-            raise StoreDamagedError(
-                f"example {row[0]} in table {table} is not what was written; restore "
-                "the folder from a backup, or delete the example: knnper store delete "
-                f"FOLDER --id {row[0]}"
-            )
-        content = np.frombuffer(row[2], empty.dtype)
-        found[position] = content.reshape(empty.shape[1:])
-    return found
-
-
-def damaged(connection: sqlite3.Connection, table: str, column: str) -> list[int]:
-    """Return the ids whose bytes or label are not what was written."""
-    cursor = connection.execute(
-        f"SELECT id, label, {column}, {table}.checksum FROM {table} "
-        "LEFT JOIN examples USING (id) ORDER BY id"
-    )
-    return [row[0] for row in cursor if not is_intact(table, row)]
-
-
-def _encoded(
-    table: str, ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
-) -> Iterator[tuple[int, memoryview, int]]:
-    if len(ids) == 0:
-        return
-    contiguous = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
-    for example, label, row in zip(
-        ids.tolist(), labels.tolist(), contiguous, strict=True
-    ):
-        yield example, row.data, content_checksum(table, example, label, row.data)
-
+from knnper.files import FileLock, LockHeldError
 
 PAGE_BYTES = 16384
 """Examples take some kilobytes: larger pages than SQLite's 4096 hold several of them,
@@ -200,14 +43,7 @@ def log_of(path: Path) -> Path:
 
 
 class Connection(sqlite3.Connection):
-    """To a store's database.
-
-    Attributes
-    ----------
-    seen
-        What the files were when it was opened, if they cannot be written here: what
-        others change is not seen then. Else None.
-    """
+    """To a store's database."""
 
     seen: tuple[object, ...] | None = None
 
@@ -217,18 +53,9 @@ class Connection(sqlite3.Connection):
 
 
 def connect(path: Path, *, writable: bool) -> Connection:
-    """Return a connection in which transactions are begun and ended by `transaction`.
-
-    A commit is on disk when it returns (``synchronous = FULL``), and what is deleted is
-    overwritten with zeros (``secure_delete``).
-
-    Raises
-    ------
-    StoreDamagedError
-        If the file is no SQLite database.
-    StoreError
-        If it cannot be opened.
-    """
+    """Return a connection whose transactions are those of `transaction`."""
+    # A commit is on disk when it returns (synchronous = FULL), and what is deleted is
+    # overwritten with zeros (secure_delete).
     with understood(path):
         if not writable:
             return _reader(path)
@@ -239,6 +66,18 @@ def connect(path: Path, *, writable: bool) -> Connection:
         connection.execute("PRAGMA secure_delete = ON")
         # `Log` says when, so that no commit pays for it by surprise.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+    return connection
+
+
+def connect_to_memory() -> Connection:
+    """Return a connection to an empty database that is gone with it."""
+    connection = sqlite3.connect(
+        ":memory:",
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Connection,
+    )
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     return connection
 
 
@@ -304,13 +143,7 @@ def read_damaged_text(connection: sqlite3.Connection) -> None:
 def transaction(
     connection: sqlite3.Connection, path: Path, *, writing: bool
 ) -> Iterator[None]:
-    """Run the block as one transaction: all of it is done, or nothing.
-
-    Raises
-    ------
-    StoreError
-        If the database cannot be written or read; see `understood`.
-    """
+    """Run the block as one transaction: all of it is done, or nothing."""
     with understood(path):
         connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
         try:
@@ -375,15 +208,7 @@ def _name_of(error: sqlite3.Error) -> str:
 
 
 def connection_damaged(path: Path, found: str) -> StoreDamagedError:
-    """Return the error of a store whose database in ``path`` is not what was written.
-
-    Parameters
-    ----------
-    path
-        Of the database.
-    found
-        What is wrong.
-    """
+    """Return the error of a store whose database is not what was written."""
     error = StoreDamagedError(
         f"{path} is not what was written: {found}. Nothing was changed; "
         f"{to_restore(path.parent)}"
@@ -404,15 +229,7 @@ _MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of
 
 
 class Log:
-    """Copied into the database now and then, and emptied where that must be.
-
-    Parameters
-    ----------
-    connection
-        The writer's.
-    path
-        Of the database.
-    """
+    """Copied into the database now and then, and emptied where that must be."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -425,10 +242,7 @@ class Log:
         self._num_bytes += num_bytes + 4 * PAGE_BYTES + 64 * num_rows
 
     def shorten(self) -> None:
-        """Copy the log into the database if much was written; wait for nobody.
-
-        What readers still need of it stays, and is copied another time.
-        """
+        """Copy the log into the database if much was written; wait for nobody."""
         if self._num_bytes > LOG_BYTES:
             self._num_bytes = 0
             # The transactions are safe in the log; a full disk may keep them there.
@@ -436,13 +250,7 @@ class Log:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def empty(self) -> None:
-        """Copy the log into the database and cut it to nothing.
-
-        Raises
-        ------
-        StoreBusyError
-            If a reader does not let go of an older state for so long.
-        """
+        """Copy the log into the database and cut it to nothing."""
         deadline = time.monotonic() + WAIT_S
         while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
@@ -453,10 +261,7 @@ class Log:
         self._num_bytes = 0
 
     def try_to_empty(self) -> None:
-        """Empty the log, or at least leave what is read of it, without waiting.
-
-        What several crashes leave behind each other would look like damage.
-        """
+        """Empty the log, or at least leave what is read of it, without waiting."""
         with contextlib.suppress(sqlite3.Error, OSError):
             self._connection.execute("PRAGMA busy_timeout = 0")
             kept, num_frames, _ = self._connection.execute(
@@ -472,21 +277,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Frame:
-    """One page in the log.
-
-    Attributes
-    ----------
-    number
-        From 1.
-    page
-        Which page of the database it is, from 1.
-    num_pages
-        Of the database, where a transaction ends here; else 0.
-    content
-        The page.
-    is_sound
-        Whether its checksum is right, and those of all before it.
-    """
+    """One page in the log."""
 
     number: int
     page: int
@@ -496,10 +287,7 @@ class Frame:
 
 
 def frames(path: Path) -> Iterator[Frame]:
-    """Yield the frames of the log in ``path``, sound or not; none without a file.
-
-    What is left of an older log is passed over.
-    """
+    """Yield the frames of the log in ``path``, sound or not; none without a file."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -519,11 +307,9 @@ def frames(path: Path) -> Iterator[Frame]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the log in ``path``; None if a crash may leave it so.
-
-    A crash tears the last transaction, which was not acknowledged. If frames of another
-    one follow it was, for each is on disk before the next begins.
-    """
+    """Return what is wrong with a log; None if a crash may leave it so."""
+    # A crash tears the last transaction, which was not acknowledged. If frames of
+    # another one follow it was, for each is on disk before the next begins.
     first = num_frames = num_ends = num_acknowledged = 0
     for frame in frames(path):
         num_frames += 1
@@ -573,11 +359,7 @@ def _num_different_bits(one: Pair, other: Pair) -> int:
 
 
 def _checksum(content: bytes, before: Pair, order: str) -> Pair:
-    """Return the checksum of ``content`` that goes on from that of what is before.
-
-    SQLite does ``a += x + b; b += y + a`` for each two words x and y, modulo 2^32. That
-    is linear: a sum of the words, weighted by numbers of Fibonacci's.
-    """
+    """Return the checksum of ``content`` that goes on from that of what is before."""
     words = np.frombuffer(content, f"{order}u4").astype(np.uint32)
     words = np.concatenate([np.array(before[1:], np.uint32), words])
     words[1:2] += np.uint32(before[0])
@@ -596,296 +378,17 @@ def _weights(count: int) -> NDArray[np.uint32]:
     return weights
 
 
-_CELL_BYTES = 24  # Of a row beside its bytes: key, lengths, checksum, its place.
-
-_USABLE = PAGE_BYTES - 8  # Less the header of a page.
-
-_LARGEST = PAGE_BYTES - 35  # A longer row overflows to pages of its own.
-
-
-def row_bytes(num_bytes: int) -> float:
-    """Return what a row of ``num_bytes`` takes, its share of unused space included.
-
-    As SQLite lays out its tables: whole rows on a page; of a row that is longer, a
-    part on the page and the rest on pages that hold nothing else.
-    """
-    size = num_bytes + _CELL_BYTES
-    if size <= _LARGEST:
-        return PAGE_BYTES / (_USABLE // size)
-    overflow = PAGE_BYTES - 4
-    least = (PAGE_BYTES - 12) * 32 // 255 - 23
-    local = least + (size - least) % overflow
-    if local > _LARGEST:
-        local = least
-    per_page = _USABLE // local
-    return PAGE_BYTES / per_page + math.ceil((size - local) / overflow) * PAGE_BYTES
-
-
-ROWS_AT_ONCE = 256
-"""Large rows that are in memory together."""
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to read with, closed afterwards.
-
-    Raises
-    ------
-    StoreError
-        If the database cannot be read.
-    """
-    connection = connect(path, writable=False)
-    read_damaged_text(connection)
-    with contextlib.closing(connection), understood(path):
-        yield connection
-
-
-def blob_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return the tables of inputs and of embeddings, and their columns of bytes."""
-    rows = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' "
-        "AND name GLOB 'embeddings_[0-9]*' ORDER BY name"
-    )
-    return [("inputs", "input"), *((name, "vector") for (name,) in rows)]
-
-
-def rows_of(
-    connection: sqlite3.Connection, table: str, column: str, ids: Ids
-) -> Iterator[tuple[int, bytes]]:
-    """Yield those of ``ids`` (m,) that the table has, and their bytes."""
-    cursor = connection.execute(
-        f"SELECT id, {column} FROM {table} "
-        "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id",
-        (json.dumps(ids.tolist()),),
-    )
-    for example, content in cursor:
-        yield example, _as_bytes(content)
-
-
-def all_rows(
-    connection: sqlite3.Connection, table: str, column: str
-) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield ids and bytes of all rows, some at once."""
-    cursor = connection.execute(f"SELECT id, {column} FROM {table} ORDER BY id")
-    while rows := cursor.fetchmany(ROWS_AT_ONCE):
-        yield [(example, _as_bytes(content)) for example, content in rows]
-
-
-def _as_bytes(content: object) -> bytes:
-    """Return what stands where bytes were written; damage may have changed the type."""
-    return content if isinstance(content, bytes) else str(content).encode()
-
-
-APPLICATION_ID = 0x6B4E4E50  # "kNNP"
-
-FORMAT = 2
-
-# Ids and labels are apart from the large columns, so that reading them is cheap.
-# The checksum of bytes covers id and label too: it ties a label to what it is the label
-# of.
-_TABLES = {
-    "store": """(
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    store_id TEXT NOT NULL,
-    created REAL NOT NULL,
-    spec TEXT NOT NULL,
-    settings TEXT NOT NULL,
-    active INTEGER NOT NULL,
-    stream TEXT NOT NULL,
-    previous INTEGER,
-    num_removed INTEGER NOT NULL,
-    erasing INTEGER NOT NULL,
-    index_token TEXT NOT NULL,
-    num_examples INTEGER NOT NULL,
-    digest INTEGER NOT NULL,
-    num_changes INTEGER NOT NULL,
-    checksum INTEGER NOT NULL
-)""",
-    "examples": """(
-    id INTEGER PRIMARY KEY,
-    external_id TEXT UNIQUE,
-    label INTEGER NOT NULL,
-    arrival REAL NOT NULL,
-    checksum INTEGER NOT NULL
-)""",
-    "inputs": """(
-    id INTEGER PRIMARY KEY,
-    input BLOB NOT NULL,
-    checksum INTEGER NOT NULL
-)""",
-    "versions": """(
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    fingerprint TEXT NOT NULL UNIQUE,
-    embedding_dim INTEGER NOT NULL,
-    checksum INTEGER NOT NULL
-)""",
-}
-
-EXAMPLE = "id, external_id, label, arrival"
-"""What the checksum of a row of ``examples`` covers."""
-
-_VECTORS = """(
-    id INTEGER PRIMARY KEY,
-    vector BLOB NOT NULL,
-    checksum INTEGER NOT NULL
-)"""
-
-_MADE_BY_SQLITE = {
-    "sqlite_sequence": "CREATE TABLE sqlite_sequence(name,seq)",
-    "sqlite_autoindex_examples_1": None,
-    "sqlite_autoindex_versions_1": None,
-}
-
-
-def create_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables that every store has, in an empty database."""
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
-    for name, columns in _TABLES.items():
-        connection.execute(_statement(name, columns))
-
-
-def require_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database whose tables are not those of a store.
-
-    Raises
-    ------
-    StoreError
-        If another version of this software made them.
-    StoreDamagedError
-        If they are not what was written.
-    """
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
-        raise connection_damaged(path, "it is a database, but not of a store")
-    if 0 < found < FORMAT:
+def writer_lock(path: Path) -> FileLock:
+    """Return the lock of the one process that writes to a store."""
+    try:
+        return FileLock(path)
+    except LockHeldError as error:
+        raise StoreBusyError(
+            f"process {error} writes to {path.parent}; a store has one writer and any "
+            "number of readers. Stop that process, or open the store to read"
+        ) from error
+    except OSError as error:
         raise StoreError(
-            f"{path} is a store of format {found}, expected {FORMAT}; open it with the "
-            "version of this software that wrote it, export it, and add it here"
-        )
-    if found != FORMAT:
-        raise connection_damaged(
-            path, f"it is of format {found}, expected {FORMAT}, unless it is newer"
-        )
-    statements = {name: _statement(name, columns) for name, columns in _TABLES.items()}
-    for (number,) in connection.execute("SELECT number FROM versions"):
-        name = vectors_table(number)
-        statements[name] = _statement(name, _VECTORS)
-    present = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
-    wrong = {*present.items()} ^ {*statements.items(), *_MADE_BY_SQLITE.items()}
-    if wrong:
-        names = ", ".join(sorted({str(name) for name, _ in wrong}))
-        raise connection_damaged(path, f"tables and versions do not agree: {names}")
-
-
-def _statement(name: str, columns: str) -> str:
-    return f"CREATE TABLE {name} {columns}"
-
-
-def vectors_table(version: int) -> str:
-    """Return the name of the table of one version's embeddings."""
-    return f"embeddings_{version:d}"
-
-
-def insert_examples(
-    connection: sqlite3.Connection,
-    added: Contents,
-    external_ids: Sequence[str | None],
-) -> None:
-    """Insert examples (n), whose owner has a name for each or none at all."""
-    rows = zip(
-        added.ids.tolist(),
-        external_ids or [None] * len(added),
-        added.labels.tolist(),
-        added.arrivals.tolist(),
-        strict=True,
-    )
-    connection.executemany(
-        "INSERT INTO examples VALUES (?, ?, ?, ?, ?)",
-        ((*row, row_checksum(*row)) for row in rows),
-    )
-
-
-def insert_version(
-    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
-) -> int:
-    """Note a version in the database, make its table, and return its number."""
-    cursor = connection.execute(
-        "INSERT INTO versions (fingerprint, embedding_dim, checksum) VALUES (?, ?, ?)",
-        (fingerprint, embedding_dim, row_checksum(fingerprint, embedding_dim)),
-    )
-    number = int(cursor.lastrowid or 0)
-    connection.execute(_statement(vectors_table(number), _VECTORS))
-    return number
-
-
-ATTEMPTS, PAUSE_S = 3, 0.02
-"""How often, and after which pause, a lock that is taken is tried again."""
-
-
-class WriterLock:
-    """Held by the one process that writes; it goes with the process, however that ends.
-
-    A process that is forked meanwhile shares it.
-
-    Parameters
-    ----------
-    path
-        A file that is used for nothing else; it holds the writer's process id.
-
-    Raises
-    ------
-    StoreBusyError
-        If another process, or this one by another store object, holds it.
-    StoreError
-        If the file cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("a+b")
-        except OSError as error:
-            raise StoreError(
-                f"{path.parent} cannot be written ({error}); open the store to read, "
-                "or give this user the right to write there"
-            ) from error
-        if not self._taken():
-            self._file.seek(0)
-            holder = self._file.read().decode(errors="replace") or "unknown"
-            self._file.close()
-            raise StoreBusyError(
-                f"process {holder} writes to {path.parent}; a store has one writer and "
-                "any number of readers. Stop that process, or open the store to read"
-            )
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()).encode())
-        self._file.flush()
-
-    def release(self) -> None:
-        """Let others write, also where a forked process has the file open."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
-
-    def _taken(self) -> bool:
-        """Take the lock; whoever only looks (`lock_holder`) has it for an instant."""
-        for attempt in range(ATTEMPTS):
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                time.sleep(PAUSE_S if attempt < ATTEMPTS - 1 else 0)
-            else:
-                return True
-        return False
-
-
-def lock_holder(path: Path) -> str | None:
-    """Return the process id of who holds the lock in ``path``; None if nobody does."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return file.read().decode(errors="replace") or "unknown"
-    return None
+            f"{path.parent} cannot be written ({error}); open the store to read, or "
+            "give this user the right to write there"
+        ) from error

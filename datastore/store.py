@@ -1,4 +1,4 @@
-"""The one who may change a client's memory."""
+"""A client's memory: `Store`, on disk or in memory."""
 
 import contextlib
 import logging
@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +19,10 @@ from torch import Tensor
 
 from knnper.datastore.database import (
     Acknowledged,
-    SqliteRows,
-    StoreRow,
+    Change,
+    Rows,
+    Version,
     create_acknowledged,
-    encode_stream,
 )
 from knnper.datastore.examples import (
     Added,
@@ -42,26 +41,29 @@ from knnper.datastore.examples import (
     require_labels,
 )
 from knnper.datastore.index import VectorIndex
+from knnper.datastore.index_cache import IndexCache
 from knnper.datastore.policy import POLICIES, Decision, StreamState, forget
-from knnper.datastore.rows import Change, MemoryRows, Rows, Version
+from knnper.datastore.schema import (
+    StoreRow,
+    create,
+    encode_stream,
+    migrate,
+    require_tables,
+)
+from knnper.datastore.search import LiveView
 from knnper.datastore.settings import StoreSettings, require_settings
 from knnper.datastore.sqlite import (
-    WriterLock,
     connect,
     connection_damaged,
-    create_tables,
     damage,
-    insert_version,
     is_unlogged,
-    lock_holder,
     log_of,
     read_damaged_text,
-    require_tables,
     transaction,
+    writer_lock,
 )
-from knnper.datastore.view import IndexCache, LiveView, NoCache
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -69,13 +71,7 @@ LATEST_ARRIVAL = 253_402_300_800.0
 
 
 def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
-    """Refuse examples that are not what the store is made for.
-
-    Raises
-    ------
-    DataError
-        With what was found and expected.
-    """
+    """Refuse examples that are not what the store is made for."""
     require_embeddings("embeddings to add", new.embeddings, embedding_dim)
     require_labels(new.labels, len(new.embeddings), spec.num_classes)
     _require_inputs(new.inputs, spec, len(new))
@@ -86,13 +82,7 @@ def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> No
 
 
 def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
-    """Refuse anything but seconds since 1970, float64 of shape (num_rows,).
-
-    Raises
-    ------
-    DataError
-        With the shape, or the first that is before 1970 or after the year 9999.
-    """
+    """Refuse anything but seconds since 1970, float64 of shape (num_rows,)."""
     shape = tuple(arrivals.shape)
     if shape != (num_rows,) or arrivals.dtype != torch.float64:
         raise DataError(
@@ -111,13 +101,7 @@ def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
 
 
 def require_new_names(rows: Rows, new: NewExamples) -> None:
-    """Refuse external ids that occur twice, in the batch or with the stored ones.
-
-    Raises
-    ------
-    DataError
-        With the first of them.
-    """
+    """Refuse external ids that occur twice, in the batch or with the stored ones."""
     names = [name for name in new.external_ids or () if name is not None]
     if not names:
         return
@@ -138,19 +122,9 @@ def require_new_names(rows: Rows, new: NewExamples) -> None:
 
 
 def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
-    """Return ``new`` as a policy sees it.
-
-    Parameters
-    ----------
-    new
-        Where no arrivals are given they arrive now, and after all that are stored: a
-        clock that was set back must not make them the oldest.
-    num_offered
-        How many examples came before.
-    stored
-        What the store holds.
-    """
+    """Return ``new`` as a policy sees it."""
     first = num_offered + 1
+    # A clock that was set back must not make them the oldest.
     clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
     now = torch.full((len(new),), clock, dtype=torch.float64)
     arrivals = now if new.arrivals is None else new.arrivals
@@ -164,7 +138,7 @@ def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
 def addition(
     new: NewExamples, offered: Contents, decision: Decision, version: int
 ) -> Change:
-    """Return the change of a store, by which ``version`` is searched, as decided."""
+    """Return the change that was decided, of the embeddings of ``version``."""
     kept = decision.kept
     names = new.external_ids or (None,) * len(new)
     return Change(
@@ -235,71 +209,43 @@ class ReembeddingStopped(StoreError):
     """The store was closed while it was embedded anew; what was done is kept."""
 
 
-class VersionFiller:
+class _Reembedding:
     """Embeds the raw inputs by another model, into a version of that model.
 
     What is there already is not done again: a process that was killed, or a version
     that is rolled back to, goes on where it was left.
-
-    Parameters
-    ----------
-    rows
-        Hold the inputs, and get the embeddings.
-    embed
-        The model.
-    fingerprint
-        Of the model.
-    stopping
-        Ends the work with `ReembeddingStopped` when it is set.
     """
 
     def __init__(
         self, rows: Rows, embed: Embed, fingerprint: str, stopping: threading.Event
     ) -> None:
-        self._rows = rows
-        self._embed = embed
-        self._fingerprint = fingerprint
-        self._stopping = stopping
-        self._version = self._found()
+        self._rows, self._embed = rows, embed
+        self._fingerprint, self._stopping = fingerprint, stopping
+        known = {one.fingerprint: one for one in rows.versions()}
+        self._version = known.get(fingerprint)
 
     def fill(self, on_progress: OnProgress) -> Version:
-        """Embed what has no embedding yet; return the version.
-
-        Raises
-        ------
-        DataError
-            If the model gives no finite float32 of shape (m, p).
-        ReembeddingStopped
-            If the work was ended.
-        """
+        """Embed what has no embedding yet; return the version."""
         after = 0
         while True:
-            ids, inputs = self._next(after)
+            if self._stopping.is_set():
+                raise ReembeddingStopped(
+                    "the store was closed while it was embedded anew; start again to "
+                    "go on from where it was left"
+                )
+            # At one moment: an example may leave between the two reads.
+            with self._rows.reading():
+                ids = self._lacking(after)
+                inputs = torch.from_numpy(self._rows.inputs(ids))
             if len(ids) == 0:
-                break
-            self._fill_some(ids, inputs)
+                return self._version or self._begun(self._embed(inputs))
+            vectors = self._embed(inputs)
+            dim = None if self._version is None else self._version.embedding_dim
+            require_embeddings("embeddings by the new model", vectors, dim)
+            version = self._version or self._begun(vectors)
+            self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
             on_progress(len(ids))
             after = int(ids[-1])
-        return self._version or self._begun(self._embed(inputs))
-
-    def _next(self, after: int) -> tuple[Ids, Tensor]:
-        """Return some ids above ``after`` that lack an embedding, and their inputs."""
-        if self._stopping.is_set():
-            raise ReembeddingStopped(
-                "the store was closed while it was embedded anew; start again to go on "
-                "from where it was left"
-            )
-        # At one moment: an example may leave between the two reads.
-        with self._rows.reading():
-            ids = self._lacking(after)
-            return ids, torch.from_numpy(self._rows.inputs(ids))
-
-    def _fill_some(self, ids: Ids, inputs: Tensor) -> None:
-        vectors = self._embed(inputs)
-        dim = None if self._version is None else self._version.embedding_dim
-        require_embeddings("embeddings by the new model", vectors, dim)
-        version = self._version or self._begun(vectors)
-        self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
 
     def _begun(self, vectors: Tensor) -> Version:
         """Return a new version of embeddings like ``vectors``, shape (m, p)."""
@@ -311,10 +257,6 @@ class VersionFiller:
             return self._rows.without_vector(self._version.number, after, AT_ONCE)
         return self._rows.contents(after).ids[:AT_ONCE]
 
-    def _found(self) -> Version | None:
-        known = {one.fingerprint: one for one in self._rows.versions()}
-        return known.get(self._fingerprint)
-
 
 PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Before a search is tried again; see `StoreReader.search`."""
@@ -325,21 +267,6 @@ class StoreReader:
 
     Any number of threads may use one object. What another process changes is seen by
     whatever is asked next.
-
-    Parameters
-    ----------
-    rows
-        The truth.
-    live
-        What is searched of it.
-    spec
-        What the store is made for.
-    settings
-        Policy, capacity and kind of index.
-    fingerprint
-        Of the model that embeds the queries; None does not ask.
-    resources
-        Closed with the store.
     """
 
     def __init__(
@@ -356,6 +283,9 @@ class StoreReader:
         self._rows, self._live = rows, live
         self._expected_model = fingerprint
         self._resources = resources or contextlib.ExitStack()
+        # Of a `Store`: one change, and one new set of embeddings, at a time.
+        self._changing, self._embedding = threading.RLock(), threading.Lock()
+        self._stopping = threading.Event()
 
     def __len__(self) -> int:
         return len(self.contents())
@@ -403,7 +333,8 @@ class StoreReader:
 
     def vectors(self, ids: Ids) -> Tensor:
         """Return the embeddings, float32 of shape (m, p), of stored ids (m,)."""
-        return torch.from_numpy(self._live.view.vectors(ids))
+        with self._live.lock:
+            return torch.from_numpy(self._live.view.vectors(ids))
 
     def inputs(self, ids: Ids) -> Tensor:
         """Return the raw inputs, shape (m, ...), of stored ids (m,).
@@ -462,10 +393,11 @@ class StoreReader:
         self, queries: Tensor, num_neighbors: int, fingerprint: str | None
     ) -> Neighbors:
         self._live.refresh()
-        view = self._live.view
-        require_model(view.version.fingerprint, fingerprint or self._expected_model)
-        require_embeddings("queries", queries, view.version.embedding_dim)
-        return view.search(queries, num_neighbors)
+        with self._live.lock:
+            view = self._live.view
+            require_model(view.version.fingerprint, fingerprint or self._expected_model)
+            require_embeddings("queries", queries, view.version.embedding_dim)
+            return view.search(queries, num_neighbors)
 
     def expect_model(self, fingerprint: str | None) -> None:
         """Say which model embeds queries and new examples from now on.
@@ -490,20 +422,7 @@ class StoreReader:
 
 
 def require_model(stored: str, found: str | None) -> None:
-    """Refuse a model that did not embed a store.
-
-    Parameters
-    ----------
-    stored
-        Fingerprint of the model that did.
-    found
-        Of the model at hand; None is not asked about.
-
-    Raises
-    ------
-    StoreMismatchError
-        If they differ.
-    """
+    """Refuse a model (None is not asked about) that did not embed a store."""
     if found is not None and found != stored:
         raise StoreMismatchError(
             f"the store was embedded by the model {stored[:12]}, found the model "
@@ -519,33 +438,11 @@ _LOG = logging.getLogger(__name__)
 class Store(StoreReader):
     """A store that can be changed.
 
-    Made by `knnper.datastore.store` (on disk, one folder a client) or
-    `memory_store` (in memory), which differ in nothing but what
-    is left when the process ends. What `add` and `delete` have done when they return is
-    done for good. Searches, by other threads or processes, go on meanwhile.
-
-    Parameters
-    ----------
-    rows, live, spec, settings, fingerprint, resources
-        See `StoreReader`.
+    Made by `create_store` and `open_store` (on disk, one folder a client) or
+    `memory_store` (in memory), which differ in nothing but what is left when the
+    process ends. What `add` and `delete` have done when they return is done for good.
+    Searches, by other threads or processes, go on meanwhile.
     """
-
-    def __init__(
-        self,
-        rows: Rows,
-        live: LiveView,
-        spec: StoreSpec,
-        settings: StoreSettings,
-        *,
-        fingerprint: str | None = None,
-        resources: contextlib.ExitStack | None = None,
-    ) -> None:
-        super().__init__(
-            rows, live, spec, settings, fingerprint=fingerprint, resources=resources
-        )
-        self._changing, self._embedding = threading.RLock(), threading.Lock()
-        self._background: ThreadPoolExecutor | None = None
-        self._stopping = threading.Event()
 
     def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
         """Store examples as the policy says: all that it says, or nothing.
@@ -658,20 +555,13 @@ class Store(StoreReader):
         if fingerprint == self.fingerprint:
             return
         with self._alone():
-            filler = VersionFiller(self._rows, embed, fingerprint, self._stopping)
+            filler = _Reembedding(self._rows, embed, fingerprint, self._stopping)
             version = filler.fill(on_progress)
             self._require_room(version)
             index = self._live.built(version)
             with self._changing:
                 # What arrived since; few, so that nobody is held up for long.
                 self._live.switch(filler.fill(on_progress), index)
-
-    def reembed_in_background(self, embed: Embed, fingerprint: str) -> "Future[None]":
-        """Begin `reembed` in a thread of its own; its errors are in the future."""
-        with self._changing:
-            if self._background is None:
-                self._background = ThreadPoolExecutor(1, "reembed")
-            return self._background.submit(self.reembed, embed, fingerprint)
 
     def roll_back(self) -> None:
         """Search the embeddings from before the last `reembed` again.
@@ -708,15 +598,14 @@ class Store(StoreReader):
         with self._changing:
             self._live.forget()
             if self._live.view.index.forgets:
-                self._live.view.rebuild()
+                self._live.rebuild()
             self._live.save()
 
     def close(self) -> None:
         """Save what is worth it and let others write; the store cannot be used."""
         self._stopping.set()
-        if self._background is not None:
-            self._background.shutdown()
-        with self._changing, self._resources:
+        # A thread that embeds anew ends after its batch.
+        with self._embedding, self._changing, self._resources:
             self._live.save_if_changed()
 
     @contextlib.contextmanager
@@ -746,7 +635,7 @@ class Store(StoreReader):
         """Do what may follow an addition; that it cannot be done is no error of it."""
         try:
             if self._live.view.index.is_outgrown:
-                self._live.view.rebuild()
+                self._live.rebuild()
             self._live.save_if_outdated()
             self._stay_within_budget()
         except StoreError as error:
@@ -772,20 +661,10 @@ _SETTINGS = TypeAdapter(StoreSettings)
 
 @dataclass(frozen=True)
 class Identity:
-    """What a store was made for, as its database says.
+    """What a store was made for, as its database says."""
 
-    Attributes
-    ----------
-    store_id
-        Unlike any other store's.
-    created
-        Seconds since 1970 (UTC).
-    spec, settings
-        See `StoreSpec` and `StoreSettings`.
-    """
-
-    store_id: str
-    created: float
+    store_id: str  # unlike any other store's
+    created: float  # seconds since 1970 (UTC)
     spec: StoreSpec
     settings: StoreSettings
 
@@ -822,19 +701,19 @@ def create_store(
     settings = settings or StoreSettings()
     require_settings(settings, spec, embedding_dim)
     with new_folder(folder) as draft:
-        _write_database(draft, spec, embedding_dim, fingerprint, settings)
+        path, row = draft / DATABASE, _new_row(spec, settings)
+        with (
+            contextlib.closing(connect(path, writable=True)) as connection,
+            transaction(connection, path, writing=True),
+        ):
+            create(connection, row, fingerprint, embedding_dim)
+        create_acknowledged(draft, row)
     return open_store(folder, writable=True)
 
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to be filled, which becomes ``folder`` if nothing fails.
-
-    Raises
-    ------
-    StoreError
-        If ``folder`` holds something.
-    """
+    """Yield a folder to be filled, which becomes ``folder`` if nothing fails."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(
             f"{folder} is not empty; expected a new folder for the store. Give another "
@@ -906,47 +785,27 @@ def open_store(
 @contextlib.contextmanager
 def open_rows(
     folder: Path, *, writable: bool = False
-) -> Iterator[tuple[Identity, SqliteRows]]:
-    """Yield what the store in ``folder`` was made for, and its rows, without the index.
-
-    Raises
-    ------
-    StoreError
-        As `open_store`.
-    """
+) -> Iterator[tuple[Identity, Rows]]:
+    """Yield what a store was made for, and its rows, without the index."""
     require_database(folder)
     with contextlib.ExitStack() as opened:
         if writable:
-            opened.callback(WriterLock(folder / LOCK).release)
+            opened.callback(writer_lock(folder / LOCK).release)
         identity = read_identity(folder, writable=writable)
-        rows = SqliteRows(folder / DATABASE, identity.spec.input, writable=writable)
+        rows = Rows.on_disk(folder / DATABASE, identity.spec.input, writable=writable)
         opened.callback(rows.close)
         yield identity, rows
 
 
 def read_identity(folder: Path, *, writable: bool = False) -> Identity:
-    """Return what the store in ``folder`` was made for.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    writable
-        Whether this process holds the writer's lock.
-
-    Raises
-    ------
-    StoreError
-        If there is none, or another version of this software made it.
-    StoreDamagedError
-        If the tables are not those of a store, its description is not what was written,
-        or what was acknowledged is not all there.
-    """
+    """Return what the store in ``folder`` was made for."""
     require_database(folder)
     path = folder / DATABASE
     # Before the database is read, which whoever writes goes on changing.
     acknowledged = Acknowledged.read(folder)
     broken = _log_damage(folder, writable=writable)
+    if writable and broken is None:
+        migrate(path)
     with (
         contextlib.closing(connect(path, writable=False)) as connection,
         transaction(connection, path, writing=False),
@@ -959,13 +818,7 @@ def read_identity(folder: Path, *, writable: bool = False) -> Identity:
 
 
 def identity_of(row: StoreRow) -> Identity:
-    """Return what a store was made for, as its row says.
-
-    Raises
-    ------
-    StoreDamagedError
-        If it says nothing that can be understood.
-    """
+    """Return what a store was made for, as its row says."""
     try:
         spec = _SPEC.validate_json(row.spec)
         settings = _SETTINGS.validate_json(row.settings)
@@ -978,10 +831,7 @@ def identity_of(row: StoreRow) -> Identity:
 
 
 def _log_damage(folder: Path, *, writable: bool) -> str | None:
-    """Return what is wrong with the log, as far as this can be told.
-
-    Another process that writes has looked at the log when it began, and changes it.
-    """
+    """Return what is wrong with the log, as far as this can be told."""
     log = log_of(folder / DATABASE)
     try:
         if is_unlogged(folder / DATABASE):
@@ -1020,13 +870,7 @@ def _require_acknowledged(
 
 
 def require_database(folder: Path) -> None:
-    """Refuse a folder without a store.
-
-    Raises
-    ------
-    StoreError
-        If there is none.
-    """
+    """Refuse a folder without a store."""
     if not (folder / DATABASE).is_file():
         raise StoreError(
             f"{folder} holds no store: {DATABASE} is missing. Give the folder that was "
@@ -1035,17 +879,7 @@ def require_database(folder: Path) -> None:
 
 
 def configure_store(folder: Path, settings: StoreSettings) -> None:
-    """Change the settings of the store in ``folder``.
-
-    An index of another kind is built when the store is opened next.
-
-    Raises
-    ------
-    StoreError
-        If more is stored than the new settings allow.
-    StoreBusyError
-        If a process writes to the store.
-    """
+    """Change the settings of a store; another index is built when it is opened next."""
     with open_rows(folder, writable=True) as (identity, rows):
         spec, dim = identity.spec, rows.head().active.embedding_dim
         require_settings(settings, spec, dim)
@@ -1058,7 +892,7 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
         rows.configure(_SETTINGS.dump_json(settings).decode())
 
 
-def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
+def _tidy_up(rows: Rows, cache: IndexCache) -> None:
     """Finish what a writer that was killed had begun."""
     rows.settle()
     if rows.is_erasing():
@@ -1067,28 +901,15 @@ def _tidy_up(rows: SqliteRows, cache: IndexCache) -> None:
     cache.remove_leftovers()
 
 
-def _write_database(
-    folder: Path,
-    spec: StoreSpec,
-    embedding_dim: int,
-    fingerprint: str,
-    settings: StoreSettings,
-) -> None:
-    path = folder / DATABASE
-    with contextlib.closing(connect(path, writable=True)) as connection:
-        create_tables(connection)
-        with transaction(connection, path, writing=True):
-            active = insert_version(connection, fingerprint, embedding_dim)
-            row = StoreRow(
-                uuid4().hex,
-                time.time(),
-                _SPEC.dump_json(spec).decode(),
-                _SETTINGS.dump_json(settings).decode(),
-                active,
-                encode_stream(StreamState.start(spec.num_classes)),
-            )
-            row.write(connection)
-    create_acknowledged(folder, row)
+def _new_row(spec: StoreSpec, settings: StoreSettings) -> StoreRow:
+    return StoreRow(
+        store_id=uuid4().hex,
+        created=time.time(),
+        spec=_SPEC.dump_json(spec).decode(),
+        settings=_SETTINGS.dump_json(settings).decode(),
+        active=0,
+        stream=encode_stream(StreamState.start(spec.num_classes)),
+    )
 
 
 UNNAMED = "unnamed"
@@ -1137,6 +958,7 @@ def empty_memory_store(
     """Return an empty store in memory; see `create_store`."""
     settings = settings or StoreSettings()
     require_settings(settings, spec, embedding_dim)
-    rows = MemoryRows(Version(1, fingerprint, embedding_dim), spec.num_classes)
-    live = LiveView(rows, NoCache(), settings.index)
+    row, first = _new_row(spec, settings), Version(1, fingerprint, embedding_dim)
+    rows = Rows.in_memory(row, first, spec.input)
+    live = LiveView(rows, None, settings.index)
     return Store(rows, live, spec, settings)

@@ -1,11 +1,10 @@
-"""Examples as arrays in one file."""
+"""Examples into a store and out of it, and what a store says of itself."""
 
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
 from knnper.data.images import ImageShape, decoded, list_class_folders
-from knnper.datastore.database import SqliteRows
+from knnper.datastore.database import Rows, Version
 from knnper.datastore.examples import (
-    Contents,
     Ids,
     NewExamples,
     Selection,
@@ -26,9 +24,7 @@ from knnper.datastore.examples import (
     StoreSpec,
     require_labels,
 )
-from knnper.datastore.rows import Head, Version
-from knnper.datastore.settings import StoreSettings
-from knnper.datastore.sqlite import ROWS_AT_ONCE, lock_holder
+from knnper.datastore.schema import ROWS_AT_ONCE
 from knnper.datastore.store import (
     INDEX,
     LOCK,
@@ -38,45 +34,39 @@ from knnper.datastore.store import (
     require_arrivals,
 )
 from knnper.errors import DataError
-from knnper.files import sync_folder
+from knnper.files import lock_holder, sync_folder
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 
 
 @dataclass(frozen=True)
-class ArraySource:
-    """Arrays of one file, in memory; see `Source`."""
+class Source:
+    """n examples with labels, and images that are read when they are needed."""
 
-    inputs: Tensor
-    labels: Tensor
-    external_ids: tuple[str | None, ...]
-    arrivals: Tensor | None
-    num_ignored: int = 0
-
-    def images(self, positions: Sequence[int]) -> Tensor:
-        """See `Source`."""
-        return self.inputs[list(positions)]
+    labels: Tensor  # int64, shape (n,)
+    external_ids: tuple[str | None, ...]  # names, or None for one without
+    # From positions (m,) to uint8 of shape (m, height, width, channels).
+    images: Callable[[Sequence[int]], Tensor]
+    arrivals: Tensor | None = None  # seconds since 1970, float64 of shape (n,)
+    num_ignored: int = 0  # files beside them that are no images by their names
 
 
 def array_source(
     path: Path, image_shape: ImageShape, class_names: Sequence[str], num_classes: int
-) -> ArraySource:
-    """Return the examples in an .npz file; see `open_source`.
-
-    Raises
-    ------
-    DataError
-        With the file, if an array is missing or does not fit.
-    """
+) -> Source:
+    """Return the examples in an .npz file; see `open_source`."""
     arrays = load_arrays(path, NAMES)
     inputs = _inputs(arrays, path, image_shape)
     num_rows = len(inputs)
     names = _column(arrays, "external_ids", "U", path, num_rows)
     arrivals = _column(arrays, "arrivals", "f", path, num_rows)
-    source = ArraySource(
-        torch.from_numpy(inputs),
+    images = torch.from_numpy(inputs)
+    source = Source(
         torch.from_numpy(_labels(arrays, path, num_rows, class_names)),
-        (None,) * num_rows if names is None else _without_empty(names),
+        tuple(
+            None if names is None else str(names[n]) or None for n in range(num_rows)
+        ),
+        lambda positions: images[list(positions)],
         None if arrivals is None else torch.from_numpy(arrivals.astype(np.float64)),
     )
     try:
@@ -89,13 +79,7 @@ def array_source(
 
 
 def inputs_of(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
-    """Return the inputs in an .npz file, or in an .npy file of one or several.
-
-    Raises
-    ------
-    DataError
-        With the file, if they do not fit.
-    """
+    """Return the inputs in an .npz file, or in an .npy file of one or several."""
     if path.suffix == ".npz":
         return _inputs(load_arrays(path, NAMES), path, image_shape)
     found = load_array(path)
@@ -129,10 +113,6 @@ def _labels(
         )
     label_of = {name: label for label, name in enumerate(class_names)}
     return np.array([label_of.get(name, -1) for name in names], np.int64)[labels]
-
-
-def _without_empty(names: Array) -> tuple[str | None, ...]:
-    return tuple(str(name) or None for name in names.tolist())
 
 
 def _inputs(
@@ -182,20 +162,6 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
     ``arrivals`` (n,) in seconds since 1970, ``embeddings`` (n, p) of the version that
     is searched, its ``fingerprint``, and ``class_names`` (c,). They are read without
     pickle. The file is there as a whole or not at all, and of one moment of the store.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    target
-        Ends in .npz.
-    overwrite
-        Whether a file that is there may be replaced.
-
-    Raises
-    ------
-    StoreError
-        If the file is there, or cannot be written.
     """
     if target.exists() and not overwrite:
         raise StoreError(
@@ -227,7 +193,7 @@ def _write(folder: Path, draft: Path) -> int:
     return num_examples
 
 
-def _fill(archive: zipfile.ZipFile, rows: SqliteRows, spec: StoreSpec) -> int:
+def _fill(archive: zipfile.ZipFile, rows: Rows, spec: StoreSpec) -> int:
     contents, active = rows.contents(), rows.head().active
     ids = contents.ids
     if spec.input is not None:
@@ -259,7 +225,7 @@ def in_parts(ids: Ids) -> Iterator[Ids]:
         yield ids[start : start + ROWS_AT_ONCE]
 
 
-def _names(rows: SqliteRows, ids: Ids) -> Array_:
+def _names(rows: Rows, ids: Ids) -> Array_:
     return np.array([name or "" for name in rows.external_ids(ids)], dtype=np.str_)
 
 
@@ -282,106 +248,32 @@ def _put_parts(
             file.write(np.ascontiguousarray(part).tobytes())
 
 
-@dataclass(frozen=True)
-class FolderSource:
-    """Images in one folder for each class.
-
-    An image's external id is its path in the folder; its size is made that of the
-    store's, as the data set ``image_folder`` does with ``image_size``.
-    """
-
-    root: Path
-    external_ids: tuple[str, ...]
-    labels: Tensor
-    image_shape: ImageShape
-    num_ignored: int = 0
-    arrivals: None = None
-
-    def images(self, positions: Sequence[int]) -> Tensor:
-        """See `Source`."""
-        paths = [self.root / self.external_ids[one] for one in positions]
-        return decoded(paths, self.image_shape)
-
-
 def folder_source(
     root: Path, image_shape: ImageShape, class_names: Sequence[str]
-) -> FolderSource:
-    """Return the images in ``root``, in an order that mixes the classes.
-
-    The order depends on their paths in the folder alone: a policy that keeps the first
-    or the last ones must not keep those of one class.
-
-    Parameters
-    ----------
-    root
-        Has one folder for each class; what is no image by its suffix is left out.
-    image_shape
-        What they are made.
-    class_names
-        One for each label.
-
-    Raises
-    ------
-    DataError
-        If a class is unknown, or something lies where it does not belong.
-    """
+) -> Source:
+    """Return the images in ``root``, in an order that mixes the classes."""
+    # The order depends on their paths alone: a policy that keeps the first or the last
+    # ones must not keep those of one class.
     found = list_class_folders(root)
-    _require_classes(root, found.classes, class_names)
-    label_of = {name: label for label, name in enumerate(class_names)}
-    labels = [label_of[name] for name in found.class_of.values()]
-    return FolderSource(
-        root,
-        tuple(found.class_of),
-        torch.tensor(labels, dtype=torch.int64),
-        image_shape,
-        found.num_ignored,
-    )
-
-
-def _require_classes(
-    root: Path, classes: Sequence[str], class_names: Sequence[str]
-) -> None:
-    unknown = [name for name in classes if name not in class_names]
+    unknown = [name for name in found.classes if name not in class_names]
     if unknown:
         raise DataError(
             f"{root} has folders of classes that the store does not know: "
             f"{', '.join(unknown)}; expected some of {', '.join(class_names)}. Rename "
             "them, or leave them out"
         )
+    label_of = {name: label for label, name in enumerate(class_names)}
+    labels = [label_of[name] for name in found.class_of.values()]
+    paths = [root / name for name in found.class_of]
+    return Source(
+        torch.tensor(labels, dtype=torch.int64),
+        tuple(found.class_of),
+        lambda positions: decoded([paths[one] for one in positions], image_shape),
+        num_ignored=found.num_ignored,
+    )
 
 
 LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
-
-
-class Source(Protocol):
-    """n examples with labels, and images that are read when they are needed.
-
-    Attributes
-    ----------
-    labels
-        int64, shape (n,).
-    external_ids
-        The names of the examples, or None for one without.
-    arrivals
-        Seconds since 1970 (UTC), float64 of shape (n,); None is now.
-    num_ignored
-        Files beside them that are no images by their names.
-    """
-
-    @property
-    def labels(self) -> Tensor: ...  # noqa: D102
-
-    @property
-    def external_ids(self) -> Sequence[str | None]: ...  # noqa: D102
-
-    @property
-    def arrivals(self) -> Tensor | None: ...  # noqa: D102
-
-    @property
-    def num_ignored(self) -> int: ...  # noqa: D102
-
-    def images(self, positions: Sequence[int]) -> Tensor:
-        """Return uint8 of shape (m, height, width, channels)."""
 
 
 def open_source(
@@ -412,7 +304,7 @@ def open_source(
         If it is neither, is empty, has unknown classes, or does not fit.
     """
     if path.is_dir():
-        found: Source = folder_source(path, image_shape, class_names)
+        found = folder_source(path, image_shape, class_names)
     elif not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {LAYOUT}")
     elif path.suffix == ".npz":
@@ -428,21 +320,7 @@ def open_source(
 
 
 def read_inputs(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
-    """Return the raw inputs in one file, uint8 of shape (n, *image_shape).
-
-    Parameters
-    ----------
-    path
-        An .npz file with ``inputs``, an .npy file with one input or several, or an
-        image.
-    image_shape
-        What the store was made for; an image is read as `open_source` reads it.
-
-    Raises
-    ------
-    DataError
-        If it is neither, holds none, or the inputs do not fit.
-    """
+    """Return the raw inputs in one file, uint8 of shape (n, *image_shape)."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     if path.suffix not in (".npz", ".npy"):
@@ -459,24 +337,7 @@ AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Filled:
-    """What became of a source, when all of it was offered.
-
-    Attributes
-    ----------
-    num_offered
-        Examples that were not stored before: those that are stored, and those that
-        are not.
-    num_stored
-        Of them, those that are stored now.
-    num_not_kept
-        Of them, those that the policy refused, or evicted again.
-    num_evicted
-        Examples from before that made room.
-    num_skipped
-        Those whose external ids were stored before.
-    num_ignored
-        Files that are no images by their names.
-    """
+    """What became of a source, when all of it was offered."""
 
     num_offered: int
     num_stored: int
@@ -494,33 +355,7 @@ def fill(
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Filled:
-    """Embed and store what is new in ``source``.
-
-    Examples whose external ids are stored are passed over, so that a call that was
-    cut short goes on when it is made again. What `on_progress` was told of is on disk.
-
-    Parameters
-    ----------
-    store
-        Open to write.
-    source
-        The examples.
-    embed
-        From uint8 images (m, height, width, channels) to float32 (m, p).
-    fingerprint
-        Of the model behind ``embed``.
-    on_start
-        Is told how many are to be embedded.
-    on_progress
-        Is told how many more were.
-
-    Raises
-    ------
-    StoreFullError
-        If the policy takes all or nothing, and there is no room for all.
-    DataError, StoreError
-        As `Store.add`, and of images that cannot be read.
-    """
+    """Embed and store what is new in ``source``."""
     new = _new_positions(store, source)
     _require_room(store, len(new))
     before, kept = len(store), set[int]()
@@ -584,46 +419,20 @@ def _examples(
 
 @dataclass(frozen=True)
 class Summary:
-    """What `summarize` finds.
-
-    Attributes
-    ----------
-    identity
-        What the store was made for.
-    num_by_label
-        Stored examples of each label.
-    capacity
-        The most examples, of capacity and budget together; None is not bounded.
-    example_bytes
-        What the budget counts for one example.
-    versions
-        The sets of embeddings, oldest first.
-    active, previous
-        The numbers of what is searched, and of what can be rolled back to.
-    arrivals
-        The oldest and the newest, seconds since 1970 (UTC); None of an empty store.
-    files
-        The bytes of each file, by its path in the folder.
-    index_bytes
-        Of the saved index; 0 if none is saved.
-    is_erasing
-        Whether deleted examples may still have left bytes.
-    writer
-        Process id of who writes; None if nobody does.
-    """
+    """What a store is, holds and takes."""
 
     identity: Identity
     num_by_label: tuple[int, ...]
-    capacity: int | None
-    example_bytes: float
-    versions: tuple[Version, ...]
-    active: int
-    previous: int | None
-    arrivals: tuple[float, float] | None
-    files: dict[str, int]
-    index_bytes: int
-    is_erasing: bool
-    writer: str | None
+    capacity: int | None  # most examples, of capacity and budget together
+    example_bytes: float  # what the budget counts for one example
+    versions: tuple[Version, ...]  # oldest first
+    active: int  # number of what is searched
+    previous: int | None  # number of what can be rolled back to
+    arrivals: tuple[float, float] | None  # oldest and newest, seconds since 1970 (UTC)
+    files: dict[str, int]  # bytes of each file, by its path in the folder
+    index_bytes: int  # of the saved index; 0 if none is saved
+    is_erasing: bool  # whether deleted examples may still have left bytes
+    writer: str | None  # process id of who writes
 
     @property
     def num_examples(self) -> int:
@@ -631,39 +440,27 @@ class Summary:
         return sum(self.num_by_label)
 
     @property
-    def settings(self) -> StoreSettings:
-        """Policy, capacity and index."""
-        return self.identity.settings
+    def num_free(self) -> int | None:
+        """How many more examples there is room for; None if that is not bounded."""
+        return (
+            None if self.capacity is None else max(0, self.capacity - self.num_examples)
+        )
 
 
 def summarize(folder: Path) -> Summary:
-    """Return what the store in ``folder`` is; another process may write meanwhile.
-
-    Raises
-    ------
-    StoreError
-        If there is no store, or it cannot be read.
-    """
+    """Return what the store in ``folder`` is; another process may write meanwhile."""
     with open_rows(folder) as (identity, rows), rows.reading():
         head, contents = rows.head(), rows.contents()
         versions, is_erasing = tuple(rows.versions()), rows.is_erasing()
-    return _summary(folder, identity, head, contents, versions, is_erasing)
-
-
-def _summary(
-    folder: Path,
-    identity: Identity,
-    head: Head,
-    contents: Contents,
-    versions: tuple[Version, ...],
-    is_erasing: bool,
-) -> Summary:
     spec, settings, dim = identity.spec, identity.settings, head.active.embedding_dim
     files = {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+    ends = None
+    if len(contents):
+        ends = float(contents.arrivals.min()), float(contents.arrivals.max())
     return Summary(
         identity,
         tuple(np.bincount(contents.labels, minlength=spec.num_classes).tolist()),
@@ -672,7 +469,7 @@ def _summary(
         versions,
         head.active.number,
         head.previous,
-        _ends(contents),
+        ends,
         files,
         sum(size for name, size in files.items() if name.startswith(f"{INDEX}/")),
         is_erasing,
@@ -680,20 +477,8 @@ def _summary(
     )
 
 
-def _ends(contents: Contents) -> tuple[float, float] | None:
-    if len(contents) == 0:
-        return None
-    return float(contents.arrivals.min()), float(contents.arrivals.max())
-
-
 def num_to_embed(folder: Path, fingerprint: str) -> int:
-    """Return how many examples have no embedding by the model ``fingerprint`` yet.
-
-    Raises
-    ------
-    StoreError
-        As `summarize`.
-    """
+    """Return how many examples have no embedding by the model ``fingerprint`` yet."""
     with open_rows(folder) as (_, rows), rows.reading():
         num_examples = len(rows.contents())
         known = {one.fingerprint: one.number for one in rows.versions()}

@@ -108,16 +108,7 @@ def candidates(
     num_neighbors: Sequence[int],
     kernel_scales: Sequence[float],
 ) -> Candidates:
-    """Return all combinations of these values, in any order and with repetitions.
-
-    Wherever there are several λ to choose from, λ = 0, the global model alone, is one
-    of them. A single λ is fixed.
-
-    Raises
-    ------
-    ValueError
-        If one of the three is empty.
-    """
+    """Return all combinations of these values, in any order and with repetitions."""
     named = {
         "knn_weight": knn_weights,
         "num_neighbors": num_neighbors,
@@ -156,11 +147,6 @@ class Queries:
         q/π of the examples that a query is looked up in, float64 of shape (m, c) or
         (1, c); None where the global model stays as it is. See
         `knnper.datastore.prediction`.
-
-    Raises
-    ------
-    ValueError
-        If a row of ``probabilities`` is no distribution.
     """
 
     embeddings: Tensor
@@ -227,22 +213,7 @@ class Evidence:
 
 
 def held_out(store: Searchable, queries: Queries, num_neighbors: int) -> Evidence:
-    """Return the evidence of examples that are not in the store.
-
-    Parameters
-    ----------
-    store
-        A client's memory.
-    queries
-        A validation split.
-    num_neighbors
-        The largest k that is to be scored.
-
-    Raises
-    ------
-    DataError
-        As the store's search.
-    """
+    """Return the evidence of examples that are not in the store."""
     found = store.search(queries.embeddings, num_neighbors)
     return Evidence(queries, found.squared_distances, found.labels)
 
@@ -255,22 +226,6 @@ def left_one_out(
     One search for all of them with one neighbour more, of which the example itself is
     dropped by its id. Where more than k of its duplicates are found before it, the
     last is dropped, since the others are the nearest without it.
-
-    Parameters
-    ----------
-    store
-        A client's memory.
-    queries
-        Stored examples.
-    ids
-        Their ids in the store, int64 of shape (m,).
-    num_neighbors
-        The largest k that is to be scored.
-
-    Raises
-    ------
-    DataError
-        As the store's search.
     """
     found = store.search(queries.embeddings, num_neighbors + 1)
     if len(ids) == 0:
@@ -307,7 +262,7 @@ EvidenceKind = Literal["none", "validation", "leave_one_out"]
 KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
 
 PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""The paper's grid of λ (knn-per.txt, section 5)."""
+"""The paper's grid of λ (Marfoq et al. 2022, section 5)."""
 
 
 @dataclass(frozen=True)
@@ -394,19 +349,7 @@ NO_PRIOR = Prior(0.0, 0.0)
 def prior_of_size(
     points: Sequence[PriorPoint], strength: float, num_examples: int
 ) -> Prior:
-    """Return what to expect of a client with ``num_examples`` stored.
-
-    λ_0 is linear in log n between the points and constant beyond the outermost.
-
-    Parameters
-    ----------
-    points
-        In any order; none is to expect nothing.
-    strength
-        s.
-    num_examples
-        n.
-    """
+    """Return what to expect of a client with ``num_examples`` stored."""
     if not points:
         return NO_PRIOR
     ordered = sorted(points, key=lambda point: point.num_examples)
@@ -419,28 +362,7 @@ def prior_of_size(
 def weights_by_size(
     sizes: Sequence[int], knn_weights: Sequence[float], num_points: int = 5
 ) -> tuple[PriorPoint, ...]:
-    """Return the λ that clients chose as a function of their size, never falling.
-
-    The clients are sorted by size and cut into parts of nearly equal numbers, those of
-    one size together. Each part gives a point: the geometric mean of the sizes and the
-    mean λ. Where a larger size would have a smaller λ, neighbouring points take their
-    common mean (isotonic regression: the least-squares fit of a function that does not
-    fall).
-
-    Parameters
-    ----------
-    sizes
-        Stored examples of each client; those without are left out.
-    knn_weights
-        λ of each client.
-    num_points
-        The most points.
-
-    Raises
-    ------
-    ValueError
-        If the lengths differ, no client is left or ``num_points`` is not positive.
-    """
+    """Return the λ that clients chose as a function of their size, never falling."""
     if len(sizes) != len(knn_weights):
         raise ValueError(
             f"expected one knn_weight for each size, found {len(knn_weights)} for "
@@ -505,17 +427,7 @@ def num_correct(
     labels: Tensor,
     knn_weights: Tensor,
 ) -> Tensor:
-    """Return how many labels have the largest probability, float64 of shape (l,).
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
-    """
+    """Return how many labels have the largest probability, float64 of shape (l,)."""
     # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
     share = knn_weights[:, None, None]
     mixed = share.float() * knn_probabilities
@@ -529,17 +441,7 @@ def log_likelihood(
     labels: Tensor,
     knn_weights: Tensor,
 ) -> Tensor:
-    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,).
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
-    """
+    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
     knn, alone = (
         one.gather(1, labels[:, None])[:, 0].double()
         for one in (knn_probabilities, global_probabilities)
@@ -559,15 +461,6 @@ def num_correct_by_sureness(
 
     Of two that are right equally often the one that is surer of it scores more. An
     example that is right outweighs three that are wrong beyond any doubt.
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        float32, shape (m, c).
-    labels
-        int64, shape (m,).
-    knn_weights
-        λ, float64 of shape (l,).
     """
     asked = knn_probabilities, global_probabilities, labels, knn_weights
     return num_correct(*asked) + PART_OF_SURENESS * log_likelihood(*asked)
@@ -587,22 +480,6 @@ def score(
 
     The k nearest are the first k of the neighbours that were found, so that all k, σ
     and λ are scored from one search. Memory beyond the evidence is bounded.
-
-    Parameters
-    ----------
-    evidence
-        Made for the largest k or more; nothing scores 0.
-    candidates
-        The combinations.
-    kernel
-        A value of `knnper.datastore.prediction.KERNELS`.
-    criterion
-        A value of `CRITERIA`.
-
-    Returns
-    -------
-    Tensor
-        float64, of the candidates' `shape`.
     """
     scores = torch.zeros(candidates.shape, dtype=torch.float64)
     weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
@@ -651,33 +528,7 @@ def choose(
     prior: Prior = NO_PRIOR,
     class_prior: ClassPrior | None = None,
 ) -> Choice:
-    """Return the combination with the largest Σ_i score_i - s (λ - λ_0)².
-
-    Of those, where λ = 0 is a candidate, that score no worse than λ = 0: whatever is
-    expected, no client does worse on its evidence than with the global model.
-
-    With ``log_loss`` this is the most probable one, a posteriori, under a normal prior
-    of λ. With ``accuracy`` the prior counts as s more examples, each of which is right
-    to the extent 1 - (λ - λ_0)². Ties go to the first of the candidates: the smallest
-    λ, the smallest k, the largest σ. Without evidence λ is the one closest to λ_0, and
-    without a prior the smallest: 0 if it is not fixed.
-
-    Parameters
-    ----------
-    evidence
-        What is scored.
-    candidates
-        The combinations.
-    kernel
-        A value of `knnper.datastore.prediction.KERNELS`.
-    criterion
-        A value of `CRITERIA`.
-    prior
-        λ_0 and s.
-    class_prior
-        With one, all combinations are scored with it and without it, and of equally
-        good ones one with it counts first.
-    """
+    """Return the combination with the largest Σ_i score_i - s (λ - λ_0)²."""
     seen = [evidence]
     if class_prior is not None:
         seen.insert(0, evidence.adapted(class_prior.sharpness))
@@ -698,19 +549,7 @@ def choose(
 def choose_class_prior(
     evidence: Evidence, settings: ClassPriorSettings
 ) -> ClassPrior | None:
-    """Return how the global model would be adapted; None if there is no strength.
-
-    β is the one with the largest Σ_i log p(y_i|x_i) - (log β)² / 2: the most probable
-    one if log β has a standard normal distribution. Without evidence it is the one
-    closest to 1.
-
-    Parameters
-    ----------
-    evidence
-        What is scored, of the global model alone.
-    settings
-        The values of β, and how the client's shares are learned.
-    """
+    """Return how the global model would be adapted; None if there is no strength."""
     if not settings.strengths:
         return None
     in_doubt = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
@@ -736,20 +575,7 @@ def choose_knn_weight(
     knn_weights: Sequence[float],
     criterion: CriterionName = "accuracy",
 ) -> float:
-    """Return the λ that scores best on held-out examples; of equals the smallest.
-
-    Parameters
-    ----------
-    local_probabilities, global_probabilities
-        Of the m held-out examples, float32 of shape (m, c). Without any, all λ are
-        equal.
-    labels
-        Theirs, int64 of shape (m,).
-    knn_weights
-        The values to choose from; see `weights_to_choose_from`.
-    criterion
-        A name of `CRITERIA`.
-    """
+    """Return the λ that scores best on held-out examples; of equals the smallest."""
     weights = weights_to_choose_from(knn_weights)
     tried = torch.tensor(weights, dtype=torch.float64)
     scores = CRITERIA[criterion](

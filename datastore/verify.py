@@ -1,7 +1,6 @@
-"""Deletion of examples from a store on disk, also of those that are damaged."""
+"""Checks of a store on disk, and deletion of examples that are damaged."""
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import sqlite3
@@ -10,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from knnper.datastore import sqlite as blobs
-from knnper.datastore.database import ACKNOWLEDGED, SqliteRows
+from knnper.datastore import schema
+from knnper.datastore.database import ACKNOWLEDGED, Change, Rows
 from knnper.datastore.examples import (
     Ids,
     Selection,
@@ -25,17 +23,15 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_catalogue import read_index
+from knnper.datastore.index_cache import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.policy import StreamState, forget
-from knnper.datastore.rows import Change
 from knnper.datastore.salvage import Salvage, what_is_intact
-from knnper.datastore.sqlite import (
+from knnper.datastore.schema import (
     EXAMPLE,
     all_rows,
-    blob_columns,
+    blob_tables,
     damaged_rows,
     opened,
-    rows_of,
 )
 from knnper.datastore.store import (
     DATABASE,
@@ -45,7 +41,6 @@ from knnper.datastore.store import (
     open_rows,
     open_store,
 )
-from knnper.datastore.view import MANIFEST, IndexCache, file_sha256
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,18 +51,6 @@ def delete_examples(folder: Path, ids: Ids) -> None:
     An example whose embedding or label is damaged may keep the store from being opened,
     or from deleting anything. It is then taken out of the database alone, and the index
     is built anew when the store is opened next.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    ids
-        What to delete, int64 of shape (m,).
-
-    Raises
-    ------
-    StoreError
-        As `open_store` and `Store.delete`.
     """
     try:
         with open_store(folder, writable=True) as store:
@@ -95,384 +78,6 @@ def _without(stream: StreamState, labels: Iterable[object]) -> StreamState:
     return forget(stream, np.repeat(np.arange(num_classes), counts))
 
 
-Bytes = NDArray[np.uint8]
-
-FRAGMENT_BYTES = 16
-"""By chance, the same 16 bytes are nowhere else."""
-
-STRIDE_BYTES = 256
-"""There is one fragment in each such part of a row."""
-
-FEWEST_DISTINCT = 6
-"""A fragment has so many different bytes at least: a black border says nothing."""
-
-FEWEST_DISTINCT_FIRST = 4
-"""And so many in its first half, which is what is looked for at first."""
-
-HEAD_BYTES = 8
-"""The first half; what is shorter is not looked for."""
-
-_TABLE_BITS = 22  # a table that fits a processor's cache
-
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
-
-
-class Fragments:
-    """The fragments of some secrets.
-
-    Parameters
-    ----------
-    secrets
-        Read once, one after the other; what is kept of them is a sixteenth.
-
-    Attributes
-    ----------
-    num_secrets
-        How many were read.
-    unprovable
-        Numbers, from 0, of the secrets that have no distinctive fragment, such as an
-        image of one colour: their bytes are found anywhere.
-    """
-
-    def __init__(self, secrets: Iterable[bytes]) -> None:
-        self._owners: dict[bytes, list[int]] = {}
-        self.num_secrets = 0
-        self.unprovable: list[int] = []
-        for number, secret in enumerate(secrets):
-            self._take(number, secret)
-            self.num_secrets += 1
-        self._lengths = sorted({len(fragment) for fragment in self._owners})
-        heads = b"".join(fragment[:HEAD_BYTES] for fragment in self._owners)
-        self._heads = np.unique(np.frombuffer(heads, np.uint64))
-        self._table = np.zeros(1 << _TABLE_BITS, np.bool_)
-        self._table[_hashed(self._heads)] = True
-
-    @property
-    def all(self) -> set[bytes]:
-        """Every fragment."""
-        return set(self._owners)
-
-    def owners(self, fragment: bytes) -> list[int]:
-        """Return the numbers of the secrets that the fragment is of."""
-        return self._owners[fragment]
-
-    def find(self, content: Bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield where in ``content``, shape (n,), a fragment begins, and which."""
-        if not self._owners:
-            return
-        places = [
-            self._likely(content, shift) * HEAD_BYTES + shift
-            for shift in range(HEAD_BYTES)
-        ]
-        for place in np.sort(np.concatenate(places)).tolist():
-            for length in self._lengths:
-                fragment = content[place : place + length].tobytes()
-                if fragment in self._owners:
-                    yield place, fragment
-
-    def _take(self, number: int, secret: bytes) -> None:
-        found = distinctive(secret)
-        if not found:
-            self.unprovable.append(number)
-        for fragment in found:
-            self._owners.setdefault(fragment, []).append(number)
-
-    def _likely(self, content: Bytes, shift: int) -> NDArray[np.intp]:
-        """Return which 8 bytes, counted from ``shift`` on, begin a fragment."""
-        count = max(0, len(content) - shift) // HEAD_BYTES
-        words = content[shift : shift + count * HEAD_BYTES].view(np.uint64)
-        possible = np.flatnonzero(self._table[_hashed(words)])
-        found = words[possible]
-        nearest = np.searchsorted(self._heads, found)
-        # What is larger than all of them is compared with the last.
-        certain = self._heads[np.minimum(nearest, len(self._heads) - 1)] == found
-        places: NDArray[np.intp] = possible[certain]
-        return places
-
-
-def distinctive(secret: bytes) -> list[bytes]:
-    """Return one distinctive fragment of each part of ``secret`` that has one.
-
-    A secret that is shorter than a fragment is one itself.
-    """
-    if len(secret) < FRAGMENT_BYTES:
-        padded = np.frombuffer(secret, np.uint8)[None]
-        long_enough = len(secret) >= HEAD_BYTES
-        return [secret] if long_enough and _is_distinctive(padded)[0] else []
-    content = np.frombuffer(secret, np.uint8)
-    num_windows = len(content) // FRAGMENT_BYTES
-    windows = content[: num_windows * FRAGMENT_BYTES].reshape(-1, FRAGMENT_BYTES)
-    good = np.flatnonzero(_is_distinctive(windows))
-    parts = good * FRAGMENT_BYTES // STRIDE_BYTES
-    first = np.unique(parts, return_index=True)[1]
-    return [windows[place].tobytes() for place in good[first].tolist()]
-
-
-def _is_distinctive(windows: Bytes) -> NDArray[np.bool_]:
-    enough: NDArray[np.bool_] = _num_distinct(windows) >= FEWEST_DISTINCT
-    return enough & (_num_distinct(windows[:, :HEAD_BYTES]) >= FEWEST_DISTINCT_FIRST)
-
-
-def _num_distinct(rows: Bytes) -> NDArray[np.intp]:
-    ordered = np.sort(rows, axis=1)
-    steps = ordered[:, 1:] != ordered[:, :-1]
-    counts: NDArray[np.intp] = 1 + steps.sum(axis=1, dtype=np.intp)
-    return counts
-
-
-def _hashed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return (words * _MULTIPLIER) >> np.uint64(64 - _TABLE_BITS)
-
-
-CHUNK_BYTES = 1 << 20
-"""What is read of a file at once."""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A piece of a secret in a file.
-
-    Attributes
-    ----------
-    file
-        Where it is.
-    offset
-        Bytes before it.
-    secret
-        Number, from 0, of what it is a piece of.
-    """
-
-    file: Path
-    offset: int
-    secret: int
-
-
-@dataclass(frozen=True)
-class Search:
-    """What was looked through, and what was found.
-
-    Attributes
-    ----------
-    found
-        Each fragment that was found, and where: files and offsets.
-    num_files, num_bytes
-        Of the folder.
-    """
-
-    found: dict[bytes, set[tuple[Path, int]]]
-    num_files: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is left of some secrets in a store's folder.
-
-    Attributes
-    ----------
-    num_secrets
-        How many were looked for.
-    traces
-        Of them. What a stored example contains as well is none.
-    copies
-        Secrets that a stored example consists of, and its id.
-    unprovable
-        Secrets without a fragment of their own: each is an image of one colour or the
-        like, or every fragment of it is in some stored example as well.
-    num_files, num_bytes
-        Of the folder.
-    """
-
-    num_secrets: int
-    traces: tuple[Trace, ...]
-    copies: dict[int, int]
-    unprovable: tuple[int, ...]
-    num_files: int
-    num_bytes: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing is left of those that can be told apart from others."""
-        return not self.traces and not self.copies
-
-    @property
-    def is_absent(self) -> bool | None:
-        """Whether nothing is left of any; None where that cannot be proven of all."""
-        if not self.holds:
-            return False
-        return None if self.unprovable else True
-
-
-class Secrets:
-    """Rows of bytes that must not be found, as far as they must be remembered.
-
-    Parameters
-    ----------
-    rows
-        The bytes of inputs or embeddings; read once, one after the other.
-    """
-
-    def __init__(self, rows: Iterable[bytes]) -> None:
-        self.number_of: dict[bytes, int] = {}
-        self.fragments = Fragments(self._noted(rows))
-
-    def _noted(self, rows: Iterable[bytes]) -> Iterator[bytes]:
-        for number, row in enumerate(rows):
-            self.number_of[_digest(row)] = number
-            yield row
-
-    def copy_of(self, row: bytes) -> int | None:
-        """Return the number of the secret that ``row`` equals."""
-        return self.number_of.get(_digest(row))
-
-
-def traces(folder: Path, secrets: Sequence[bytes]) -> list[Trace]:
-    """Return where in the files of ``folder`` a fragment of a secret is.
-
-    Parameters
-    ----------
-    folder
-        Whose files, and those of all folders in it, are read from end to end.
-    secrets
-        Such as the bytes of raw inputs. See `Fragments` for those that cannot be
-        looked for.
-    """
-    fragments = Fragments(secrets)
-    return list(_traces(search(folder, fragments), fragments, set()))
-
-
-def search(folder: Path, fragments: Fragments) -> Search:
-    """Return where fragments are in the files of ``folder``, at any place."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    found: dict[bytes, set[tuple[Path, int]]] = {}
-    num_bytes = 0
-    for path in files:
-        for start, chunk in _chunks(path):
-            for place, fragment in fragments.find(chunk):
-                found.setdefault(fragment, set()).add((path, start + place))
-        num_bytes += path.stat().st_size
-    return Search(found, len(files), num_bytes)
-
-
-def stored_bytes(folder: Path, ids: Ids) -> Iterator[bytes]:
-    """Yield the bytes of the inputs, and of all embeddings, of ``ids`` (m,).
-
-    They are read as they are, also where they are damaged.
-    """
-    for _, content in stored_rows(folder, ids):
-        yield content
-
-
-def stored_rows(folder: Path, ids: Ids) -> Iterator[tuple[str, bytes]]:
-    """Yield what `stored_bytes` does, each with what it is of which example."""
-    with opened(folder / DATABASE) as connection:
-        for table, column in blob_columns(connection):
-            what = "input" if column == "input" else "embedding"
-            for example, content in rows_of(connection, table, column, ids):
-                yield f"the {what} of example {example}", content
-
-
-def prove_absence(folder: Path, secrets: Secrets) -> Proof:
-    """Look for what is left of ``secrets`` in the folder of a store.
-
-    Deleted examples share fragments with others: duplicates, white borders. What is
-    found and is in a stored example too is no trace, but if a stored example *is* the
-    secret, it is named.
-
-    Parameters
-    ----------
-    folder
-        Of a store.
-    secrets
-        What must not be there.
-
-    Raises
-    ------
-    StoreError
-        If there is no store, or it cannot be read.
-    """
-    fragments = secrets.fragments
-    result = search(folder, fragments)
-    shared, copies = set[bytes](), dict[int, int]()
-    if result.found or fragments.unprovable:
-        shared, copies = _in_stored(folder, secrets, set(result.found))
-    return Proof(
-        fragments.num_secrets,
-        tuple(_traces(result, fragments, shared)),
-        copies,
-        tuple(sorted(_without_own(fragments, shared) - copies.keys())),
-        result.num_files,
-        result.num_bytes,
-    )
-
-
-def _traces(
-    result: Search, fragments: Fragments, shared: set[bytes]
-) -> Iterator[Trace]:
-    for fragment in result.found.keys() - shared:
-        for file, offset in result.found[fragment]:
-            for secret in fragments.owners(fragment):
-                yield Trace(file, offset, secret)
-
-
-def _in_stored(
-    folder: Path, secrets: Secrets, found: set[bytes]
-) -> tuple[set[bytes], dict[int, int]]:
-    """Return which fragments are in stored examples, and which secrets are one."""
-    wanted = Fragments(found)
-    shared, copies = set[bytes](), dict[int, int]()
-    with opened(folder / DATABASE) as connection:
-        for table, column in blob_columns(connection):
-            for rows in all_rows(connection, table, column):
-                shared |= _within(wanted, [row for _, row in rows])
-                for example, row in rows:
-                    secret = secrets.copy_of(row)
-                    if secret is not None:
-                        copies[secret] = example
-    return shared, copies
-
-
-def _within(wanted: Fragments, rows: Sequence[bytes]) -> set[bytes]:
-    """Return the fragments that one of the rows contains, not two of them together."""
-    ends = np.cumsum([len(row) for row in rows])
-    content = np.frombuffer(b"".join(rows), np.uint8)
-    return {
-        fragment
-        for place, fragment in wanted.find(content)
-        if place + len(fragment) <= ends[np.searchsorted(ends, place, side="right")]
-    }
-
-
-def _without_own(fragments: Fragments, shared: set[bytes]) -> set[int]:
-    """Return the secrets that have no fragment but in stored examples."""
-    lost = set(fragments.unprovable)
-    touched = {number for one in shared for number in fragments.owners(one)}
-    if touched:
-        provable = {
-            number
-            for fragment in fragments.all - shared
-            for number in fragments.owners(fragment)
-        }
-        lost |= touched - provable
-    return lost
-
-
-def _chunks(path: Path) -> Iterator[tuple[int, Bytes]]:
-    """Yield the content of a file, in chunks that overlap, and where each begins."""
-    overlap = FRAGMENT_BYTES - 1
-    with path.open("rb") as file:
-        start, tail = 0, b""
-        while block := file.read(CHUNK_BYTES):
-            content = tail + block
-            yield start, np.frombuffer(content, np.uint8)
-            tail = content[-overlap:]
-            start += len(content) - len(tail)
-
-
-def _digest(row: bytes) -> bytes:
-    return hashlib.blake2b(row, digest_size=16).digest()
-
-
 OWN = frozenset(
     (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
 )
@@ -483,15 +88,7 @@ OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
-
-    Attributes
-    ----------
-    what
-        What was found.
-    mend
-        What to do about it.
-    """
+    """One thing that is wrong."""
 
     what: str
     mend: str
@@ -499,20 +96,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found.
-
-    Attributes
-    ----------
-    findings
-        What is wrong; nothing in a sound store.
-    num_examples
-        N, the stored examples.
-    num_rows
-        Inputs, and embeddings of all versions, that were compared with checksums.
-    saving
-        What `salvage` would save of a damaged database; None of a sound one, or where
-        that cannot be told.
-    """
+    """What `verify` found."""
 
     findings: tuple[Finding, ...]
     num_examples: int = 0
@@ -521,16 +105,7 @@ class Verdict:
 
 
 def verify(folder: Path) -> Verdict:
-    """Check the database, all checksums, labels, embeddings, the saved index, files.
-
-    Nothing is changed; other processes may use the store meanwhile. The index is
-    compared with the database only where that is sound.
-
-    Raises
-    ------
-    StoreError
-        If there is no store.
-    """
+    """Check the database, all checksums, labels, embeddings, the saved index, files."""
     verdict = _verdict(folder)
     return replace(verdict, findings=(*verdict.findings, *check_files(folder)))
 
@@ -566,24 +141,12 @@ def _saving(folder: Path) -> Salvage | None:
 
 @dataclass(frozen=True)
 class DatabaseCheck:
-    """The checks of one database, all of which see the same moment.
-
-    Attributes
-    ----------
-    folder
-        Of the store.
-    spec
-        What it was made for.
-    connection
-        To read with, inside a transaction.
-    rows
-        The same, for what is read with its checksum.
-    """
+    """The checks of one database, all of which see the same moment."""
 
     folder: Path
     spec: StoreSpec
     connection: sqlite3.Connection
-    rows: SqliteRows
+    rows: Rows
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong; of a broken database, nothing but that it is."""
@@ -592,8 +155,8 @@ class DatabaseCheck:
             found = f"the database is damaged: {'; '.join(broken)}"
             yield Finding(found, to_restore(self.folder))
             return
-        for table, column in blob_columns(self.connection):
-            yield from self._content(table, column)
+        for table in blob_tables(self.connection):
+            yield from self._content(table)
         for table in self._complete_tables():
             yield from self._gaps(table)
         yield from self._small_rows()
@@ -606,7 +169,7 @@ class DatabaseCheck:
         """Return the number of inputs and of embeddings of all versions."""
         return sum(
             int(self._query(f"SELECT count(*) FROM {table}")[0][0])
-            for table, _ in blob_columns(self.connection)
+            for table in blob_tables(self.connection)
         )
 
     def erasure(self) -> Iterator[Finding]:
@@ -631,7 +194,7 @@ class DatabaseCheck:
         except StoreDamagedError as error:
             yield Finding(error.found, to_restore(self.folder))
 
-    def _content(self, table: str, column: str) -> Iterator[Finding]:
+    def _content(self, table: str) -> Iterator[Finding]:
         orphans = self._ids(
             f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
         )
@@ -639,26 +202,26 @@ class DatabaseCheck:
             found = f"{table} has rows of no example: {named(orphans)}"
             yield Finding(found, to_restore(self.folder))
         wrong = {
-            *blobs.damaged(self.connection, table, column),
-            *self._misfits(table, column),
+            *schema.damaged(self.connection, table),
+            *self._misfits(table),
         }
         wrong -= set(orphans)
         if wrong:
             yield self._damage(f"{table} is not what was written", sorted(wrong))
 
-    def _misfits(self, table: str, column: str) -> Iterator[int]:
+    def _misfits(self, table: str) -> Iterator[int]:
         """Yield the ids of rows of a wrong length, or with numbers not finite."""
         expected = self.spec.input_bytes
-        if column == "vector":
+        is_vector = table != "inputs"
+        if is_vector:
             dim = self._query(
                 "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
             )
             expected = 4 * dim[0][0] if dim else -1
-        parts = all_rows(self.connection, table, column)
+        parts = all_rows(self.connection, table)
         for example, content in itertools.chain.from_iterable(parts):
             if len(content) != expected or (
-                column == "vector"
-                and not np.isfinite(np.frombuffer(content, np.float32)).all()
+                is_vector and not np.isfinite(np.frombuffer(content, np.float32)).all()
             ):
                 yield example
 
@@ -703,29 +266,14 @@ def check_files(folder: Path) -> Iterator[Finding]:
         yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
 
 
-def check_index(
-    folder: Path, identity: Identity, rows: SqliteRows
-) -> Iterator[Finding]:
-    """Yield what is wrong with the saved index.
-
-    None that is saved, or that of another model or of other settings, is no fault: it
-    is built when the store is opened.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    identity
-        What it was made for.
-    rows
-        Its examples, all of which are sound.
-    """
+def check_index(folder: Path, identity: Identity, rows: Rows) -> Iterator[Finding]:
+    """Yield what is wrong with the saved index."""
     mend = f"knnper store compact {folder} builds it anew"
     for what in _index_faults(folder / INDEX, identity, rows):
         yield Finding(f"the saved index {what}", mend)
 
 
-def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterator[str]:
+def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
     cache = IndexCache(folder, rows)
     try:
         manifest = cache.manifest()
@@ -746,14 +294,14 @@ def _index_faults(folder: Path, identity: Identity, rows: SqliteRows) -> Iterato
         if cache.distrust(active, settings) is not None:
             return
         try:
-            index = read_index(settings, file, active.embedding_dim)
+            index = settings.read(file, active.embedding_dim)
         except StoreDamagedError as error:
             yield f"cannot be read: {error}"
             return
         yield from _content_faults(index, rows)
 
 
-def _content_faults(index: VectorIndex, rows: SqliteRows) -> Iterator[str]:
+def _content_faults(index: VectorIndex, rows: Rows) -> Iterator[str]:
     """Yield how an index contradicts the rows; it may lack some, or have old ones."""
     unknown = index.ids[index.ids > rows.head().stream.num_offered]
     if len(unknown):

@@ -32,15 +32,7 @@ INTERRUPTED = 130
 
 @dataclass
 class Trial:
-    """One federation in containers.
-
-    Attributes
-    ----------
-    engine
-        What runs them.
-    federation
-        Their files.
-    """
+    """One federation in containers."""
 
     engine: Engine
     federation: Federation

@@ -64,7 +64,7 @@ class MultiStepSchedule(Settings):
     ----------
     milestones
         Rounds (from 1) from which on the factor applies once more. The paper's
-        CIFAR-10 runs use (100, 150) of 200 rounds (knn-per.txt, section 5).
+        CIFAR-10 runs use (100, 150) of 200 rounds (Marfoq et al. 2022, section 5).
     factor
         What the rate is multiplied with at each milestone; 0.1 in the paper.
     """
@@ -162,12 +162,12 @@ class FederationSettings(Settings):
         median is known once most of a round have answered.
     round_attempts
         Times that a round in which too many clients fail is made before the run ends.
-    hand_over_timeout_s
+    distribution_timeout_s
         Time that a client has to embed its data and to choose λ after the last round;
         less where the others need far less, as in a round.
     stay_s
-        How long the server stays after the hand-over, to give the model to clients
-        that come later or were away.
+        How long the server stays after the model distribution, to give the model to
+        clients that come later or were offline.
     """
 
     min_clients: PositiveInt | None = None
@@ -177,7 +177,7 @@ class FederationSettings(Settings):
     round_timeout_s: PositiveFloat = 3600.0
     round_patience: PositiveFloat = 10.0
     round_attempts: PositiveInt = 3
-    hand_over_timeout_s: PositiveFloat = 3600.0
+    distribution_timeout_s: PositiveFloat = 3600.0
     stay_s: NonNegativeFloat = 3600.0
 
 

@@ -1,4 +1,4 @@
-"""Folders that a cache makes: whole or not there, by one process at a time."""
+"""Files that are whole or not there, and locks between processes."""
 
 import contextlib
 import fcntl
@@ -7,10 +7,11 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from knnper.errors import RunError
 
@@ -34,17 +35,7 @@ def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``entry`` in place of what is there; only the holder of the lock may.
-
-    Parameters
-    ----------
-    entry
-        A folder. It is made beside its final place and renamed when it is complete, so
-        a half-made one is never seen.
-    fill
-        Puts files into the empty folder that it is given, and sees to it that they are
-        on the disc.
-    """
+    """Make ``entry`` in place of what is there; only the holder of the lock may."""
     unfinished = entry.with_name(f"{entry.name}{UNFINISHED}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -59,16 +50,86 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Be the only one in this block; the system lets go when a process dies.
+    """Be the only one in this block; the system lets go when a process dies."""
+    with FileLock(lock, wait=True):
+        yield
+
+
+_ATTEMPTS, _PAUSE_S = 3, 0.02
+"""How often a taken lock is tried again: `lock_holder` has it for an instant."""
+
+
+class LockHeldError(OSError):
+    """Another process, which this names, or this one by another object, holds it."""
+
+
+class FileLock:
+    """Held by one process, which the file names; gone with it, however that ends.
+
+    A process that is forked meanwhile shares it. It is `flock`, and not the package
+    filelock: that empties the file which names the holder, and needs the right to write
+    where somebody only wants to know whether it is held.
 
     Raises
     ------
+    LockHeldError
+        If another one holds it; with ``wait`` this waits for it instead.
     OSError
-        If there can be no such file.
+        If the file cannot be written.
     """
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        self._file = path.open("a+b")
+        if wait:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        elif not self._taken():
+            self._file.seek(0)
+            holder = self._file.read().decode(errors="replace") or "unknown"
+            self._file.close()
+            raise LockHeldError(holder)
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
+    def release(self) -> None:
+        """Let others have it, also where a forked process has the file open."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
+
+    def _taken(self) -> bool:
+        for attempt in range(_ATTEMPTS):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(_PAUSE_S if attempt < _ATTEMPTS - 1 else 0)
+            else:
+                return True
+        return False
+
+
+def lock_holder(path: Path) -> str | None:
+    """Return the process id of who holds the lock in ``path``; None if nobody does.
+
+    Nothing is written; who holds it notices nothing.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return file.read().decode(errors="replace") or "unknown"
+    return None
 
 
 def sync_to_disc(path: Path) -> None:
@@ -120,16 +181,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file of JSON objects, one a line, that grows at its end.
-
-    A kill may leave the last line torn; such a line was never acknowledged and is
-    dropped.
-
-    Attributes
-    ----------
-    path
-        The file; it need not exist.
-    """
+    """A file of JSON objects, one a line, that grows at its end."""
 
     path: Path
 
@@ -144,13 +196,7 @@ class JsonLines:
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records, oldest first; none without a file.
-
-        Raises
-        ------
-        RunError
-            If a line before the last one is no JSON object.
-        """
+        """Return all records, oldest first; none without a file."""
         return [
             self._parse(line, number)
             for number, line in enumerate(self._whole_lines().splitlines(), start=1)
@@ -193,16 +239,7 @@ _OTHERS = 0o077
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone; take others' rights from one that is there.
-
-    What is below it is then out of reach, too, whatever its own permissions are. The
-    folder of another user stays as it is.
-
-    Raises
-    ------
-    OSError
-        If it cannot be made.
-    """
+    """Make a folder for this user alone; take others' rights from one that is there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if is_private(folder) or status.st_uid != os.geteuid():

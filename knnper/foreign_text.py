@@ -26,11 +26,7 @@ _FROM_THE_START = 150
 
 
 def printable(text: str) -> str:
-    """Return ``text`` as one line of at most `MOST_CHARACTERS` characters.
-
-    Control characters are escaped, so that it cannot pass for a line of its own or
-    steer a terminal; a text that is too long loses its middle.
-    """
+    """Return ``text`` as one line of at most `MOST_CHARACTERS` characters."""
     if len(text) > MOST_CHARACTERS:
         text = _shortened(text)
     if not text.isprintable():
@@ -39,10 +35,7 @@ def printable(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return ``text``, of any number of lines, with what steers a terminal escaped.
-
-    JSON stays JSON of the same.
-    """
+    """Return ``text``, of any number of lines, with what steers a terminal escaped."""
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -61,13 +54,7 @@ class HarmlessFormatter(logging.Formatter):
 
 
 def write_harmlessly(layout: str) -> None:
-    """Let this process log to standard error, from INFO on, by a `HarmlessFormatter`.
-
-    Parameters
-    ----------
-    layout
-        Of a record, as `logging.Formatter` takes it.
-    """
+    """Let this process log to standard error, from INFO on, harmlessly."""
     handler = logging.StreamHandler()
     handler.setFormatter(HarmlessFormatter(layout))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

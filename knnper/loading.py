@@ -7,6 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from knnper.experiment import (
 )
 
 LONGEST_VALUE = 60
+
+_LOG = logging.getLogger(__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -92,21 +95,7 @@ def parse_settings(
     problems: list[Problem],
     hint: str = "",
 ) -> S | None:
-    """Return ``value`` as ``settings_type``, or None after adding to ``problems``.
-
-    Parameters
-    ----------
-    settings_type
-        A frozen dataclass with types that pydantic understands.
-    value
-        What the section holds: plain values only.
-    place
-        The section, as in ``training``; empty for a whole file.
-    problems
-        Gets one entry for each setting that is wrong.
-    hint
-        Added to what is said of unknown keys.
-    """
+    """Return ``value`` as ``settings_type``, or None after adding to ``problems``."""
     try:
         # mypy takes the hash of a class for that of its instances.
         adapter = _adapter(settings_type)  # type: ignore[arg-type]
@@ -130,10 +119,7 @@ def _translate(
     place: str,
     hint: str,
 ) -> Iterable[Problem]:
-    """Yield one problem a place: each member of a union has its own complaint.
-
-    A list is not called too short as well when only its items are wrong.
-    """
+    """Yield one problem a place: each member of a union has its own complaint."""
     messages: dict[str, list[str]] = {}
     inner = {detail["loc"][:-1] for detail in details}
     for detail in details:
@@ -224,11 +210,7 @@ def _field_names(annotation: object) -> list[str]:
 def _resolve(
     settings_type: type[Settings], location: Sequence[str | int]
 ) -> tuple[list[str], object, object]:
-    """Return the keys in pydantic's ``location``, what holds the last, and its type.
-
-    Pydantic puts the chosen member of a union into the location; no key in the file
-    corresponds to it.
-    """
+    """Return the keys in pydantic's ``location``, what holds the last, and its type."""
     keys: list[str] = []
     here: object = settings_type
     parent = here
@@ -321,14 +303,7 @@ def dump_yaml(value: Any) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Return the value of ``text``: mappings, lists, text, numbers, booleans or None.
-
-    Raises
-    ------
-    ConfigError
-        If it is no valid YAML (with line and column), a key occurs twice, or a value
-        is of another kind.
-    """
+    """Return the value of ``text``."""
     try:
         value = yaml.load(text, _ExperimentLoader)
         json.dumps(value)
@@ -343,13 +318,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of the YAML file at ``path``.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, and as `parse_yaml`.
-    """
+    """Return the value of the YAML file at ``path``."""
     source = str(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), source)
@@ -369,15 +338,7 @@ def _as_problem(error: yaml.YAMLError) -> Problem:
 
 @dataclass(frozen=True)
 class Override:
-    """One setting that replaces what a file says.
-
-    Attributes
-    ----------
-    path
-        The keys on the way to the setting.
-    value
-        What it becomes.
-    """
+    """One setting that replaces what a file says."""
 
     path: tuple[str, ...]
     value: Any
@@ -421,11 +382,7 @@ def apply_overrides(
     overrides: Sequence[Override],
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """Return a copy of ``document`` with ``overrides`` made in order: the last wins.
-
-    Sections on the way are created as needed. An override that leads through a value
-    that is no section joins ``problems``.
-    """
+    """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
     result = copy.deepcopy(dict(document))
     for override in overrides:
         section = _section(result, override.path, problems)
@@ -469,13 +426,7 @@ SECTIONS = (
 def read_experiment(
     path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
 ) -> Experiment:
-    """Return the experiment that the YAML file at ``path`` describes.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or is no YAML, and as `load_experiment`.
-    """
+    """Return the experiment that the YAML file at ``path`` describes."""
     source = str(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -524,14 +475,59 @@ def load_experiment(
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem("document", message)], source)
     problems: list[Problem] = []
-    parsed = parse_overrides(overrides, problems)
-    merged = apply_overrides(document, parsed, problems)
+    parsed = [_with_new_name(one) for one in parse_overrides(overrides, problems)]
+    merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
+    # An override may bring a section as a whole.
+    merged = _with_new_names(merged, problems)
     experiment = _Sections(merged, parsed, problems).experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
         raise ConfigError(problems, source)
     return experiment
+
+
+RENAMED_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "method.newcomer_epochs": "unseen_epochs",
+        "method.newcomer_steps": "unseen_steps",
+        "run.federation.hand_over_timeout_s": "distribution_timeout_s",
+    }
+)
+"""What settings of 0.1.0 are called now; the old names are taken for one version."""
+
+
+def _with_new_names(
+    document: Mapping[str, Any], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return a copy in which old names are replaced."""
+    result = copy.deepcopy(dict(document))
+    for place, new in RENAMED_SETTINGS.items():
+        *above, old = place.split(".")
+        section: Any = result
+        for part in above:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or old not in section:
+            continue
+        _notify(place, new)
+        if new in section:
+            problems.append(Problem(place, f"is called {new} now; give it once"))
+        section[new] = section.pop(old)
+    return result
+
+
+def _with_new_name(override: Override) -> Override:
+    place = ".".join(override.path)
+    if place not in RENAMED_SETTINGS:
+        return override
+    _notify(place, RENAMED_SETTINGS[place])
+    return Override((*override.path[:-1], RENAMED_SETTINGS[place]), override.value)
+
+
+@functools.cache
+def _notify(old: str, new: str) -> None:
+    """Log once in a process that a name is old."""
+    _LOG.warning("the setting %s is called %s now; the old name goes soon", old, new)
 
 
 class _Sections:
@@ -607,11 +603,7 @@ class _Sections:
         return None if parsed is None else Choice(name, parsed)
 
     def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
-        """Return what is put on top of the method; None without a method.
-
-        A section without a name is of the kind that the method has by default; a name
-        alone may stand for the section.
-        """
+        """Return what is put on top of the method; None without a method."""
         method = self._document.get("method")
         of_what = method.get("name") if isinstance(method, Mapping) else None
         if not isinstance(of_what, str) or of_what not in catalogue.personalization_of:
@@ -700,11 +692,7 @@ _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio",)
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
-    """Return every setting of ``experiment``, defaults too, as plain values.
-
-    The result can be written as YAML or JSON; `load_experiment` makes the same
-    experiment of it.
-    """
+    """Return every setting of ``experiment``, defaults too, as plain values."""
     return {
         "name": experiment.name,
         "data": _choice(experiment.data),
@@ -733,20 +721,7 @@ def from_json(
     overrides: Sequence[str] = (),
     source: str = "experiment",
 ) -> Experiment:
-    """Return the experiment of which `to_json` made ``text``.
-
-    Parameters
-    ----------
-    text
-        JSON.
-    catalogue, overrides, source
-        See `load_experiment`.
-
-    Raises
-    ------
-    ConfigError
-        If the text is no JSON, and as `load_experiment`.
-    """
+    """Return the experiment of which `to_json` made ``text``."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -763,6 +738,11 @@ def results_identity(experiment: Experiment) -> str:
     called and wherever they run.
     """
     relevant = relevant_settings(experiment)
+    # Runs of 0.1.0 stay the runs that they are: by the names that settings had then.
+    for place, new in RENAMED_SETTINGS.items():
+        section, _, old = place.partition(".")
+        if new in relevant[section]:
+            relevant[section][old] = relevant[section].pop(new)
     run = relevant.pop("run")
     text = json.dumps([run, relevant], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

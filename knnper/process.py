@@ -1,4 +1,4 @@
-"""Imports torchvision, also where its wheel does not fit the installed torch."""
+"""What a process may use of its machine: cores, a GPU, bfloat16, torchvision."""
 
 import ctypes
 import functools
@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import os
 import platform
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -14,7 +16,7 @@ from types import ModuleType
 import torch
 
 from knnper.errors import RunError
-from knnper.experiment import Experiment, RunSettings
+from knnper.experiment import Experiment, Precision, RunSettings
 
 # What `import torchvision` refers to at once; no project code calls them.
 _OPERATOR_SCHEMAS = (
@@ -30,11 +32,6 @@ def import_torchvision() -> ModuleType:
     compiled operators cannot be loaded, and a plain import then fails on
     ``torchvision::nms``. Their schemas are declared first in that case; where the
     operators load, nothing is declared.
-
-    Raises
-    ------
-    ImportError
-        If torchvision is not installed.
     """
     if not _operators_load(_package_folder()):
         _declare_operators()
@@ -118,13 +115,7 @@ def with_fixed_threads(experiment: Experiment) -> Experiment:
 
 
 def compute_device(run: RunSettings) -> torch.device:
-    """Return where a process that plays clients computes.
-
-    Raises
-    ------
-    RunError
-        If clients are to use a GPU and torch finds none.
-    """
+    """Return where a process that plays clients computes."""
     if run.gpus_per_client == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -134,6 +125,46 @@ def compute_device(run: RunSettings) -> torch.device:
             "build of torch for CUDA, or set run.gpus_per_client to 0"
         )
     return torch.device("cuda")
+
+
+# A convolution and a product as large as oneDNN's AMX code begins to take.
+_IN_BFLOAT16 = """
+import torch
+from torch import nn
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    hidden = nn.Conv2d(16, 16, 3)(torch.ones(8, 16, 18, 18)).mean((2, 3))
+    nn.Linear(64, 64)(hidden.repeat(4, 4)).float().sum().backward()
+"""
+
+
+def require_precision(precision: Precision, device: torch.device) -> None:
+    """Refuse bfloat16 on a CPU where it would kill the process.
+
+    Some virtual machines name AMX among the processor's features and do not run it:
+    the process ends with SIGILL in oneDNN. Whether it does is tried in another process.
+    """
+    if precision == "float32" or device.type != "cpu" or not _has_amx():
+        return
+    if (ended := _tried_in_bfloat16()) != 0:
+        raise RunError(
+            f"found training.precision = {precision}, with which oneDNN ends a process "
+            f"on this CPU (exit status {ended}: it names AMX, and cannot run it), "
+            "expected a CPU that can; set the environment variable "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, or training.precision to float32"
+        )
+
+
+def _has_amx() -> bool:
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+@functools.cache
+def _tried_in_bfloat16() -> int:
+    command = [sys.executable, "-c", _IN_BFLOAT16]
+    return subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def prepare_process(run: RunSettings, device: torch.device) -> None:

@@ -50,23 +50,7 @@ class _Found:
 
 
 def rebuild(hint: Any, described: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that ``described`` stands for.
-
-    Parameters
-    ----------
-    hint
-        What it must be: Tensor, int, float, str, bool, None, a dataclass, or a tuple,
-        a dict from strings, a union or a Literal of such.
-    described
-        As `take_apart` describes a value, read from JSON.
-    tensors
-        By the path of the field in which each stands; all of them must be used.
-
-    Raises
-    ------
-    CodecError
-        If it is anything else.
-    """
+    """Return the value that ``described`` stands for."""
     left = dict(tensors)
     value = _value(hint, _Found(described, ""), left)
     if left:
@@ -76,20 +60,7 @@ def rebuild(hint: Any, described: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
-    """Return the dataclass whose fields are ``given``, each as its type hint says.
-
-    Parameters
-    ----------
-    record_type
-        Its fields are str, int, float, bool or lists of such.
-    given
-        The fields as they arrived; None if they did not.
-
-    Raises
-    ------
-    CodecError
-        If they are not these.
-    """
+    """Return the dataclass whose fields are ``given``, each as its type hint says."""
     fields = {"record": record_type.__name__, "fields": dict(given or {})}
     record: R = _value(record_type, _Found(fields, ""), {})
     return record
@@ -278,15 +249,7 @@ _LARGEST_SHAPE = 2**60
 
 @dataclass(frozen=True)
 class Parts:
-    """A record taken apart.
-
-    Attributes
-    ----------
-    tensors
-        The record's tensors by their path, as in ``weights`` or ``components/0``.
-    structure
-        JSON: the record with every tensor replaced by its path.
-    """
+    """A record taken apart."""
 
     tensors: Mapping[str, Tensor]
     structure: str
@@ -309,36 +272,19 @@ class Flat:
 
 
 def take_apart(record: object) -> Parts:
-    """Return the tensors and the structure of a frozen dataclass.
-
-    Raises
-    ------
-    CodecError
-        If a field is neither a float32 tensor nor a plain value nor a tuple, dict or
-        dataclass of such.
-    """
+    """Return the tensors and the structure of a frozen dataclass."""
     tensors: dict[str, Tensor] = {}
     structure = _describe(record, "", tensors)
     return Parts(tensors, json.dumps(structure, separators=(",", ":")))
 
 
 def put_together(record_type: type[R], parts: Parts) -> R:
-    """Return the record of ``record_type`` that ``parts`` were made from.
-
-    Raises
-    ------
-    CodecError
-        If the parts are of another record or incomplete, or a field is not what its
-        type hint says.
-    """
+    """Return the record of ``record_type`` that ``parts`` were made from."""
     return _rebuilt(record_type, _parse(parts.structure), parts.tensors)
 
 
 def flatten(record: object) -> Flat:
-    """Return ``record`` as one float32 vector and a JSON layout.
-
-    The vector of a record of one tensor has that tensor's memory.
-    """
+    """Return ``record`` as one float32 vector and a JSON layout."""
     parts = take_apart(record)
     pieces = [tensor.reshape(-1) for tensor in parts.tensors.values()]
     vector = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
@@ -352,12 +298,6 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
 
     A record of one tensor keeps the memory of ``flat.vector``, which is as torch
     allocates it.
-
-    Raises
-    ------
-    CodecError
-        If the vector is not as long as the layout says, or of another record, or a
-        field is not what its type hint says. Nothing else is raised, whatever arrived.
     """
     structure, shapes = _read_layout(flat.layout)
     lengths = [math.prod(shape) for shape in shapes.values()]

@@ -6,7 +6,7 @@ import click
 import typer
 
 import knnper
-from knnper_cli.batches import compare, figure, report, reproduce, sweep
+from knnper_cli.batches import compare, moved, report, sweep
 from knnper_cli.federation import federation
 from knnper_cli.renamed import with_new_names
 from knnper_cli.simulate import list_choices, partition, simulate
@@ -63,10 +63,16 @@ def root(
     """Personalised federated learning through local memorisation (kNN-Per)."""
 
 
-for _command in (simulate, sweep, compare, reproduce, report, partition):
+for _command in (simulate, sweep, compare, report, partition):
     app.command()(_command)
 app.command(name="list")(list_choices)
-for _group in (federation, site, store, figure):
+for _name in ("reproduce", "figure"):
+    app.command(
+        _name,
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(moved)
+for _group in (federation, site, store):
     app.add_typer(_group)
 
 

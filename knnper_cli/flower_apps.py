@@ -13,8 +13,9 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from knnper.client.app import Host, Player, make_client_app
-from knnper.client.site import CONFIG, SiteHost
+from knnper.client.app import Node, Worker, make_client_app
+from knnper.client.flower_node import quick_pulls
+from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
 from knnper.experiment import Experiment
@@ -29,7 +30,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.server.sites import (
     OVER_NETWORK,
     Directory,
-    Latecomers,
+    LateClients,
     Registry,
     SiteFederation,
 )
@@ -52,31 +53,31 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.transport.messages import Job, Purpose
-from knnper.transport.polling import Pace, quick_pulls
+from knnper.transport.polling import Pace
 
 
 class AnyHost:
     """A node of either kind: it is a site's where it is configured with a client."""
 
-    def open(self, context: Context, job: Job) -> Player:
-        """See `knnper.client.app.Host`."""
+    def open(self, context: Context, job: Job) -> Worker:
+        """See `knnper.client.app.Node`."""
         return _host(context).open(context, job)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _host(context).carrier_folder(context, job)
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _host(context).introduce(context, job)
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         _host(context).refused(context, reason)
 
 
-def _host(context: Context) -> Host:
-    return SiteHost() if CONFIG in context.node_config else VirtualHost()
+def _host(context: Context) -> Node:
+    return SiteNode() if CONFIG in context.node_config else VirtualHost()
 
 
 client_app = make_client_app(AnyHost())
@@ -87,22 +88,7 @@ APP_FOLDER = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Order:
-    """A run that is to be made, or taken up.
-
-    Attributes
-    ----------
-    experiment
-        What is run.
-    output
-        The run's folder.
-    overwrite
-        Whether an earlier run in that folder may be deleted.
-    resume
-        Whether an earlier run in that folder is taken up.
-    registry
-        The file that says which node is registered under which name; None without
-        one.
-    """
+    """A run that is to be made, or taken up."""
 
     experiment: Experiment
     output: Path
@@ -111,13 +97,7 @@ class Order:
     registry: Path | None
 
     def require_free(self) -> None:
-        """Refuse a folder that is taken.
-
-        Raises
-        ------
-        RunError
-            If it holds a run that may be neither deleted nor taken up.
-        """
+        """Refuse a folder that is taken."""
         if not self.resume:
             RunFolder.require_free(self.output, overwrite=self.overwrite)
 
@@ -133,11 +113,6 @@ def order_of(run_config: Mapping[str, object]) -> Order:
 
     An experiment's relative path is looked up in the app's folder. A run that is taken
     up has the experiment with which it was started, changed by ``set``.
-
-    Raises
-    ------
-    ConfigError, RunError
-        If the experiment is described wrongly, or there is no run to be taken up.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
@@ -159,13 +134,7 @@ def order_of(run_config: Mapping[str, object]) -> Order:
 
 
 def _changes(text: str) -> Sequence[str]:
-    """Return the overrides in ``text``: joined by ``;``, or a JSON list.
-
-    Raises
-    ------
-    ConfigError
-        If it begins as a JSON list and is no list of texts.
-    """
+    """Return the overrides in ``text``: joined by ``;``, or a JSON list."""
     if not text.startswith("["):
         return [part for part in text.split(";") if part]
     try:
@@ -198,13 +167,7 @@ log = logging.getLogger("flwr")
 
 
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Train and hand over; stay for those who come late; return the run's folder.
-
-    Raises
-    ------
-    RunError
-        If the run cannot go on.
-    """
+    """Train, distribute the model; stay for late clients; return the run's folder."""
     order.require_free()
     experiment, stop = order.experiment, threading.Event()
     task = _task(experiment)
@@ -221,12 +184,12 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
         conductor = Conductor(assembly, federation, folder, observer)
         trained = conductor.train(roster, ["flwr", "run"])
         messenger.model = _leave_model(folder, assembly, task, trained)
-        conductor.hand_over(trained, roster)
-        late = Latecomers(conductor, federation, trained)
+        conductor.distribute(trained, roster)
+        late = LateClients(conductor, federation, trained)
         late.serve(roster, experiment.run.federation.stay_s)
     if not folder.is_finished():
         raise RunError(
-            "training is done, and no client could be handed the model; the log says "
+            "training is done, and no client got the model; the log says "
             "why of each. Resume the run when they can"
         )
     return folder
@@ -263,7 +226,7 @@ def _messenger(
             for purpose, most_s in (
                 (Purpose.TRAIN, settings.round_timeout_s),
                 (Purpose.VALIDATE, settings.round_timeout_s),
-                (Purpose.PERSONALIZE, settings.hand_over_timeout_s),
+                (Purpose.PERSONALIZE, settings.distribution_timeout_s),
             )
         },
         patience=OVER_NETWORK,
@@ -288,10 +251,7 @@ def _split(members: Sequence[Member]) -> str:
 def _leave_model(
     folder: RunFolder, assembly: Assembly, task: SiteTask, trained: Checkpoint
 ) -> str:
-    """Leave the trained model in the run's folder; return its fingerprint.
-
-    Nothing, and an empty text, where the method ends with no model for all.
-    """
+    """Leave the trained model in the run's folder; return its fingerprint."""
     if not ends_with_global_model(assembly.experiment):
         return ""
     model = global_model(
@@ -307,10 +267,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run configuration names.
-
-    The same server and clients as `knnper simulate` leads; results are the same.
-    """
+    """Run the experiment that the run configuration names."""
     with _warning_the_server():
         order = order_of(context.run_config)
         observer = LoggingObserver(log)
@@ -325,10 +282,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def _warning_the_server() -> Iterator[None]:
-    """Let the log of the server that this run belongs to have its warnings, too.
-
-    What else a run says is in Flower's database alone.
-    """
+    """Let the log of the server that this run belongs to have its warnings, too."""
     path = os.environ.get(WARNINGS_VARIABLE)
     if not path:
         yield
@@ -363,7 +317,7 @@ def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:
-    """Lead the clients that a central data set is dealt to; return the run's folder."""
+    """Lead virtual clients over a central data set; return the run's folder."""
     order.require_free()
     bench = open_workbench(order.experiment)
     folder = order.folder()

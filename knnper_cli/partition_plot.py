@@ -31,11 +31,6 @@ def draw_partition(
         c of them.
     path
         Where to; the ending gives the format.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be written.
     """
     num_clients, num_classes = class_counts.shape
     width = min(max(5.0, _INCHES_PER_CLIENT * num_clients), 40.0)

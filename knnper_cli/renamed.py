@@ -37,17 +37,7 @@ def with_new_names(
     num_names: Callable[[list[str]], int],
     notify: Callable[[str], None],
 ) -> list[str]:
-    """Return what was typed behind ``knnper`` in the names of this version.
-
-    Parameters
-    ----------
-    words
-        As typed.
-    num_names
-        Says how many of the first words name the command.
-    notify
-        Takes what to say of an old name.
-    """
+    """Return what was typed behind ``knnper`` in the names of this version."""
     typed = list(words)
     for old, new in COMMANDS.items():
         names = old.split()

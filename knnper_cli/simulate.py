@@ -47,7 +47,7 @@ def list_choices(
     # Everything below loads torch, which the other commands need not wait for.
     from knnper.data.catalogue import DATA_SETS
     from knnper.models.catalogue import MODELS
-    from knnper.simulation.partition.catalogue import PARTITIONS
+    from knnper.simulation.partition.schemes import PARTITIONS
 
     if what is Choosable.METHODS:
         _list_methods(as_json)
@@ -152,7 +152,7 @@ def partition(
     export: ExportFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how an experiment deals the data to its clients; nothing is trained."""
+    """Show how an experiment splits the data over its clients; nothing is trained."""
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")

@@ -286,7 +286,7 @@ def _of_client(file: Path) -> _Patient:
     from knnper.client.settings import read_client
 
     settings = read_client(file)
-    return _Patient("client", settings.name, file, client_checks(settings))
+    return _Patient("client", settings.name, file, list(client_checks(settings)))
 
 
 def _of_server(place: Path) -> _Patient:
@@ -320,8 +320,7 @@ def _doctor_show(diagnosis: _Diagnosis) -> None:
 
 if TYPE_CHECKING:
     from knnper.client.service.access import Tokens
-    from knnper.client.service.app import Binding
-    from knnper.client.settings import ClientSettings
+    from knnper.client.settings import ClientSettings, ServiceSettings
 
 TokenFile = Annotated[
     Path | None,
@@ -348,8 +347,7 @@ def serve(
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     # Everything below loads torch, which `knnper --help` need not wait for.
-    from knnper.client.install import Residence
-    from knnper.client.served import open_served
+    from knnper.client.install import SiteState, open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.app import serve as serve_app
     from knnper.client.service.inputs import Limits
@@ -357,8 +355,8 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = read_client(config, overrides or ())
-    residence = Residence(settings.state, settings.name)
-    binding = _binding(settings)
+    site_state = SiteState(settings.state, settings.name)
+    binding = settings.service
     _warn(binding)
     limits = Limits(
         max_request_bytes=settings.service.max_request_mb * 1_000_000,
@@ -367,7 +365,7 @@ def serve(
     )
     app = make_service(
         settings.name,
-        lambda: open_served(residence, writable=True),
+        lambda: open_served(site_state, writable=True),
         tokens=_tokens(settings, binding, token_file, no_token),
         limits=limits,
     )
@@ -379,19 +377,10 @@ def serve(
     )
 
 
-def _binding(settings: "ClientSettings") -> "Binding":
-    from knnper.client.service.app import Binding
-
-    service = settings.service
-    if service.tls is None:
-        return Binding(service.host, service.port)
-    return Binding(service.host, service.port, service.tls.certificate, service.tls.key)
-
-
-def _warn(binding: "Binding") -> None:
+def _warn(binding: "ServiceSettings") -> None:
     from knnper.client.service.app import is_loopback
 
-    if not is_loopback(binding.host) and binding.certificate is None:
+    if not is_loopback(binding.host) and binding.tls is None:
         say(
             f"Warning: {binding.host} is open to other machines, without TLS: whoever "
             "sees the traffic reads the token and all inputs. Set service.tls, or "
@@ -401,7 +390,7 @@ def _warn(binding: "Binding") -> None:
 
 def _tokens(
     settings: "ClientSettings",
-    binding: "Binding",
+    binding: "ServiceSettings",
     token_file: Path | None,
     no_token: bool,
 ) -> "Tokens | None":
@@ -523,7 +512,7 @@ def _over_network(
     from knnper.client.onboarding import join
 
     onboarded = join(settings, patience, verbose=verbose)
-    return onboarded, onboarded.residence.load(onboarded.serving.model)
+    return onboarded, onboarded.site_state.load(onboarded.serving.model)
 
 
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
@@ -531,7 +520,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     serving, card = onboarded.serving, model.card
     num_all = serving.num_train + serving.num_validation + serving.num_test
     yield (
-        f"{onboarded.residence.name}: {counted(num_all, 'example')} "
+        f"{onboarded.site_state.name}: {counted(num_all, 'example')} "
         f"({serving.num_train} training, {serving.num_validation} validation, "
         f"{serving.num_test} test) of {len(card.class_names)} classes"
     )
@@ -545,7 +534,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     yield describe_gain(serving)
     if serving.accuracy.num_examples:
         yield _accuracy(serving.accuracy)
-    yield f"kept in {onboarded.residence.places.folder}"
+    yield f"kept in {onboarded.site_state.places.folder}"
 
 
 def describe_choice(serving: "Serving") -> str:
@@ -607,7 +596,7 @@ def _accuracy(accuracy: "Accuracy") -> str:
 def _print(onboarded: "Onboarded") -> None:
     from dataclasses import asdict
 
-    about = {"client": onboarded.residence.name, "took_part": onboarded.took_part}
+    about = {"client": onboarded.site_state.name, "took_part": onboarded.took_part}
     print_json({**about, **asdict(onboarded.serving)})
 
 

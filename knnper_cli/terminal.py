@@ -85,13 +85,7 @@ AsJson = Annotated[
 
 
 def require_resume(from_round: int | None, resume: Path | None) -> None:
-    """Refuse to go back to a round of a run that only begins.
-
-    Raises
-    ------
-    typer.BadParameter
-        With ``--from-round`` and without ``--resume``.
-    """
+    """Refuse to go back to a round of a run that only begins."""
     if from_round is not None and resume is None:
         raise typer.BadParameter("--from-round goes with --resume DIR")
 
@@ -186,14 +180,7 @@ class ErrorReportingGroup(TyperGroup):
     """Commands whose expected errors are a message, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command.
-
-        Raises
-        ------
-        typer.Exit
-            With 2 for a wrong configuration and a folder that is taken, 1 for any other
-            expected error, as one of the system's, and 130 when the user interrupts.
-        """
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except (ConfigError, FolderTakenError) as error:
@@ -253,10 +240,7 @@ def progress_observer() -> Iterator[Observer]:
 
 @contextlib.contextmanager
 def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
-    """Yield a function that is told how far a batch of ``total`` runs is.
-
-    There is a bar on a terminal, and lines elsewhere.
-    """
+    """Yield a function that is told how far a batch of ``total`` runs is."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield line_counter(total, say, noun=noun)
@@ -299,11 +283,7 @@ def line_counter(
     clock: Callable[[], float] = time.monotonic,
     noun: str = "runs",
 ) -> "Advance":
-    """Return a counter that writes a line now and then; see `run_counter`.
-
-    It writes at once how many there are, and how many were found; then when there is
-    something new, and once a minute while there is not.
-    """
+    """Return a counter that writes a line now and then; see `run_counter`."""
     last_line, last_done = clock(), 0
     write(f"{total} {noun}")
 
@@ -338,14 +318,8 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     return ", ".join(phrases)
 
 
-class BarObserver:
-    """Draws one bar for the rounds and one for the personalisation.
-
-    Parameters
-    ----------
-    progress
-        Where to draw; needs the field ``figures``.
-    """
+class BarObserver(Observer):
+    """Draws one bar for the rounds and one for the personalisation."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -378,16 +352,8 @@ class BarObserver:
         )
 
 
-class LineObserver:
-    """Writes a line now and then.
-
-    Parameters
-    ----------
-    write
-        Takes a line.
-    clock
-        Returns seconds.
-    """
+class LineObserver(Observer):
+    """Writes a line now and then."""
 
     def __init__(
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -433,17 +399,7 @@ class LineObserver:
 
 
 class Counter:
-    """Draws a bar, or writes a line now and then with the time that is left.
-
-    Parameters
-    ----------
-    what
-        What is counted.
-    progress
-        Where to draw; None writes lines.
-    clock
-        Returns seconds.
-    """
+    """Draws a bar, or writes a line now and then with the time that is left."""
 
     def __init__(
         self,
@@ -529,13 +485,7 @@ Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'
 
 
 def seconds_of(text: str) -> float:
-    """Return an ISO 8601 time, in UTC where it says nothing else, as seconds.
-
-    Raises
-    ------
-    BadParameter
-        If it is none.
-    """
+    """Return an ISO 8601 time, in UTC where it says nothing else, as seconds."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -567,7 +517,10 @@ def counted(number: int, noun: str) -> str:
 
 def typed_command() -> list[str]:
     """Return the command and its arguments, the program by its name alone."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    program = Path(sys.argv[0])
+    is_module = program.name == "__main__.py"
+    name = ["python", "-m", program.parent.name] if is_module else [program.name]
+    return [*name, *sys.argv[1:]]
 
 
 if TYPE_CHECKING:
@@ -576,17 +529,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def counting(total: int, noun: str, folder: Path) -> "Iterator[Advance]":
-    """Yield a function that is told how far the work is.
-
-    Parameters
-    ----------
-    total
-        Parts in all.
-    noun
-        What they are called.
-    folder
-        Holds what is done when the user interrupts.
-    """
+    """Yield a function that is told how far the work is."""
     # It loads rich's bars, which `knnper --help` need not wait for.
     pass
 
@@ -596,13 +539,7 @@ def counting(total: int, noun: str, folder: Path) -> "Iterator[Advance]":
 
 @contextlib.contextmanager
 def interruptible(folder: Path) -> Iterator[None]:
-    """Say how to go on where the user interrupts what is done inside the block.
-
-    Parameters
-    ----------
-    folder
-        Holds what is done.
-    """
+    """Say how to go on where the user interrupts what is done inside the block."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -623,15 +560,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def how_to_go_on(command: str, run: Path) -> str:
-    """Return what to do with a run that ended before its results.
-
-    Parameters
-    ----------
-    command
-        Of ``knnper``; it takes ``--resume``.
-    run
-        The run's folder.
-    """
+    """Return what to do with a run that ended before its results."""
     # It loads torch, which `knnper --help` need not wait for.
     from knnper.server.checkpoint import rounds_in
     from knnper.server.run_folder import RunFolder

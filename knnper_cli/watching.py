@@ -17,15 +17,7 @@ MOST_NAMED = 10
 
 
 class Watch:
-    """Tells an observer what a run's folder says from now on.
-
-    Parameters
-    ----------
-    path
-        The run's folder; it may be made later.
-    write
-        Takes a line; who failed in a round is told there.
-    """
+    """Tells an observer what a run's folder says from now on."""
 
     def __init__(self, path: Path, write: Callable[[str], None]) -> None:
         self._path = path
@@ -36,15 +28,7 @@ class Watch:
         self._has_started = False
 
     def until_done(self, observer: Observer, has_ended: Callable[[], bool]) -> bool:
-        """Follow the run until it has new results; return whether it has.
-
-        Parameters
-        ----------
-        observer
-            Is told of every step.
-        has_ended
-            Whether the run has ended, in whatever way. Asked at each look.
-        """
+        """Follow the run until it has new results; return whether it has."""
         while True:
             ended = has_ended()
             results = _version(self._path / RESULTS)

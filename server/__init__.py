@@ -1,1 +1,1 @@
-"""The server: rounds, aggregation, checkpoints, hand-over."""
+"""The server: rounds, aggregation, checkpoints, model distribution."""

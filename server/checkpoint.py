@@ -24,7 +24,6 @@ from knnper.records import (
 from knnper.server.comparison import Norms
 
 log = logging.getLogger(__name__)
-
 FORMAT = 1
 KEPT = 6
 """Checkpoints that are kept where nothing else is said."""
@@ -38,19 +37,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError
 
 @dataclass(frozen=True)
 class History:
-    """What the rounds so far tell of the next: the loop's part of a checkpoint.
-
-    Attributes
-    ----------
-    norms
-        Of the updates, by field.
-    lowest_loss
-        The lowest median train loss of a round; None before the first.
-    trained_in
-        By client, the last round of which its update was used, where clients keep a
-        state between rounds: the one that they go on from. None where that is not
-        known, as in a checkpoint of an earlier version.
-    """
+    """What the rounds so far tell of the next: the loop's part of a checkpoint."""
 
     norms: Mapping[str, Norms] = field(default_factory=dict)
     lowest_loss: float | None = None
@@ -63,11 +50,7 @@ class History:
         loss: float | None,
         used: Collection[str],
     ) -> "History":
-        """Return what is known after one more round.
-
-        ``loss`` is its median train loss, None where it counts for nothing; ``used``
-        are the clients whose updates were folded into it.
-        """
+        """Return what is known after one more round."""
         lowest, trained_in = self.lowest_loss, self.trained_in
         if loss is not None:
             lowest = loss if lowest is None else min(loss, lowest)
@@ -76,10 +59,7 @@ class History:
         return History(norms, lowest, trained_in)
 
     def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
-        """Return after which round each client goes on; 0 is from the start.
-
-        Where that is not known it is the last round that was made.
-        """
+        """Return after which round each client goes on; 0 is from the start."""
         if self.trained_in is None:
             return (last_round,) * len(clients)
         return tuple(self.trained_in.get(client, 0) for client in clients)
@@ -87,19 +67,7 @@ class History:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server's state after a round.
-
-    Attributes
-    ----------
-    server_round
-        The rounds that were made.
-    state
-        The method's server state.
-    fingerprint
-        SHA-256 of the state.
-    history
-        What the next rounds need to know of the earlier ones.
-    """
+    """The server's state after a round."""
 
     server_round: int
     state: Any
@@ -155,17 +123,7 @@ def to_keep(rounds: Sequence[int], most: int) -> list[int]:
 
 
 class CheckpointFolder:
-    """The newest checkpoints of a run, and older ones at growing distances.
-
-    Parameters
-    ----------
-    folder
-        Where they are; created when the first one is saved.
-    experiment
-        Fingerprint of the experiment: a checkpoint of another one is refused.
-    most
-        Of them are kept.
-    """
+    """The newest checkpoints of a run, and older ones at growing distances."""
 
     def __init__(self, folder: Path, experiment: str, most: int = KEPT) -> None:
         self._folder = folder
@@ -206,13 +164,7 @@ class CheckpointFolder:
         return saved
 
     def load_latest(self, state_type: type) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; None if there is none.
-
-        Raises
-        ------
-        CheckpointError
-            If there are checkpoints and none can be used.
-        """
+        """Return the newest checkpoint that is whole; None if there is none."""
         rounds = self.rounds()
         for server_round in reversed(rounds):
             try:

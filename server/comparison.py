@@ -53,53 +53,27 @@ _LEAST_UNSENT = 1.0
 
 @dataclass(frozen=True)
 class Change:
-    """How far a client moved one field of what it was sent.
+    """How far a client moved one field of what it was sent."""
 
-    Attributes
-    ----------
-    norm
-        Euclidean, of the difference; of the field itself if it was not sent.
-    sent
-        Norm of what was sent; 0 if it was not.
-    """
-
-    norm: float
-    sent: float
+    norm: float  # Euclidean, of the difference; of the field itself if it was not sent
+    sent: float  # norm of what was sent; 0 if it was not
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An update that can be aggregated, unless it is unlike the others.
-
-    Attributes
-    ----------
-    client
-        Whose it is.
-    update
-        The method's record.
-    changes
-        By the name of the record's field.
-    """
+    """An update that can be aggregated, unless it is unlike the others."""
 
     client: str
-    update: Any
-    changes: Mapping[str, Change]
+    update: Any  # the method's record
+    changes: Mapping[str, Change]  # by the name of the record's field
 
 
 @dataclass(frozen=True)
 class Norms:
-    """What rounds tell of the norms of one field, at a learning rate of 1.
+    """What rounds tell of the norms of one field, at a learning rate of 1."""
 
-    Attributes
-    ----------
-    medians
-        Of the last `ROUNDS_COMPARED` rounds, oldest first.
-    largest
-        Of all `usual` ones so far, which a single round cannot move.
-    """
-
-    medians: Sequence[float] = ()
-    largest: float = 0.0
+    medians: Sequence[float] = ()  # of the last `ROUNDS_COMPARED` rounds, oldest first
+    largest: float = 0.0  # of all `usual` ones so far: a single round cannot move it
 
     def usual(self) -> float:
         """Return the median of the last rounds' medians; 0 if there was none."""
@@ -141,10 +115,7 @@ def changes_of(
 
 
 def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
-    """Return the Euclidean norm of a tensor, or of its difference from another.
-
-    Infinite or NaN where a number is, or where a square overflows.
-    """
+    """Return the Euclidean norm of a tensor, or of its difference from another."""
     values = tensor.reshape(-1).numpy()
     start = None if origin is None else origin.reshape(-1).numpy()
     buffer = np.empty(min(_BLOCK, len(values)), np.float32)
@@ -160,29 +131,15 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
 
 
 class Comparison:
-    """Passes the updates of one round on, but for those that are unlike the others.
-
-    Parameters
-    ----------
-    most
-        Times the median that a norm may be; None for any.
-    past
-        What earlier rounds tell of the norms, by field.
-    rate
-        This round's learning rate, in whatever unit.
-    leeway
-        What ``most`` is multiplied with, by client; 1 for those who are not named.
-    folder
-        For updates that wait on disk; it is made, and removed.
-    """
+    """Passes the updates of one round on, but for those that are unlike the others."""
 
     def __init__(
         self,
-        most: float | None,
-        past: Mapping[str, Norms],
-        rate: float,
-        leeway: Mapping[str, float],
-        folder: Path,
+        most: float | None,  # times the median that a norm may be; None for any
+        past: Mapping[str, Norms],  # what earlier rounds tell, by field
+        rate: float,  # this round's learning rate, in whatever unit
+        leeway: Mapping[str, float],  # what `most` is multiplied with, by client
+        folder: Path,  # for updates that wait on disk; it is made, and removed
     ) -> None:
         self._most = most
         self._leeway = leeway
@@ -196,21 +153,11 @@ class Comparison:
 
     def passed(
         self,
-        updates: Iterable[Measured | None],
-        expected: int,
+        updates: Iterable[Measured | None],  # None where a reply cannot be used anyway
+        expected: int,  # replies; fewer may come
         refuse: Callable[[str, str], None],
     ) -> Iterator[Measured]:
-        """Yield the updates that are like the others, in their order.
-
-        Parameters
-        ----------
-        updates
-            One for each reply; None for those that cannot be used anyway.
-        expected
-            The number of replies; fewer may come.
-        refuse
-            Is told the client, and the reason, of every other update.
-        """
+        """Yield the updates that are like the others, in their order."""
         missing = expected
         with self._waiting:
             for update in updates:
@@ -245,11 +192,9 @@ class Comparison:
     def _settled(
         self, missing: int, refuse: Callable[[str, str], None]
     ) -> Iterator[Measured]:
-        """Yield the first in turn for as long as their verdict is certain.
-
-        Whatever is still missing, the median lies between those with nothing but zeros
-        and with nothing but infinities to come.
-        """
+        """Yield the first in turn for as long as their verdict is certain."""
+        # Whatever is still missing, the median lies between those with nothing but
+        # zeros and with nothing but infinities to come.
         while (first := self._waiting.first()) is not None:
             objection = self._objection(first, 0, missing)
             if objection is None and self._objection(first, missing, 0) is not None:
@@ -298,13 +243,7 @@ class Comparison:
 
 
 class _Waiting:
-    """Updates in their order; those that take too much memory are on disk.
-
-    Parameters
-    ----------
-    folder
-        Made when it is needed, and removed at the end of the context.
-    """
+    """Updates in their order; those that take too much memory are on disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -362,17 +301,7 @@ class ExplodedError(RunError):
 
 
 def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
-    """Return the error that ends a training.
-
-    Parameters
-    ----------
-    server_round
-        The round that ends it.
-    sign
-        What tells; see `sign_of_explosion`.
-    last_good
-        The last round before it exploded.
-    """
+    """Return the error that ends a training."""
     since = last_good + 1
     several = f"rounds {since} to {server_round}"
     when = several if since < server_round else f"round {since}"
@@ -385,10 +314,8 @@ def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
 
 
 def median_loss(losses: Iterable[float]) -> float | None:
-    """Return the lower median of the clients' train losses; infinite if they are.
-
-    None if nobody made a step, of which a loss that is NaN tells.
-    """
+    """Return the lower median of the clients' train losses; infinite if they are."""
+    # A loss that is NaN tells that nobody made a step.
     known = [
         loss if abs(loss) <= LARGEST_LOSS else math.inf
         for loss in losses
@@ -400,17 +327,7 @@ def median_loss(losses: Iterable[float]) -> float | None:
 def sign_of_explosion(
     loss: float | None, lowest: float | None, comparison: Comparison
 ) -> str:
-    """Return what in a round tells that the training explodes; empty if nothing does.
-
-    Parameters
-    ----------
-    loss
-        The round's `median_loss`.
-    lowest
-        That of the earlier rounds.
-    comparison
-        Of the round's updates.
-    """
+    """Return what tells that the training explodes in a round; empty if nothing."""
     if loss is not None and lowest is not None:
         most = lowest + _TIMES_THE_LOWEST * max(abs(lowest), 1.0)
         if not loss <= most:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError
 from knnper.foreign_text import printable
 from knnper.records import is_same
 from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     Job,
     Packed,
@@ -41,22 +41,7 @@ from knnper.transport.polling import (
 
 @dataclass(frozen=True)
 class Request:
-    """Something that clients are asked to do.
-
-    Attributes
-    ----------
-    clients
-        Their names. More than one only where they are sent the same: they are served
-        together, in one task.
-    payload
-        What the method broadcasts to them.
-    reference
-        What the method broadcasts to nobody in particular; for `Purpose.PERSONALIZE`.
-    seen
-        Whether they may have taken part in training.
-    state_rounds
-        See `knnper.transport.messages.Job`.
-    """
+    """Something that clients are asked to do."""
 
     clients: tuple[str, ...]
     payload: object
@@ -73,17 +58,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request.
-
-    Attributes
-    ----------
-    clients
-        Of the request.
-    record
-        What they answered; None if one of them failed.
-    failure
-        Why it failed; None if none did.
-    """
+    """What came of a request."""
 
     clients: tuple[str, ...]
     record: Any
@@ -97,29 +72,13 @@ class Reply:
 
 
 class Federation(ABC):
-    """The clients as the server sees them.
-
-    Attributes
-    ----------
-    round_attempts
-        Times that a round in which too many clients fail is made. Once, where they
-        would fail again.
-    may_be_away
-        Whether a client that does not personalise is left out, and gets the model when
-        it is back. Else the run ends, since something is wrong with it.
-    """
+    """The clients as the server sees them."""
 
     round_attempts: int = 1
     may_be_away: bool = False
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027
-        """Wait until at least ``least`` of ``clients`` can be reached.
-
-        Raises
-        ------
-        RunError
-            If they cannot, for longer than the federation waits.
-        """
+        """Wait until at least ``least`` of ``clients`` can be reached."""
 
     @abstractmethod
     def exchange(
@@ -129,21 +88,7 @@ class Federation(ABC):
         keep_rounds: Sequence[int],
         requests: Iterable[Request],
     ) -> Iterator[Reply]:
-        """Ask clients and yield their replies in the order of the requests.
-
-        Replies are a stream: each is dropped before the next one is looked at.
-
-        Parameters
-        ----------
-        purpose
-            What is asked.
-        server_round
-            From 1; the rounds made so far for what is not training.
-        keep_rounds
-            Those to which the server may still go back.
-        requests
-            Taken one after the other, when there is room for one more.
-        """
+        """Ask clients and yield their replies in the order of the requests."""
 
 
 class Packer:
@@ -151,11 +96,6 @@ class Packer:
 
     What was packed is given back when the last request that it was packed for is
     answered and a later request brought another record.
-
-    Parameters
-    ----------
-    shared_folder
-        Where numbers may be left as files; None if they travel in the message.
     """
 
     def __init__(self, shared_folder: Path | None) -> None:
@@ -215,34 +155,7 @@ EXPIRES_LATER_S = 10.0
 
 @dataclass
 class FlowerFederation(Federation):
-    """A `Federation` behind a Flower grid.
-
-    Attributes
-    ----------
-    grid
-        Flower's grid.
-    choose_node
-        Returns the node that plays a client, given the client's name.
-    update_type
-        What a client answers to `Purpose.TRAIN`.
-    experiment
-        The experiment as JSON, sent with every request.
-    run_folder, shared_folder, session
-        See `Job`.
-    at_once
-        Requests that are under way at any time.
-    stop
-        Ends waiting for replies when it is set.
-    paces
-        How long clients may take for what they are asked; for ever where it is not
-        said.
-    patience
-        How often is looked for replies.
-    model
-        See `Job`.
-    may_be_away
-        See `Federation`; with it, whatever goes wrong is that client's fault alone.
-    """
+    """A `Federation` behind a Flower grid."""
 
     grid: Grid
     choose_node: Callable[[str], int]
@@ -357,13 +270,7 @@ class FlowerFederation(Federation):
         return Reply(clients, record)
 
     def _record(self, purpose: Purpose, message: Message, most_bytes: int) -> object:
-        """Return what a client answers, of which nothing is trusted.
-
-        Raises
-        ------
-        CodecError
-            If it is not what it was asked for.
-        """
+        """Return what a client answers, of which nothing is trusted."""
         packed = packed_of(message.content, "reply")
         if packed is None:
             raise CodecError("the reply is empty")
@@ -393,5 +300,5 @@ def _stop_if_no_client_is_to_blame(message: Message) -> None:
     set_up = why_none_can_be_played(reason)
     if set_up is not None:
         raise RunError(set_up)
-    if message.error.code == ErrorCode.UNKNOWN or "ActorDied" in reason:
+    if message.error.code == UNKNOWN_ERROR or "ActorDied" in reason:
         raise RunError(f"a worker process died, perhaps for lack of memory: {reason}")

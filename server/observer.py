@@ -3,32 +3,21 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 RoundRecord = Mapping[str, Any]
 """The figures of one round by name; under ``failures``, if there are any, why clients
 failed, by client."""
 
 
-class Observer(Protocol):
-    """Is told of every step of a run, in the process that leads it.
-
-    An observer never changes the run; whatever it raises ends it.
-    """
+class Observer:
+    """Is told of every step of a run by the process that leads it; silent as it is."""
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
 
     def round_finished(self, record: RoundRecord) -> None:
-        """Say how a round went.
-
-        Parameters
-        ----------
-        record
-            ``server_round`` (from 1), ``train_loss``, ``num_clients`` (that replied),
-            ``num_failed``, ``seconds``, and ``validation_accuracy`` where the round
-            was followed by an evaluation.
-        """
+        """Say how a round went."""
 
     def personalization_started(self, num_clients: int) -> None:
         """Say that ``num_clients`` clients are about to be personalised."""
@@ -40,33 +29,8 @@ class Observer(Protocol):
         """Say that the run has ended, in whatever way."""
 
 
-class SilentObserver:
-    """Wants to know nothing."""
-
-    def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Ignore that the rounds begin."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Ignore how a round went."""
-
-    def personalization_started(self, num_clients: int) -> None:
-        """Ignore that the personalisation begins."""
-
-    def client_personalized(self) -> None:
-        """Ignore that a client is personalised."""
-
-    def finished(self) -> None:
-        """Ignore the end."""
-
-
-class LoggingObserver:
-    """Writes a line a round to a log.
-
-    Parameters
-    ----------
-    log
-        Where the lines go.
-    """
+class LoggingObserver(Observer):
+    """Writes a line a round to a log."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -94,9 +58,6 @@ class LoggingObserver:
         if num_clients:
             self._log.info("personalising %d clients", num_clients)
 
-    def client_personalized(self) -> None:
-        """Say nothing of a single client."""
-
     def finished(self) -> None:
         """Say that the run has ended."""
         self._log.info("finished")
@@ -104,20 +65,7 @@ class LoggingObserver:
 
 @dataclass(frozen=True)
 class Member:
-    """A client, and how much data it has.
-
-    Attributes
-    ----------
-    name
-        The client's name.
-    seen
-        Whether it may take part in training.
-    num_train, num_validation, num_test
-        Examples in its splits.
-    is_claim
-        Whether only the client knows how many it trains on; else the operator of the
-        server does, or the simulation.
-    """
+    """A client, and how much data it has."""
 
     name: str
     seen: bool
@@ -134,15 +82,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who there is when a run begins, and the same until it ends.
-
-    Attributes
-    ----------
-    members
-        The clients, sorted by name.
-    split
-        SHA-256, in hexadecimal, of who has which data.
-    """
+    """Who there is when a run begins, and the same until it ends."""
 
     members: tuple[Member, ...]
     split: str
@@ -157,10 +97,7 @@ class Roster:
         return [member.name for member in self.members]
 
     def trainable(self) -> dict[str, int]:
-        """Return the number of training examples of each client that may take part.
-
-        These are the seen ones with data, sorted by name.
-        """
+        """Return the number of training examples of each client that may take part."""
         return {one.name: one.num_train for one in self._training()}
 
     def claimed(self) -> frozenset[str]:
@@ -186,18 +123,7 @@ class Roster:
 def capped(
     counts: Mapping[str, int], claimed: Collection[str], most: float
 ) -> dict[str, int]:
-    """Return counts of which no claimed one is more than a share of the total.
-
-    Parameters
-    ----------
-    counts
-        By client, positive.
-    claimed
-        The clients that may be cut down. Where that is not enough, as for a client that
-        is alone, these count as much as the smallest of them.
-    most
-        The largest share, (0, 1].
-    """
+    """Return counts of which no claimed one is more than a share of the total."""
     claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
     rest = sum(counts.values())
     limit = claims[-1] if claims else 0

@@ -26,15 +26,7 @@ _TOLERANCE = 1e-3
 def evaluation_problem(
     evaluation: object, most_examples: int = LARGEST_COUNT
 ) -> str | None:
-    """Return why an evaluation cannot be true; None if it can.
-
-    Parameters
-    ----------
-    evaluation
-        What a client reports.
-    most_examples
-        On which it can have been made.
-    """
+    """Return why an evaluation cannot be true; None if it can."""
     if not isinstance(evaluation, Evaluation):
         return f"expected an Evaluation, found a {type(evaluation).__name__}"
     correct, total = evaluation.num_correct, evaluation.num_examples
@@ -127,15 +119,7 @@ so that many workers have something to do until the end; its overhead is small."
 def in_groups(
     sizes: Mapping[str, int], at_once: int = IMAGES_AT_ONCE
 ) -> Iterator[tuple[str, ...]]:
-    """Yield groups of clients, in the order of ``sizes``, of about the same size.
-
-    Parameters
-    ----------
-    sizes
-        The number of images of each client, by name.
-    at_once
-        Images in one group, as nearly as clients that are not divided allow.
-    """
+    """Yield groups of clients, in the order of ``sizes``, of about the same size."""
     num_groups = max(1, math.ceil(sum(sizes.values()) / at_once))
     share = max(1, sum(sizes.values())) / num_groups
     ends = itertools.accumulate(sizes.values())

@@ -14,8 +14,12 @@ from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
 
-EARLIER_NAMES = {"fraction_hurt": "fraction_degraded"}
-"""What figures were called in files of earlier versions, which are still read."""
+EARLIER_NAMES = {
+    "fraction_hurt": "fraction_degraded",
+    "hand_over": "model_distribution",
+    "away": "offline",
+}
+"""What keys were called in files of earlier versions, which are still read."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,13 @@ class Summary:
         Of all clients together.
     accuracy_weighted
         Mean over clients, weighted by local test size: the paper's figure
-        (knn-per.txt, section 6, Table 2).
+        (Marfoq et al. 2022, section 6, Table 2).
     accuracy_mean
         Mean over clients, each counted once.
     accuracy_bottom_decile
         The (M/10)-th worst accuracy of M clients: the element of rank
-        max(1, floor(M/10)), from 1, of the ascending list (knn-per.txt, section 6).
+        max(1, floor(M/10)), from 1, of the ascending list (Marfoq et al. 2022, section
+        6).
     accuracy_worst, accuracy_std
         Of the clients' accuracies; the standard deviation is the population's.
     fraction_degraded
@@ -67,46 +72,20 @@ class Summary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """The personalised and the unpersonalised models of one group of clients.
-
-    Attributes
-    ----------
-    personal
-        Each client's own model.
-    reference
-        The global model.
-    """
+    """The personalised and the unpersonalised models of one group of clients."""
 
     personal: Summary
     reference: Summary
 
     def as_document(self) -> dict[str, Any]:
-        """Return plain values: the personal figures, and under ``global`` the others.
-
-        Any figure of the two can be found by the same name.
-        """
+        """Return plain values."""
         return {**asdict(self.personal), "global": asdict(self.reference)}
 
 
 def fraction_degraded(
     accuracies: Iterable[tuple[float | None, float | None]],
 ) -> float | None:
-    """Return the fraction of clients degraded: their model is right less often.
-
-    This is the one definition for all files and tables, whose labels say what clients
-    are compared with.
-
-    Parameters
-    ----------
-    accuracies
-        Of each client's own model, and of the one it is compared with, on the same
-        examples. Clients of which one is None are left out; equal is not degraded.
-
-    Returns
-    -------
-    float
-        In [0, 1]; None without clients.
-    """
+    """Return the fraction of clients degraded: their model is right less often."""
     worse = [
         own < other
         for own, other in accuracies
@@ -117,10 +96,11 @@ def fraction_degraded(
 
 def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a ``results.json`` in which earlier names are replaced."""
-    for group in (results.get("seen", {}), results.get("unseen", {})):
-        for figures in (group, group.get("global", {})):
-            for name in EARLIER_NAMES.keys() & figures.keys():
-                figures[EARLIER_NAMES[name]] = figures.pop(name)
+    groups = [results.get(name, {}) for name in ("seen", "unseen")]
+    figures = [group.get("global", {}) for group in groups]
+    for part in (*groups, *figures, results.get("hand_over", {}), results):
+        for name in EARLIER_NAMES.keys() & part.keys():
+            part[EARLIER_NAMES[name]] = part.pop(name)
     return results
 
 
@@ -144,16 +124,7 @@ def summarise_groups(results: Sequence[ClientResult]) -> dict[str, Any]:
 def training_summary(
     rounds: Sequence[Mapping[str, float | int]], results: Iterable[ClientResult]
 ) -> dict[str, Any]:
-    """Return what the rounds took and led to, as plain values.
-
-    Parameters
-    ----------
-    rounds
-        The figures of each round, oldest first.
-    results
-        Of all clients; what the unpersonalised model does on the validation splits of
-        the seen ones is found under ``validation``.
-    """
+    """Return what the rounds took and led to, as plain values."""
     validations = [result.validation for result in results if result.seen]
     return {
         "num_rounds": len(rounds),
@@ -167,11 +138,7 @@ _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
 
 
 def write_clients_csv(path: Path, results: Iterable[ClientResult]) -> None:
-    """Write one row a client, sorted by name; equal results give equal bytes.
-
-    An empty cell stands for a figure that does not exist: there were no test examples,
-    or the method chose nothing of that name for the client.
-    """
+    """Write one row a client, sorted by name; equal results give equal bytes."""
     rows = [_row(result) for result in sorted(results, key=lambda one: one.client)]
     chosen = sorted({key for row in rows for key in row} - set(_COLUMNS))
     text = io.StringIO()
@@ -242,10 +209,7 @@ def _summary(pairs: Pairs) -> Summary:
 
 
 def _num_right(evaluation: Evaluation) -> float:
-    """Return the examples that are right, or as many as the accuracy stands for.
-
-    Where all examples count the same that is a count, of which sums are exact.
-    """
+    """Return the examples that are right, or as many as the accuracy stands for."""
     if evaluation.weight_sum is None:
         return evaluation.num_correct
     return evaluation.num_examples * (evaluation.accuracy or 0.0)

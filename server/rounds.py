@@ -44,19 +44,7 @@ def num_participants(num_clients: int, participation: float) -> int:
 def sample_participants(
     clients: Sequence[str], participation: float, server_round: int, key: RandomKey
 ) -> list[str]:
-    """Return the clients of a round, uniformly without replacement, sorted by name.
-
-    Parameters
-    ----------
-    clients
-        The names to draw from, sorted.
-    participation
-        The fraction that takes part, in (0, 1].
-    server_round
-        From 1.
-    key
-        The experiment's root key: who takes part depends on it and the round alone.
-    """
+    """Return the clients of a round, uniformly without replacement, sorted by name."""
     count = num_participants(len(clients), participation)
     generator = key.child("participants", server_round).numpy()
     chosen = generator.choice(len(clients), size=count, replace=False)
@@ -136,10 +124,7 @@ class Tally:
         self._sent[client] = self._latest
 
     def take_sent(self, client: str) -> _Sent:
-        """Return what a client was sent, and forget it.
-
-        There is one answer to it, and it may be large.
-        """
+        """Return what a client was sent, and forget it."""
         return self._sent.pop(client, _NOTHING)
 
     def using(self, passed: Iterable[Measured]) -> Iterator[tuple[str, Any]]:
@@ -171,10 +156,7 @@ class Tally:
 
     @property
     def train_loss(self) -> float:
-        """Mean train loss, weighted by examples, over those that made a step.
-
-        One that is so large that the mean might overflow is left out.
-        """
+        """Mean train loss, weighted by examples, over those that made a step."""
         known = [(n, loss) for n, loss in self.losses if abs(loss) <= LARGEST_LOSS]
         total = sum(n for n, _ in known)
         return sum(n * loss for n, loss in known) / total if total else math.nan
@@ -183,11 +165,7 @@ class Tally:
 def usable_updates(
     replies: Iterable[Reply], update_type: type, tally: Tally
 ) -> Iterator[Measured | None]:
-    """Yield for each reply the update that can be aggregated, or None.
-
-    None stands for a client that failed, or whose update is not finite or not an answer
-    to what it was sent; ``tally`` has the reason.
-    """
+    """Yield for each reply the update that can be aggregated, or None."""
     for reply in replies:
         sent = tally.take_sent(reply.client)
         found = reply.failure or _measured(reply, sent, update_type, tally)
@@ -268,7 +246,6 @@ def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured |
 
 
 log = logging.getLogger(__name__)
-
 MOST_NAMED = 100
 """Clients that failed in a round and are named in its record, with the reason."""
 
@@ -277,10 +254,7 @@ MOST_QUOTED = 5
 
 
 class _Made(NamedTuple):
-    """What a round came to.
-
-    ``wild`` is what tells that the training explodes; empty if nothing does.
-    """
+    """What a round came to."""
 
     state: Any
     history: History
@@ -290,30 +264,7 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundLoop:
-    """Trains a method's server state over a federation.
-
-    Attributes
-    ----------
-    method
-        What is trained.
-    federation
-        The clients.
-    clients
-        Those that may take part, seen and with training data: the number of training
-        examples by name.
-    claimed
-        Those of them of whose number nobody knows but themselves.
-    num_validation
-        The number of validation examples of each of them.
-    training, run
-        The experiment's sections.
-    key
-        The experiment's root key.
-    checkpoints
-        Where the state is kept.
-    on_round
-        Called with each round's figures, before its checkpoint.
-    """
+    """Trains a method's server state over a federation."""
 
     method: Method
     federation: Federation
@@ -328,16 +279,7 @@ class RoundLoop:
     _warned_of: set[str] = field(default_factory=set)
 
     def train(self, start: Checkpoint) -> Checkpoint:
-        """Make the rounds that are missing after ``start``; return the last state.
-
-        Raises
-        ------
-        ExplodedError
-            If the training explodes.
-        RunError
-            If too many clients fail in a round. The state of the last checkpoint is
-            what a resumed run goes on from.
-        """
+        """Make the rounds that are missing after ``start``; return the last state."""
         latest, state, history = start, start.state, start.history
         num_wild = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):

@@ -12,8 +12,8 @@ from knnper.errors import RunError
 from knnper.loading import results_identity, to_document
 from knnper.records import canonical, fingerprint
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
+from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
-from knnper.server.hand_over import HandOver
 from knnper.server.observer import Observer, Roster, RoundRecord
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.rounds import RoundLoop
@@ -27,15 +27,7 @@ from knnper.strategies.core.records import NoState
 def scalar_writer(
     folder: Path, first_round: int
 ) -> Iterator[Callable[[RoundRecord], None]]:
-    """Yield a function that adds the figures of one round to the curves.
-
-    Parameters
-    ----------
-    folder
-        Where the event files are; the curves of a resumed run go on.
-    first_round
-        Curves that an interrupted run left from this round on are not shown.
-    """
+    """Yield a function that adds the figures of one round to the curves."""
     # Loading it takes seconds, which only the process that leads a run should wait.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -54,22 +46,7 @@ def scalar_writer(
 
 @dataclass(frozen=True)
 class Conductor:
-    """Leads a federation through training and hand-over, whoever its clients are.
-
-    Takes up a run that was interrupted: rounds after the last checkpoint are repeated,
-    clients that were personalised already are not.
-
-    Attributes
-    ----------
-    assembly
-        What is trained.
-    federation
-        How clients are reached.
-    folder
-        Where everything is written.
-    observer
-        Is told of every step.
-    """
+    """Leads a federation through training and model distribution."""
 
     assembly: Assembly
     federation: Federation
@@ -77,41 +54,12 @@ class Conductor:
     observer: Observer
 
     def lead(self, roster: Roster, command: Sequence[str]) -> Mapping[str, Any]:
-        """Train, hand over, and write the results.
-
-        Parameters
-        ----------
-        roster
-            The clients.
-        command
-            What the user typed, for the manifest.
-
-        Returns
-        -------
-        Mapping
-            The content of ``results.json``.
-
-        Raises
-        ------
-        RunError
-            If the run cannot go on.
-        """
-        self.hand_over(self.train(roster, command), roster)
+        """Train, distribute the model, and write the results."""
+        self.distribute(self.train(roster, command), roster)
         return self.folder.results()
 
     def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
-        """Make the rounds that are missing; return the last state.
-
-        Parameters
-        ----------
-        roster, command
-            See `lead`.
-
-        Raises
-        ------
-        RunError
-            If too many clients fail in a round.
-        """
+        """Make the rounds that are missing; return the last state."""
         conditions = build_manifest(
             results_identity=results_identity(self.assembly.experiment),
             partition_hash=roster.split,
@@ -121,41 +69,19 @@ class Conductor:
         self.folder.write_manifest(conditions)
         return self._train(roster)
 
-    def hand_over(
+    def distribute(
         self,
         trained: Checkpoint,
         roster: Roster,
         to: Collection[str] | None = None,
     ) -> Collection[str]:
-        """Give the model to the clients that lack it; write the results of all.
-
-        While nobody has it there are no results, and the run is not done.
-
-        Parameters
-        ----------
-        trained
-            What training ended with.
-        roster
-            All clients, those that were handed it before among them.
-        to
-            Who is asked now; all by default.
-
-        Returns
-        -------
-        Collection
-            The names of all that have it.
-
-        Raises
-        ------
-        RunError
-            If a client cannot personalise, where none may be away.
-        """
+        """Give the model to the clients that lack it; write the results of all."""
         began, before = time.monotonic(), self._seconds_before()
-        handed = self._hand_over(trained, roster, roster.names() if to is None else to)
-        if not handed:
-            return handed
-        results = [result for result in handed.values() if result is not None]
-        away = [name for name in roster.names() if name not in handed]
+        served = self._distribute(trained, roster, roster.names() if to is None else to)
+        if not served:
+            return served
+        results = [result for result in served.values() if result is not None]
+        away = [name for name in roster.names() if name not in served]
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -165,10 +91,10 @@ class Conductor:
                 "personalization_seconds": time.monotonic() - began + before,
                 "state_sha256": trained.fingerprint,
             },
-            "hand_over": {
-                "num_clients": len(handed),
-                "withheld": [name for name, result in handed.items() if not result],
-                "away": away,
+            "model_distribution": {
+                "num_clients": len(served),
+                "withheld": [name for name, result in served.items() if not result],
+                "offline": away,
             },
             "manifest": {
                 **self.folder.manifest(),
@@ -178,10 +104,10 @@ class Conductor:
         self.folder.write_clients_csv(results)
         self.folder.write_results(document)
         self.folder.forget_aside()
-        return handed
+        return served
 
     def _seconds_before(self) -> float:
-        """Return what earlier hand-overs of this run took."""
+        """Return what earlier distributions of this run took."""
         if not self.folder.is_finished():
             return 0.0
         return float(self.folder.results()["training"]["personalization_seconds"])
@@ -211,32 +137,28 @@ class Conductor:
             loop = round_loop(self.assembly, roster, federation, checkpoints, on_round)
             return loop.train(start)
 
-    def _hand_over(
+    def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
     ) -> dict[str, ClientResult | None]:
         """Return what every client that has the model reported, sorted by name."""
-        done = self.folder.hand_overs.reported(trained.fingerprint)
+        done = self.folder.distributed.reported(trained.fingerprint)
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)
         # A server that was started again knows nobody yet.
         self.federation.await_clients(sorted(set(to) - set(done)), 0)
-        hand_over = HandOver(self.assembly.method, self.federation, self.assembly.key)
+        distribution = ModelDistribution(
+            self.assembly.method, self.federation, self.assembly.key
+        )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
-        for one in hand_over.personalize(trained, sizes, seen, left_out):
-            self.folder.hand_overs.append(trained.fingerprint, one)
+        for one in distribution.personalize(trained, sizes, seen, left_out):
+            self.folder.distributed.append(trained.fingerprint, one)
             done[one.client] = one.result
             self.observer.client_personalized()
         return {name: done[name] for name in roster.names() if name in done}
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
-    """Return what the first round starts from.
-
-    Raises
-    ------
-    RunError
-        If nobody could take part in it.
-    """
+    """Return what the first round starts from."""
     clients = roster.trainable()
     if not clients:
         raise RunError(

@@ -1,7 +1,6 @@
 """The folder in which a run keeps all that it writes."""
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -20,10 +19,10 @@ from pydantic_core import to_json
 import knnper
 from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
 from knnper.experiment import Catalogue, Experiment
-from knnper.files import JsonLines, draft_of, write_atomically
+from knnper.files import FileLock, JsonLines, LockHeldError, draft_of, write_atomically
 from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.server.checkpoint import asides, put_aside, rounds_in
-from knnper.server.hand_over import Handed
+from knnper.server.distribution import Delivered
 from knnper.server.observer import Roster
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.strategies.core.predictors import ClientResult
@@ -32,44 +31,30 @@ _CLIENT_RESULT = TypeAdapter(ClientResult)
 
 
 @dataclass(frozen=True)
-class HandOverLog:
-    """One line for each client that was handed a model.
-
-    Attributes
-    ----------
-    path
-        The file; it need not exist.
-    """
+class DistributionLog:
+    """One line for each client that has the model."""
 
     path: Path
 
-    def append(self, model: str, handed: Handed) -> None:
+    def append(self, model: str, served: Delivered) -> None:
         """Add that a client has the model with fingerprint ``model``."""
-        result = handed.result
-        document = {"result": asdict(result)} if result else {"client": handed.client}
+        result = served.result
+        document = {"result": asdict(result)} if result else {"client": served.client}
         self._lines.append({"model": model, **document})
 
     def reported(self, model: str) -> dict[str, ClientResult | None]:
-        """Return by name what clients that have that model reported.
-
-        None stands for a client that keeps its figures to itself.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged elsewhere than in its last line.
-        """
+        """Return by name what clients that have that model reported."""
         records = [one for one in self._lines.read() if one.get("model") == model]
-        handed = (self._handed(record) for record in records)
-        return {one.client: one.result for one in handed}
+        served = (self._served(record) for record in records)
+        return {one.client: one.result for one in served}
 
     @property
     def _lines(self) -> JsonLines:
         return JsonLines(self.path)
 
-    def _handed(self, record: Mapping[str, Any]) -> Handed:
+    def _served(self, record: Mapping[str, Any]) -> Delivered:
         if isinstance(record.get("client"), str):
-            return Handed(record["client"], None)
+            return Delivered(record["client"], None)
         text = json.dumps(record.get("result"))
         try:
             result = _CLIENT_RESULT.validate_json(text, strict=True)
@@ -78,7 +63,7 @@ class HandOverLog:
                 f"a line of {self.path} is no client's result; remove the file and "
                 f"resume the run: {error}"
             ) from error
-        return Handed(result.client, result)
+        return Delivered(result.client, result)
 
 
 _PACKAGES = (
@@ -98,17 +83,7 @@ def build_manifest(
     command: Sequence[str],
     started: datetime,
 ) -> dict[str, Any]:
-    """Return versions, machine and provenance as plain values.
-
-    Parameters
-    ----------
-    results_identity, partition_hash
-        What was run, on which split of the data.
-    command
-        What the user typed.
-    started
-        When, with a time zone.
-    """
+    """Return versions, machine and provenance as plain values."""
     return {
         "results_identity": results_identity,
         "partition_hash": partition_hash,
@@ -134,23 +109,7 @@ def environment() -> dict[str, Any]:
 def complete_manifest(
     first: Mapping[str, Any] | None, manifest: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Return all that is known of a run that begins, or is gone on with.
-
-    Parameters
-    ----------
-    first
-        What was known before; None where the run begins.
-    manifest
-        Of now. Of a run that is gone on with, it adds the command and the time to what
-        ``first`` has under ``resumed``.
-    folder
-        The run's; named in errors.
-
-    Raises
-    ------
-    RunError
-        If the data is split otherwise than when the run was started.
-    """
+    """Return all that is known of a run that begins, or is gone on with."""
     if first is None:
         return {**manifest, "resumed": []}
     expected, found = first["partition_hash"], manifest["partition_hash"]
@@ -176,13 +135,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return what a file in a run's folder holds.
-
-    Raises
-    ------
-    RunError
-        If there is no such file, since the run is not done, or it is damaged.
-    """
+    """Return what a file in a run's folder holds."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -204,7 +157,6 @@ def finite(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXPERIMENT = "experiment.yaml"
-
 LOCK = ".lock"
 
 # Deleting a folder hangs on this line: it must not occur in files people write.
@@ -232,29 +184,17 @@ def make_empty(path: Path) -> None:
 
 
 RESULTS = "results.json"
-
 _MANIFEST = "manifest.json"
-
 _ROSTER = "clients.json"
-
 _SESSION = "session"
-
 _CLIENTS = "clients.csv"
-
 _ROUNDS = "rounds.jsonl"
-
 _CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder; made by `create` or `open`.
-
-    Attributes
-    ----------
-    path
-        The folder.
-    """
+    """A run's folder; made by `create` or `open`."""
 
     path: Path
 
@@ -262,22 +202,7 @@ class RunFolder:
     def create(
         cls, path: Path, experiment: Experiment, *, overwrite: bool = False
     ) -> "RunFolder":
-        """Return a new folder that holds nothing but ``experiment``.
-
-        Parameters
-        ----------
-        path
-            The folder; parents are created as needed.
-        experiment
-            The experiment that is about to run.
-        overwrite
-            Whether an earlier run in that folder may be deleted.
-
-        Raises
-        ------
-        FolderTakenError, RunError
-            As `require_free`.
-        """
+        """Return a new folder that holds nothing but ``experiment``."""
         cls.require_free(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
@@ -288,16 +213,7 @@ class RunFolder:
 
     @classmethod
     def require_free(cls, path: Path, *, overwrite: bool) -> None:
-        """Do nothing if `create` can make a run in ``path``.
-
-        Raises
-        ------
-        FolderTakenError
-            If the folder is not empty and must not be overwritten, or holds something
-            else than a run.
-        RunError
-            If another process leads the run in it.
-        """
+        """Do nothing if `create` can make a run in ``path``."""
         if path.exists() and not path.is_dir():
             raise FolderTakenError(f"{path} is a file; expected a folder for the run")
         # All that is there where making a run ended with its first file.
@@ -318,13 +234,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Return the folder of a run that was started before.
-
-        Raises
-        ------
-        RunError
-            If there is no run in that folder.
-        """
+        """Return the folder of a run that was started before."""
         if not (path / EXPERIMENT).is_file():
             raise RunError(
                 f"{path} holds no run: {EXPERIMENT} is missing. Give the folder that "
@@ -335,21 +245,7 @@ class RunFolder:
     def experiment(
         self, catalogue: Catalogue, overrides: Sequence[str] = ()
     ) -> Experiment:
-        """Return the experiment of this run.
-
-        Parameters
-        ----------
-        catalogue
-            What can be chosen by name.
-        overrides
-            ``KEY=VALUE``; only what leaves the results as they are, such as
-            ``run.num_workers``.
-
-        Raises
-        ------
-        ConfigError
-            As `read_experiment`, and if the overrides make it another experiment.
-        """
+        """Return the experiment of this run."""
         source = self.path / EXPERIMENT
         started = read_experiment(source, catalogue)
         resumed = read_experiment(source, catalogue, overrides)
@@ -364,34 +260,20 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from leading this run inside the block.
-
-        The lock goes with the process, however that ends.
-
-        Raises
-        ------
-        RunError
-            If another process leads it.
-        """
-        with (self.path / LOCK).open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(
-                    f"another process is at work on the run in {self.path}; wait for "
-                    "it, or end it first (`flwr stop` ends a server that stays for "
-                    "clients that come late)"
-                ) from error
+        """Keep other processes from leading this run inside the block."""
+        try:
+            lock = FileLock(self.path / LOCK)
+        except LockHeldError as error:
+            raise RunError(
+                f"another process is at work on the run in {self.path}; wait for it, "
+                "or end it first (`flwr stop` ends a server that stays for clients "
+                "that come late)"
+            ) from error
+        with lock:
             yield
 
     def require_idle(self) -> None:
-        """Refuse a run that a process leads.
-
-        Raises
-        ------
-        RunError
-            If one does.
-        """
+        """Refuse a run that a process leads."""
         with self.locked():
             pass
 
@@ -414,21 +296,12 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def hand_overs(self) -> HandOverLog:
+    def distributed(self) -> DistributionLog:
         """Which clients have the model, and what they reported."""
-        return HandOverLog(self.path / "personalization.jsonl")
+        return DistributionLog(self.path / "personalization.jsonl")
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep under what conditions the run is made; return all that is known.
-
-        The first manifest stays; what it takes to go on with the run is added to it
-        under ``resumed``.
-
-        Raises
-        ------
-        RunError
-            If the data is split otherwise than when the run was started.
-        """
+        """Keep under what conditions the run is made; return all that is known."""
         path = self.path / _MANIFEST
         first = self.manifest() if path.exists() else None
         write_document(path, complete_manifest(first, manifest, self.path))
@@ -450,13 +323,7 @@ class RunFolder:
         write_document(self.path / _ROSTER, asdict(roster))
 
     def roster(self) -> Roster | None:
-        """Return who takes part; None if it was not written.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged.
-        """
+        """Return who takes part; None if it was not written."""
         if not (self.path / _ROSTER).exists():
             return None
         found = read_document(self.path / _ROSTER)
@@ -469,16 +336,7 @@ class RunFolder:
             ) from error
 
     def go_back(self, server_round: int) -> None:
-        """Make a round the last one; what came later is put aside.
-
-        It stays among the checkpoints, in a folder of its own, until a later end of the
-        run has passed it. A kill in between leaves a run that can go back again.
-
-        Raises
-        ------
-        RunError
-            If there is no checkpoint of that round, or another process leads the run.
-        """
+        """Make a round the last one; what came later is put aside."""
         kept = rounds_in(self.checkpoints)
         if server_round not in kept:
             known = ", ".join(map(str, kept)) or "none"
@@ -514,13 +372,7 @@ class RunFolder:
         return (self.path / RESULTS).is_file()
 
     def results(self) -> dict[str, Any]:
-        """Return the content of ``results.json``.
-
-        Raises
-        ------
-        RunError
-            If the run is not done, or the file is damaged.
-        """
+        """Return the content of ``results.json``."""
         return with_present_names(read_document(self.path / RESULTS))
 
     def append_round(self, record: Mapping[str, Any]) -> None:

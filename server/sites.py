@@ -34,15 +34,7 @@ TIMEOUT_S = 120.0
 
 @dataclass
 class Introductions:
-    """Asks nodes who they are, and never waits for what they say.
-
-    Attributes
-    ----------
-    grid
-        Flower's grid.
-    experiment
-        The experiment as JSON: a site looks whether its data fits.
-    """
+    """Asks nodes who they are, and never waits for what they say."""
 
     grid: Grid
     experiment: str
@@ -92,28 +84,14 @@ def _introduction(reply: Message) -> Introduction | NoReply:
 
 @dataclass(frozen=True)
 class Registry:
-    """The names that keys are registered under; empty where nobody is.
-
-    Attributes
-    ----------
-    names
-        By Flower's id of the node, which belongs to its key.
-    num_train
-        Of clients, by name, on how many examples they train, where that is fixed.
-    """
+    """The names that keys are registered under; empty where nobody is."""
 
     names: Mapping[int, str]
     num_train: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None) -> "Registry":
-        """Return what the file says; nothing without a file.
-
-        Raises
-        ------
-        RunError
-            If it is damaged.
-        """
+        """Return what the file says; nothing without a file."""
         if path is None:
             return cls(MappingProxyType({}))
         found = read_roster(path)
@@ -151,17 +129,7 @@ log = logging.getLogger("flwr")
 
 @dataclass
 class Directory:
-    """Clients by name, and the nodes behind which they are.
-
-    Attributes
-    ----------
-    grid
-        Flower's grid.
-    experiment
-        The experiment as JSON.
-    read_registry
-        Returns which names keys are registered under, now.
-    """
+    """Clients by name, and the nodes behind which they are."""
 
     grid: Grid
     experiment: str
@@ -176,10 +144,7 @@ class Directory:
         self._introductions = Introductions(self.grid, self.experiment)
 
     def refresh(self) -> None:
-        """Look who is there, and ask those who are new who they are.
-
-        Nobody is waited for: what a node says is heard at a later look.
-        """
+        """Look who is there, and ask those who are new who they are."""
         self._connected = set(self.grid.get_node_ids())
         for node, said in self._introductions.answers():
             problem = self._admit(node, said)
@@ -277,27 +242,13 @@ OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_aw
 """How replies of clients on machines of their own are waited for."""
 
 LOOK_EVERY_S = 0.2
-
 REMIND_EVERY_S = 30.0
-
 Enough = Callable[[dict[str, Member]], bool]
 
 
 @dataclass
 class SiteFederation(Federation):
-    """Clients that are reached by name while they are connected.
-
-    Attributes
-    ----------
-    directory
-        Who is behind which node.
-    messenger
-        Sends requests to nodes that are there.
-    settings
-        How long is waited.
-    stop
-        Ends waiting when it is set.
-    """
+    """Clients that are reached by name while they are connected."""
 
     directory: Directory
     messenger: FlowerFederation
@@ -366,16 +317,7 @@ class SiteFederation(Federation):
             )
 
     def gather(self) -> list[Member]:
-        """Return the clients that are there to begin, once they are enough.
-
-        These are ``min_clients``; where that is not set, all that are registered, or
-        whoever of them came while the server waited.
-
-        Raises
-        ------
-        RunError
-            If too few come.
-        """
+        """Return the clients that are there to begin, once they are enough."""
         least = self.settings.min_clients
         expected = self.directory.registered()
 
@@ -432,25 +374,14 @@ class SiteFederation(Federation):
         )
 
 
-LATECOMERS_LOOK_EVERY_S = 1.0
-
+LATE_LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 60.0
-"""After this time a client that could not be handed the model is tried again."""
+"""After this time a client that did not get the model is tried again."""
 
 
 @dataclass
-class Latecomers:
-    """Hands a trained model to whoever comes.
-
-    Attributes
-    ----------
-    conductor
-        Of the run.
-    federation
-        Its clients.
-    trained
-        What training ended with.
-    """
+class LateClients:
+    """Hands a trained model to whoever comes."""
 
     conductor: Conductor
     federation: SiteFederation
@@ -458,38 +389,29 @@ class Latecomers:
     _try_at: dict[str, float] = field(default_factory=dict)
 
     def serve(self, roster: Roster, seconds: float) -> None:
-        """Stay for ``seconds`` and hand the model to those who lack it.
-
-        Parameters
-        ----------
-        roster
-            The clients of the run. Any other is an unseen one, and joins them in the
-            results.
-        seconds
-            How long; 0 is not at all.
-        """
+        """Stay for ``seconds`` and hand the model to those who lack it."""
         until = time.monotonic() + seconds
         if seconds:
             log.info("staying for %.0f s, for clients that come late", seconds)
         while time.monotonic() < until and not self.federation.stop.is_set():
-            roster = self._hand_over_to_those_here(roster)
-            self.federation.stop.wait(LATECOMERS_LOOK_EVERY_S)
+            roster = self._distribute_to_those_here(roster)
+            self.federation.stop.wait(LATE_LOOK_EVERY_S)
 
-    def _hand_over_to_those_here(self, roster: Roster) -> Roster:
+    def _distribute_to_those_here(self, roster: Roster) -> Roster:
         waiting = self._waiting()
         if not waiting:
             return roster
-        log.info("handing the model to %s", ", ".join(sorted(waiting)))
+        log.info("sending the model to %s", ", ".join(sorted(waiting)))
         joined = self._joined(roster, list(waiting.values()))
-        handed = self.conductor.hand_over(self.trained, joined, to=waiting)
+        served = self.conductor.distribute(self.trained, joined, to=waiting)
         retry_at = time.monotonic() + TRY_AGAIN_S
-        self._try_at.update(dict.fromkeys(set(waiting) - set(handed), retry_at))
+        self._try_at.update(dict.fromkeys(set(waiting) - set(served), retry_at))
         return joined
 
     def _waiting(self) -> dict[str, Member]:
         """Return the clients that are here and lack the model."""
         self.federation.directory.refresh()
-        done = self.conductor.folder.hand_overs.reported(self.trained.fingerprint)
+        done = self.conductor.folder.distributed.reported(self.trained.fingerprint)
         now = time.monotonic()
         return {
             name: member

@@ -1,4 +1,30 @@
-"""An experiment's clients, played by nodes of Flower's simulation."""
+"""An experiment's clients as nodes of Flower's simulation.
+
+What Flower keeps to itself is imported here and in `knnper.client.flower_node`, and
+nowhere else. With ``KNNPER_PLAIN_FLOWER=1`` none of it is, with the same results:
+
+=====================================  ==============================================
+name in ``flwr``                       why; what it saves; what happens without
+=====================================  ==============================================
+``simulation.run_simulation``:         Takes Ray's settings, and says of nothing that
+``_run_simulation``                    it is deprecated. It is what the public
+                                       ``run_simulation`` calls; no time is saved.
+``server.superlink.fleet.vce``:        Flower has one thread wait for each worker, in
+``vce_api.ThreadPoolExecutor``         a pool of the default size: 32, or four more
+                                       than there are cores. Without: further workers
+                                       never get a task.
+``vce_api.add_messages_to_queue``,     Ten times a second Flower looks, for each
+``server.superlink.linkstate``         node, through all messages. A round of ten
+                                       clients with next to nothing to do takes
+                                       0.02 s instead of 0.1 s. Without: that, and a
+                                       part of a core that grows with nodes times
+                                       messages.
+``simulation.ray_transport``:          How many workers a cluster has room for.
+``pool_size_from_resources``           Without: ``run.num_workers`` counts for it.
+=====================================  ==============================================
+"""
+
+from __future__ import annotations
 
 import contextlib
 import functools
@@ -17,17 +43,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from queue import Queue
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import EventType
-from flwr.server.superlink.fleet.vce import vce_api
-from flwr.server.superlink.fleet.vce.backend.backend import BackendConfig
-from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation.run_simulation import _run_simulation
+from flwr.simulation import run_simulation
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime, ClientStateStore
@@ -40,6 +63,7 @@ from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.records import NoState
 from knnper.transport import messages as shared_memory
+from knnper.transport.flower_protocol import is_plain
 from knnper.transport.messages import Job, Purpose, is_run_folder
 from knnper.transport.polling import (
     MESSAGES_AT_ONCE,
@@ -49,14 +73,16 @@ from knnper.transport.polling import (
     replies_in_order,
 )
 
+if not is_plain():
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.server.superlink.linkstate import InMemoryLinkState
+    from flwr.simulation.run_simulation import _run_simulation
+
 SESSION_FILE = ".session"
 
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
-    """Return the runtime that plays all virtual clients of ``bench``.
-
-    From here on this process trains, and keeps memory for it.
-    """
+    """Return the runtime that plays all virtual clients of ``bench``."""
     keep_freed_memory()
     return ClientRuntime(
         method=bench.method,
@@ -79,20 +105,7 @@ def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientR
 
 
 def require_same_folder(run_folder: Path, session: str) -> None:
-    """Refuse to keep clients' states where other machines would not find them.
-
-    Parameters
-    ----------
-    run_folder
-        The run's folder, as the server calls it.
-    session
-        What the server wrote to the file `SESSION_FILE` in it.
-
-    Raises
-    ------
-    RunError
-        If it is another folder here.
-    """
+    """Refuse to keep clients' states where other machines would not find them."""
     path = run_folder / SESSION_FILE
     if not path.exists() or path.read_text() != session:
         raise RunError(
@@ -106,11 +119,11 @@ class VirtualHost:
     """A node of a simulation: it can play any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
-        """See `knnper.client.app.Host`."""
+        """See `knnper.client.app.Node`."""
         return _resident_runtime(job.experiment, job.run_folder, job.session)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.app.Host`: the run's folder in this machine's memory."""
+        """See `knnper.client.app.Node`: the run's folder in this machine's memory."""
         folder = Path(job.shared_folder)
         return folder if is_run_folder(folder) else None
 
@@ -121,25 +134,14 @@ class VirtualHost:
         return RecordDict({"node": node})
 
     def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
-        """Refuse to be refused: every node of a simulation takes part.
-
-        Raises
-        ------
-        RunError
-            Always.
-        """
+        """Refuse to be refused: every node of a simulation takes part."""
         raise RunError(f"a node of a simulation was refused: {reason}")
 
 
 client_app = make_client_app(VirtualHost())
-
-
 T = TypeVar("T")
-
 CONNECT_TIMEOUT_S = 5.0
-
 _REQUESTS_PER_WORKER = 4
-
 _MOST_WORKERS = 1024
 
 # In the error of `ray.init` after a part of Ray was not up in 15 s. No setting of Ray
@@ -195,13 +197,7 @@ def play(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     with _stopping_on_interrupt(stop), _faster_flower(), _huge_pages_for_workers():
         try:
-            _run_simulation(
-                num_supernodes=num_nodes,
-                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-                client_app=client_app,
-                server_app=server_app,
-                backend_config=_backend_config(run),
-            )
+            _simulate(num_nodes, client_app, server_app, _backend_config(run))
         except RuntimeError as error:
             if failures:  # the server's own; Flower raises it as it is
                 raise
@@ -212,12 +208,9 @@ def play(
 
 
 def requests_at_once(run: RunSettings) -> int:
-    """Return how many requests keep all workers busy at any time.
-
-    How many workers a cluster has room for is known once `play` has joined it.
-    """
+    """Return how many requests keep all workers busy at any time."""
     workers = num_workers(run)
-    if run.ray_address:
+    if run.ray_address and not is_plain():
         # It imports Ray, which a server of real clients does without.
         from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
@@ -226,15 +219,30 @@ def requests_at_once(run: RunSettings) -> int:
     return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
 
 
+def _simulate(
+    num_nodes: int,
+    client_app: ClientApp,
+    server_app: ServerApp,
+    backend: dict[str, dict[str, Any]],
+) -> None:
+    if is_plain():
+        run_simulation(server_app, client_app, num_nodes, backend_config=backend)
+        return
+    _run_simulation(
+        num_supernodes=num_nodes,
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+        client_app=client_app,
+        server_app=server_app,
+        backend_config=backend,
+    )
+
+
 @contextlib.contextmanager
 def _faster_flower() -> Iterator[None]:
-    """Replace two parts of Flower's runtime that cost time.
-
-    It has a thread wait for each worker, in a pool of the default size: 32, or four
-    more than there are cores; further workers never get a task. And ten times a second
-    it looks, for each node, through all messages: a tenth of a second a round, and a
-    part of a core that grows with their product.
-    """
+    """Replace two parts of Flower's runtime that cost time; see the module."""
+    if is_plain():
+        yield
+        return
     pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
     with (
         mock.patch.object(vce_api, "ThreadPoolExecutor", pool),
@@ -306,18 +314,7 @@ def _beneath_flower(error: BaseException) -> BaseException:
 
 
 def require_cluster(address: str | None) -> None:
-    """Check that something listens at a cluster's address: Ray asks for ever.
-
-    Parameters
-    ----------
-    address
-        As of `RunSettings.ray_address`; only ``HOST:PORT`` can be checked.
-
-    Raises
-    ------
-    RunError
-        If nothing does.
-    """
+    """Check that something listens at a cluster's address: Ray asks for ever."""
     host, _, port = (address or "").rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return
@@ -358,7 +355,7 @@ def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _backend_config(run: RunSettings) -> BackendConfig:
+def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,
@@ -389,11 +386,6 @@ def wait_for_nodes(
 
     Nodes register while the ServerApp already runs. Any of them knows how many there
     are to be, so that the first round does not start with a part of them.
-
-    Raises
-    ------
-    RunError
-        If they are not all there in time.
     """
     deadline = time.monotonic() + timeout_s
     expected = 0
@@ -441,29 +433,7 @@ NUM_NODES = 64
 def run_on_flower(
     bench: Workbench, run_folder: Path, body: Callable[[Federation], T]
 ) -> T:
-    """Start the virtual clients on Ray, lead them with ``body``, shut them down.
-
-    There are `NUM_NODES` nodes at most: clients that wait for their turn cost nothing.
-
-    Parameters
-    ----------
-    bench
-        The experiment.
-    run_folder
-        Where clients keep their state.
-    body
-        What the server does; it runs in a thread of this process.
-
-    Returns
-    -------
-    T
-        What ``body`` returned.
-
-    Raises
-    ------
-    RunError
-        If Flower ended without an answer from ``body``.
-    """
+    """Start the virtual clients on Ray, lead them with ``body``, shut them down."""
     run = bench.experiment.run
     num_nodes = min(len(bench.clients.parts), NUM_NODES)
     with carrier_folder(run) as folder:
@@ -475,13 +445,7 @@ def run_on_flower(
 
 
 def carrier_folder(run: RunSettings) -> AbstractContextManager[Path | None]:
-    """Return the folder in memory in which models travel; None if in messages.
-
-    Raises
-    ------
-    RunError
-        If shared memory is asked for and there is none, or too little.
-    """
+    """Return the folder in memory in which models travel; None if in messages."""
     if run.carrier == "message" or (run.carrier == "auto" and run.ray_address):
         return nullcontext()
     if run.carrier == "shared_memory" and not shared_memory.is_available():
@@ -501,21 +465,7 @@ def flower_federation(
     shared_folder: Path | None,
     stop: threading.Event,
 ) -> Federation:
-    """Return the virtual clients behind ``grid``, once all its nodes are there.
-
-    Parameters
-    ----------
-    grid
-        Flower's grid.
-    bench
-        The experiment.
-    run_folder
-        Where clients keep their state.
-    shared_folder
-        Where models travel as files in memory; None sends them in messages.
-    stop
-        Ends waiting for clients when it is set.
-    """
+    """Return the virtual clients behind ``grid``, once all its nodes are there."""
     session = uuid.uuid4().hex
     write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(

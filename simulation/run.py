@@ -19,16 +19,7 @@ from knnper.transport.messages import Purpose
 
 @dataclass(frozen=True)
 class SerialFederation(Federation):
-    """A `Federation` that calls the clients as functions.
-
-    An error that the project raises on purpose makes a failed client, as in any other
-    engine; all others end the run, so that a debugger stops where they happen.
-
-    Attributes
-    ----------
-    runtime
-        The one runtime that plays all clients.
-    """
+    """A `Federation` that calls the clients as functions."""
 
     runtime: ClientRuntime
 
@@ -70,29 +61,7 @@ class SerialFederation(Federation):
 def simulate(
     bench: Workbench, folder: RunFolder, observer: Observer, command: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Run an experiment on the engine it names.
-
-    Parameters
-    ----------
-    bench
-        What to run.
-    folder
-        Where everything is written; a run that was interrupted goes on from there.
-    observer
-        Is told of every step.
-    command
-        What the user typed, for the manifest.
-
-    Returns
-    -------
-    Mapping
-        The content of ``results.json``.
-
-    Raises
-    ------
-    RunError
-        If the run cannot go on, or another process leads it.
-    """
+    """Run an experiment on the engine it names."""
     if folder.is_finished():
         return folder.results()
 

@@ -29,15 +29,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel(GlobalModel):
-    """What a simulation ended with, and its data; made by `trained_model`.
-
-    Attributes
-    ----------
-    experiment
-        The run's settings.
-    bench
-        What they stand for.
-    """
+    """What a simulation ended with, and its data; made by `trained_model`."""
 
     experiment: Experiment
     bench: Workbench
@@ -55,21 +47,7 @@ class TrainedModel(GlobalModel):
 
 @dataclass(frozen=True, eq=False)
 class EndedRun:
-    """A finished run with its last state; made by `ended_run`.
-
-    Attributes
-    ----------
-    folder
-        Of the run.
-    experiment
-        Its settings.
-    bench
-        What they stand for, less the file of initial weights.
-    identity
-        The fingerprint of the experiment, as the run's checkpoints have it.
-    last
-        The server's state after the last round.
-    """
+    """A finished run with its last state; made by `ended_run`."""
 
     folder: RunFolder
     experiment: Experiment
@@ -79,15 +57,7 @@ class EndedRun:
 
 
 def find_model(path: Path) -> GlobalModel:
-    """Return the model in an exported folder, or that of a finished run.
-
-    Raises
-    ------
-    ModelError
-        If an exported model is damaged.
-    RunError, CheckpointError, DataError
-        As `trained_model`.
-    """
+    """Return the model in an exported folder, or that of a finished run."""
     for folder in (path, path / MODEL):
         if is_model_folder(folder):
             return load_model(folder)
@@ -95,26 +65,7 @@ def find_model(path: Path) -> GlobalModel:
 
 
 def trained_model(run: Path) -> TrainedModel:
-    """Return the global model of the finished run in the folder ``run``.
-
-    The run's data set is needed too: it says how images are normalised.
-
-    Parameters
-    ----------
-    run
-        The folder of a run of a method that ends with one trained model for all
-        clients, such as FedAvg or kNN-Per.
-
-    Raises
-    ------
-    RunError
-        If there is no run, it is not done, its method ends with no such model (see
-        `require_global_model`), or the data is not what it was.
-    CheckpointError
-        If the checkpoint cannot be read.
-    DataError
-        If the run's data set cannot be loaded.
-    """
+    """Return the global model of the finished run in the folder ``run``."""
     experiment = RunFolder.open(run).experiment(experiment_catalogue())
     # First: a method without rounds has no last state that could be missing.
     require_global_model(experiment, f"the run in {run}")
@@ -124,23 +75,7 @@ def trained_model(run: Path) -> TrainedModel:
 
 
 def ended_run(run: Path) -> EndedRun:
-    """Return what a finished run ended with; its data must be what it was.
-
-    Parameters
-    ----------
-    run
-        Its folder.
-
-    Raises
-    ------
-    RunError
-        If there is no run, it is not done, its data is split otherwise now, or its last
-        state is not there any more.
-    CheckpointError
-        If the state cannot be read.
-    DataError
-        If the run's data set cannot be loaded.
-    """
+    """Return what a finished run ended with; its data must be what it was."""
     folder = RunFolder.open(run)
     experiment = folder.experiment(experiment_catalogue())
     manifest = folder.results()["manifest"]

@@ -14,19 +14,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.data.catalogue import DATA_SETS
-from knnper.data.examples import (
-    ClientData,
-    Dataset,
-    Examples,
-    LabelledArrays,
-)
-from knnper.data.site_data import (
-    SITES,
-    SitesSettings,
-    sites_settings,
-    task_of,
-)
+from knnper.data.catalogue import DATA_SETS, load_data
+from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import write_atomically
@@ -37,7 +27,7 @@ from knnper.simulation.partition.assignment import (
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.split import (
     ClientPart,
     Partition,
@@ -83,7 +73,7 @@ def _site_problems(experiment: Experiment) -> Iterable[Problem]:
     if (data == SITES) != (partition == SITES):
         message = (
             f"found {partition} with data of {data}, expected {{name: sites}} for "
-            "both or for neither: data that stays with the sites is not dealt"
+            "both or for neither: data that stays with the sites is not split"
         )
         yield Problem("partition.name", message)
 
@@ -125,20 +115,10 @@ def _participation_problems(experiment: Experiment) -> Iterable[Problem]:
 
 
 def over_sites(experiment: Experiment) -> Experiment:
-    """Return the experiment over data that stays with the sites.
-
-    What the sites agree on - form of the inputs, how they are normalised, the names of
-    the classes - is that of the central data set. An experiment that is over sites
-    already is returned as it is.
-
-    Raises
-    ------
-    DataError
-        If the data set cannot be loaded.
-    """
+    """Return the experiment over data that stays with the sites."""
     if experiment.data.name == SITES:
         return experiment
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    dataset = load_data(experiment.data)
     return replace(
         experiment,
         data=Choice(SITES, sites_settings(task_of(dataset))),
@@ -147,32 +127,18 @@ def over_sites(experiment: Experiment) -> Experiment:
 
 
 def require_central(experiment: Experiment) -> None:
-    """Refuse an experiment whose data stays with the sites.
-
-    Raises
-    ------
-    RunError
-        If it does.
-    """
+    """Refuse an experiment whose data stays with the sites."""
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
             "simulated; run it on them with `knnper fed submit`, or name a data set in "
-            "the section data and how it is dealt in the section partition"
+            "the section data and how it is split in the section partition"
         )
 
 
 @dataclass(frozen=True)
 class VirtualClients:
-    """The data source of a simulation.
-
-    Attributes
-    ----------
-    dataset
-        The central data, memory-mapped and shared by all workers.
-    parts
-        Each client's share, by name.
-    """
+    """The data source of a simulation."""
 
     dataset: Dataset
     parts: dict[str, ClientPart]
@@ -217,15 +183,7 @@ class VirtualClients:
 
 @dataclass(frozen=True)
 class Workbench(Assembly):
-    """An experiment with the virtual clients that a central data set is dealt to.
-
-    Attributes
-    ----------
-    partition
-        The split of the data.
-    clients
-        The virtual clients.
-    """
+    """An experiment with the virtual clients that a central data set is split over."""
 
     partition: Partition
     clients: VirtualClients
@@ -241,45 +199,14 @@ def open_workbench(
     device: torch.device = torch.device("cpu"),
     pool: EmbeddingPool | None = None,
 ) -> Workbench:
-    """Load the data, split it, build model and method.
-
-    What torch takes from the whole process is set too, see `assemble`.
-
-    Parameters
-    ----------
-    experiment
-        Its settings.
-    device
-        Where the model computes; `compute_device` says it of a process that plays
-        clients. Data, records and whatever the method returns stay on the CPU.
-    pool
-        Where the method looks for embeddings first; one of its own by default.
-
-    Raises
-    ------
-    RunError
-        If the data stays with the sites.
-    DataError
-        If it cannot be loaded.
-    """
+    """Load the data, split it, build model and method."""
     require_central(experiment)
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
-    partition = deal(experiment, dataset)
+    dataset = load_data(experiment.data)
+    key = RandomKey(experiment.run.seed)
+    partition = make_partition(dataset, experiment.partition, key)
     if _tests_on_validation(experiment):
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
-
-
-def deal(experiment: Experiment, dataset: Dataset) -> Partition:
-    """Return who of an experiment's clients has which examples of its data set.
-
-    Raises
-    ------
-    DataError
-        If the partition cannot be made of this data set.
-    """
-    key = RandomKey(experiment.run.seed).child("partition")
-    return make_partition(dataset, experiment.partition, key)
 
 
 def _tests_on_validation(experiment: Experiment) -> bool:
@@ -319,15 +246,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """One client's examples by label.
-
-    Attributes
-    ----------
-    client, seen
-        Its name, and whether it could take part in training.
-    train, validation, test
-        Examples of each class in that split, c numbers.
-    """
+    """One client's examples by label."""
 
     client: str
     seen: bool
@@ -338,15 +257,7 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """A partition as counts.
-
-    Attributes
-    ----------
-    class_names
-        c of them, in the order of the labels.
-    clients
-        In the order of their names.
-    """
+    """A partition as counts."""
 
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
@@ -380,13 +291,7 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
 
 
 def read_label_counts(run_folder: Path) -> LabelCounts | None:
-    """Return the content of ``partition.json``; None where a run has none.
-
-    Raises
-    ------
-    RunError
-        If the file is damaged.
-    """
+    """Return the content of ``partition.json``; None where a run has none."""
     path = run_folder / PARTITION
     try:
         return _LABEL_COUNTS.validate_json(path.read_bytes())

@@ -1,7 +1,7 @@
 """Agnostic FL: one model for the worst mixture of the domains that clients belong to.
 
 Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm
-Stochastic-AFL; three-approaches-hypcluster-dapper-mapper.txt, appendices B.2 and F.2.
+Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2.
 For domains d with mean losses L_d the game
 
     min_w max_λ Σ_d λ_d L_d(w),    λ in the simplex,
@@ -26,7 +26,7 @@ example has a λ_d leave w as it is.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -39,11 +39,11 @@ from knnper.experiment import Experiment, NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import (
     RunningMean,
+    Updates,
     denominator,
     project_to_simplex,
 )
-from knnper.strategies.core.method import Method, MethodSpec, Predictor, of_shapes
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import (
     Task,
@@ -52,6 +52,7 @@ from knnper.strategies.core.task import (
     shares_and_losses,
 )
 from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -77,156 +78,139 @@ class AgnosticSettings(Settings):
 
 @dataclass(frozen=True)
 class AgnosticState(Record):
-    """The server's state. A domain is a group of clients and a kind of example.
+    """The server's state. A domain is a group of clients and a kind of example."""
 
-    Attributes
-    ----------
-    weights
-        w, shape (num_weights,).
-    factors
-        λ_d / p_d, shape (num_groups, num_kinds); 1 where nothing is known yet. There
-        is one kind where domains are clients, one group where they are labels.
-    group_of
-        The group of each seen client, by name.
-    examples
-        How many training examples of each kind each seen client has, in the order of
-        ``group_of``: shape (num_clients, num_kinds), 0 until it has replied.
-    typical_loss
-        b, the mean over the domains that replied in the last round.
-    """
-
-    weights: Tensor
+    weights: Tensor  # w, shape (num_weights,)
+    # λ_d / p_d, shape (num_groups, num_kinds); 1 where nothing is known yet. There is
+    # one kind where domains are clients, one group where they are labels.
     factors: Tensor
-    group_of: dict[str, int]
+    group_of: dict[str, int]  # The group of each seen client, by name
+    # How many training examples of each kind each seen client has, in the order of
+    # ``group_of``: shape (num_clients, num_kinds), 0 until it has replied.
     examples: Tensor
-    typical_loss: float
+    typical_loss: float  # b, the mean over the domains that replied in the last round
 
 
 @dataclass(frozen=True)
 class AgnosticPayload(Record):
-    """What every client gets.
+    """What every client gets."""
 
-    Attributes
-    ----------
-    weights
-        w, shape (num_weights,).
-    label_factors
-        λ_d / p_d of each label; None where all examples of a client are of one domain.
-    """
-
-    weights: Tensor
+    weights: Tensor  # w, shape (num_weights,)
+    # λ_d / p_d of each label; None where all examples of a client are of one domain.
     label_factors: Tensor | None
 
 
 @dataclass(frozen=True)
 class AgnosticUpdate(ModelUpdate):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    weights, num_examples, train_loss
-        See `ModelUpdate`.
-    shares
-        The part of its examples that is of each kind, shape (num_kinds,).
-    losses
-        Mean loss of w, as received, on those, shape (num_kinds,); 0 without any.
-    """
-
-    shares: Tensor
+    shares: Tensor  # The part of its examples that is of each kind, shape (num_kinds,)
+    # Mean loss of w, as received, on those, shape (num_kinds,); 0 without any.
     losses: Tensor
 
 
-def agnostic(task: Task, settings: AgnosticSettings) -> Method:
-    """Return Agnostic FL on ``task``."""
-    by_label = settings.domain == "label"
-    num_kinds = task.spec.num_classes if by_label else 1
+class Agnostic(FedAvg):
+    """One global model, trained for the worst mixture of domains."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> AgnosticState:
+    title = "Agnostic FL"
+    source = "Mohri et al. 2019, Stochastic-AFL; three-approaches, appendices B.2, F.2"
+    needs_metrics = True
+    state_type = AgnosticState
+    payload_type = AgnosticPayload
+    update_type = AgnosticUpdate
+
+    settings: AgnosticSettings
+
+    def __init__(self, task: Task, settings: AgnosticSettings) -> None:
+        super().__init__(task, settings)
+        self._by_label = settings.domain == "label"
+        self._num_kinds = task.spec.num_classes if self._by_label else 1
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> AgnosticState:
         one_group = dict.fromkeys(clients, 0)
-        group_of = one_group if by_label else groups_of(clients, settings.groups)
+        groups = self.settings.groups
+        group_of = one_group if self._by_label else groups_of(clients, groups)
         num_groups = max(group_of.values(), default=0) + 1
         return AgnosticState(
-            weights=task.initial_weights,
-            factors=torch.ones(num_groups, num_kinds),
+            weights=self.task.initial_weights,
+            factors=torch.ones(num_groups, self._num_kinds),
             group_of=group_of,
-            examples=torch.zeros(len(clients), num_kinds),
+            examples=torch.zeros(len(clients), self._num_kinds),
             typical_loss=0.0,
         )
 
     def broadcast(
-        state: AgnosticState, client_id: str, rng: RandomKey
+        self, state: AgnosticState, client_id: str, rng: RandomKey
     ) -> AgnosticPayload:
-        return AgnosticPayload(state.weights, state.factors[0] if by_label else None)
+        factors = state.factors[0] if self._by_label else None
+        return AgnosticPayload(state.weights, factors)
 
     def client_update(
+        self,
         payload: AgnosticPayload,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, AgnosticUpdate]:
-        rate = task.training.learning_rate_at(server_round)
+        rate = self.task.training.learning_rate_at(server_round)
         labels = data.train.labels
-        kinds = labels if by_label else torch.zeros_like(labels)
+        kinds = labels if self._by_label else torch.zeros_like(labels)
         shares, losses = shares_and_losses(
-            task, payload.weights, data.train, kinds, num_kinds
+            self.task, payload.weights, data.train, kinds, self._num_kinds
         )
         factors = example_weights_of(payload.label_factors, data.train)
         trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, example_weights=factors
+            self.task, payload.weights, data.train, rate, rng, example_weights=factors
         )
         reported = (len(data.train), trained.train_loss, shares, losses)
         return NoState(), AgnosticUpdate(trained.weights, *reported)
 
-    def personalize(
-        payload: AgnosticPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
-    ) -> Predictor:
-        return ModelPredictor(task, payload.weights)
+    def aggregate(
+        self, state: AgnosticState, updates: Updates[AgnosticUpdate]
+    ) -> AgnosticState:
+        rows = {client: row for row, client in enumerate(state.group_of)}
+        mean, examples = RunningMean(), state.examples.clone()
+        counts = torch.zeros_like(state.factors, dtype=torch.float64)
+        losses, is_moved = counts.clone(), False
+        for client, update in updates:
+            group = state.group_of[client]
+            found = _examples_by_kind(update)
+            examples[rows[client]] = found
+            counts[group] += found
+            losses[group] += found * update.losses.double()
+            # A quotient of equal sums where the factors are 1: exactly 1.
+            factor = float((found * state.factors[group]).sum() / found.sum())
+            if factor > 0:
+                mean.add(update.weights, update.num_examples * factor)
+                is_moved = True
+        weights = mean.result() if is_moved else state.weights
+        moved = replace(state, weights=weights, examples=examples)
+        return _ascended(moved, losses, counts, self.settings.domain_learning_rate)
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=lambda state, updates: _aggregate(
-            state, updates, settings.domain_learning_rate
-        ),
-        personalize=personalize,
-        state_type=AgnosticState,
-        payload_type=AgnosticPayload,
-        update_type=AgnosticUpdate,
-        num_rounds=task.training.num_rounds,
-        serves_global_model=True,
-        personalizes_by_inference=True,
-        update_problem=of_shapes(shares=(num_kinds,), losses=(num_kinds,)),
-    )
+    def update_problem(
+        self, payload: AgnosticPayload, update: AgnosticUpdate
+    ) -> str | None:
+        size = (self._num_kinds,)
+        return wrong_shape(update, shares=size, losses=size)
 
-
-def _aggregate(
-    state: AgnosticState,
-    updates: Iterable[tuple[str, AgnosticUpdate]],
-    domain_learning_rate: float,
-) -> AgnosticState:
-    rows = {client: row for row, client in enumerate(state.group_of)}
-    mean, examples = RunningMean(), state.examples.clone()
-    counts = torch.zeros_like(state.factors, dtype=torch.float64)
-    losses, is_moved = counts.clone(), False
-    for client, update in updates:
-        group = state.group_of[client]
-        found = _examples_by_kind(update)
-        examples[rows[client]] = found
-        counts[group] += found
-        losses[group] += found * update.losses.double()
-        # A quotient of equal sums where the factors are 1: exactly 1.
-        factor = float((found * state.factors[group]).sum() / found.sum())
-        if factor > 0:
-            mean.add(update.weights, update.num_examples * factor)
-            is_moved = True
-    weights = mean.result() if is_moved else state.weights
-    moved = replace(state, weights=weights, examples=examples)
-    return _ascended(moved, losses, counts, domain_learning_rate)
+    @staticmethod
+    def check(settings: AgnosticSettings, experiment: Experiment) -> Sequence[Problem]:
+        problems, groups = [], settings.groups
+        if groups and settings.domain == "label":
+            message = (
+                "found groups of clients with `domain: label`, expected one of both"
+            )
+            problems.append(Problem("method.groups", message))
+        listed = Counter(client for group in groups.values() for client in group)
+        repeated = [client for client, count in listed.items() if count > 1]
+        if repeated:
+            message = (
+                f"found {', '.join(repeated)} more than once, expected every client "
+                "in at most one group; remove it from the others"
+            )
+            problems.append(Problem("method.groups", message))
+        return tuple(problems)
 
 
 def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
@@ -265,38 +249,3 @@ def _ascended(
     after = project_to_simplex(before + rate * scale * excess)
     factors[known] = (after / share).float()
     return replace(state, factors=factors, typical_loss=float(losses[present].mean()))
-
-
-def _check(experiment: Experiment) -> Iterable[Problem]:
-    settings = experiment.method.settings
-    if not isinstance(settings, AgnosticSettings):
-        return
-    if settings.groups and settings.domain == "label":
-        message = "found groups of clients with `domain: label`, expected one of both"
-        yield Problem("method.groups", message)
-    listed = Counter(client for group in settings.groups.values() for client in group)
-    repeated = [client for client, count in listed.items() if count > 1]
-    if repeated:
-        message = (
-            f"found {', '.join(repeated)} more than once, expected every client in at "
-            "most one group; remove it from the others"
-        )
-        yield Problem("method.groups", message)
-
-
-SPEC = MethodSpec(
-    title="Agnostic FL",
-    summary="One global model, trained for the worst mixture of domains.",
-    source="Mohri et al. 2019, Stochastic-AFL; three-approaches, appendices B.2, F.2",
-    build=agnostic,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="Agnostic FL",
-    settings_type=AgnosticSettings,
-    ends_with_global_model=True,
-    needs_metrics=True,
-    check=lambda experiment: tuple(_check(experiment)),
-)

@@ -1,8 +1,8 @@
 """APFL: a personal model beside the global one, and a mixture of their weights.
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1; a
-baseline of knn-per.txt (section 5). A client trains w, its copy of the global model,
-and v, a model of its own, on the same mini-batches ξ:
+baseline of Marfoq et al. 2022 (section 5). A client trains w, its copy of the global
+model, and v, a model of its own, on the same mini-batches ξ:
 
     v̄ = α v + (1 - α) w
     v ← v - η α ∇f(v̄; ξ)
@@ -24,7 +24,7 @@ with w's where α is 0. The authors' code adapts α once a round; here, as in th
 formula, each step does.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings, Predictor
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
@@ -44,7 +44,6 @@ from knnper.strategies.core.training import (
     on_both_splits,
     sgd,
 )
-from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
@@ -54,34 +53,26 @@ class ApflSettings(Settings):
     Attributes
     ----------
     mixing_weight
-        α; the grid of knn-per.txt is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is Local.
-        Where it adapts, what every client starts from.
+        α; the grid of Marfoq et al. 2022 is 0.1, 0.3, 0.5, 0.7, 0.9. 0 is FedAvg, 1 is
+        Local. Where it adapts, what every client starts from.
     adaptive
         Whether each client learns an α of its own.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that took no part in training trains v
         and, where it adapts, α; w is fixed.
     """
 
     mixing_weight: UnitInterval = 0.5
     adaptive: bool = False
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
 class ApflClientState(Record):
-    """What a client keeps between rounds.
+    """What a client keeps between rounds."""
 
-    Attributes
-    ----------
-    personal
-        v, shape (num_weights,).
-    mixing_weight
-        α.
-    """
-
-    personal: Tensor
-    mixing_weight: float
+    personal: Tensor  # v, shape (num_weights,)
+    mixing_weight: float  # α
 
 
 class PersonalModel:
@@ -89,8 +80,6 @@ class PersonalModel:
 
     Parameters
     ----------
-    task
-        Gives the architecture, momentum and weight decay.
     start
         v and α at first.
     learning_rate
@@ -112,13 +101,7 @@ class PersonalModel:
         self._adaptive = adaptive
 
     def step(self, model: LocalModel, batch: Batch) -> Tensor:
-        """Train v, and α, on ``batch``; return the loss at v̄ before.
-
-        Parameters
-        ----------
-        model
-            Is at w, and stays there.
-        """
+        """Train v, and α, on ``batch``; return the loss at v̄ before."""
         own, share = self._parameters.detach(), self._mixing_weight
         difference = own - model.parameters
         with model.aside(self._buffers):
@@ -137,19 +120,30 @@ class PersonalModel:
         return ApflClientState(self._weights.to("cpu", copy=True), self._mixing_weight)
 
 
-def apfl(task: Task, settings: ApflSettings) -> Method:
-    """Return APFL on ``task``."""
+class Apfl(Method):
+    """Each client mixes the weights of the global model and of one of its own."""
+
+    title = "APFL"
+    source = "Deng et al. 2020, Algorithm 1; Marfoq et al. 2022, section 5"
+    client_state = "1"
+    unseen = "a model of its own, trained beside the fixed global one and mixed with it"
+    reference_title = "APFL (global model)"
+    ends_with_global_model = True
+    client_state_type = ApflClientState
+
+    settings: ApflSettings
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: ApflClientState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[ApflClientState, ModelUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        start = client_state or _first_state(payload, settings)
-        personal = PersonalModel(task, start, rate, settings.adaptive)
+        rate = self.task.training.learning_rate_at(server_round)
+        start = client_state or self._first_state(payload)
+        personal = PersonalModel(self.task, start, rate, self.settings.adaptive)
 
         def step(model: LocalModel) -> Tensor:
             batch = model.next_batch()
@@ -159,36 +153,56 @@ def apfl(task: Task, settings: ApflSettings) -> Method:
             return loss
 
         trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, local_step=step
+            self.task, payload.weights, data.train, rate, rng, local_step=step
         )
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return personal.state(), update
+        return personal.state(), trained.update(len(data.train))
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: ApflClientState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
         if len(data.train_and_validation()) == 0:
-            return ModelPredictor(task, payload.weights)
+            return ModelPredictor(self.task, payload.weights)
 
         def beside(examples: Examples) -> ModelPredictor:
-            state = _newcomer(task, settings, payload, examples, rng)
-            return _served(task, payload.weights, state)
+            state = self._newcomer(payload, examples, rng)
+            return self._served(payload.weights, state)
 
         if client_state is None:
             return on_both_splits(data, beside)
-        return _served(task, payload.weights, client_state)
+        return self._served(payload.weights, client_state)
 
-    return replace(
-        fedavg(task, NoSettings()),
-        client_update=client_update,
-        personalize=personalize,
-        client_state_type=ApflClientState,
-        serves_global_model=False,
-        personalizes_by_inference=False,
-    )
+    def _served(self, shared: Tensor, state: ApflClientState) -> ModelPredictor:
+        """Return what serves v̄ with the buffers of passes at v̄, w's where v̄ is w."""
+        share, num_parameters = state.mixing_weight, self.task.model.num_parameters
+        weights = mixed(shared, state.personal, share)
+        if share > 0:
+            weights[num_parameters:] = state.personal[num_parameters:]
+        return ModelPredictor(self.task, weights, {"mixing_weight": share})
+
+    def _first_state(self, payload: ModelPayload) -> ApflClientState:
+        return ApflClientState(payload.weights, float(self.settings.mixing_weight))
+
+    def _newcomer(
+        self, payload: ModelPayload, examples: Examples, rng: RandomKey
+    ) -> ApflClientState:
+        """Return the state of a client that trains v beside a fixed w."""
+        rate = newcomer_rate(self.task)
+        start = self._first_state(payload)
+        personal = PersonalModel(self.task, start, rate, self.settings.adaptive)
+        local_sgd(
+            self.task,
+            payload.weights,
+            examples,
+            rate,
+            rng,
+            num_epochs=self.settings.unseen_epochs,
+            local_step=lambda model: personal.step(model, model.next_batch()),
+        )
+        return personal.state()
 
 
 def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
@@ -202,55 +216,3 @@ def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
         α.
     """
     return torch.lerp(shared, own, mixing_weight)
-
-
-def _served(task: Task, shared: Tensor, state: ApflClientState) -> ModelPredictor:
-    """Return what serves v̄ with the buffers that passes at v̄ left, w's where v̄ is w."""
-    share, num_parameters = state.mixing_weight, task.model.num_parameters
-    weights = mixed(shared, state.personal, share)
-    if share > 0:
-        weights[num_parameters:] = state.personal[num_parameters:]
-    return ModelPredictor(task, weights, {"mixing_weight": share})
-
-
-def _first_state(payload: ModelPayload, settings: ApflSettings) -> ApflClientState:
-    return ApflClientState(payload.weights, float(settings.mixing_weight))
-
-
-def _newcomer(
-    task: Task,
-    settings: ApflSettings,
-    payload: ModelPayload,
-    examples: Examples,
-    rng: RandomKey,
-) -> ApflClientState:
-    """Return the state of a client that trains v beside a fixed w."""
-    rate = newcomer_rate(task)
-    start = _first_state(payload, settings)
-    personal = PersonalModel(task, start, rate, settings.adaptive)
-    local_sgd(
-        task,
-        payload.weights,
-        examples,
-        rate,
-        rng,
-        num_epochs=settings.newcomer_epochs,
-        local_step=lambda model: personal.step(model, model.next_batch()),
-    )
-    return personal.state()
-
-
-SPEC = MethodSpec(
-    title="APFL",
-    summary="Each client mixes the weights of the global model and of one of its own.",
-    source="Deng et al. 2020, Algorithm 1; knn-per.txt, section 5",
-    build=apfl,
-    upload="1",
-    download="1",
-    client_state="1",
-    server_state="1",
-    unseen="a model of its own, trained beside the fixed global one and mixed with it",
-    reference_title="APFL (global model)",
-    settings_type=ApflSettings,
-    ends_with_global_model=True,
-)

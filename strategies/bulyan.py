@@ -17,25 +17,24 @@ BatchNorm's running statistics too: a mean lies between what clients sent. All u
 of a round are held at once.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from knnper.experiment import NonNegativeInt, Settings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import hold, require
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
-from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import mean_around_median, squared_distances
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.krum import lowest
+from knnper.strategies.core.averaging import (
+    mean_around_median,
+    require,
+    squared_distances,
+)
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.krum import Krum, KrumSettings, lowest
 
 
 @dataclass(frozen=True)
-class BulyanSettings(Settings):
+class BulyanSettings(KrumSettings):
     """Whom the server expects.
 
     Attributes
@@ -45,29 +44,24 @@ class BulyanSettings(Settings):
         expects none: then the mean of all clients is left, each counting the same.
     """
 
-    num_malicious: NonNegativeInt = 0
 
+class Bulyan(Krum):
+    """Krum chooses models, and their values near the median are averaged."""
 
-def bulyan(task: Task, settings: BulyanSettings) -> Method:
-    """Return Bulyan on ``task``."""
-    base, num_malicious = fedavg(task, NoSettings()), settings.num_malicious
+    title = "Bulyan"
+    source = "El Mhamdi et al. 2018, section 4"
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
-        _require_enough(len(clients), num_malicious)
-        state: ModelState = base.init(clients, rng)
-        return state
+    settings: BulyanSettings
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
-        held = hold(updates)
-        _require_enough(len(held), num_malicious)
+    def require_enough(self, num_clients: int) -> None:
+        f = self.settings.num_malicious
+        require(4 * f + 3, num_clients, f"4 f + 3 with f = {f}")
+
+    def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
+        num_malicious = self.settings.num_malicious
         selected = iterated_krum(squared_distances(held), num_malicious)
         chosen = [held[position] for position in selected]
-        num_closest = len(chosen) - 2 * num_malicious
-        return ModelState(mean_around_median(chosen, num_closest))
-
-    return replace(base, init=init, aggregate=aggregate)
+        return mean_around_median(chosen, len(chosen) - 2 * num_malicious)
 
 
 def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
@@ -77,8 +71,6 @@ def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[in
     ----------
     distances
         Squared, shape (n, n).
-    num_malicious
-        f.
     """
     left = list(range(len(distances)))
     selected = []
@@ -86,25 +78,3 @@ def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[in
         best = lowest(distances[np.ix_(left, left)], num_malicious)[0]
         selected.append(left.pop(best))
     return selected
-
-
-def _require_enough(num_clients: int, num_malicious: int) -> None:
-    reason = f"4 f + 3 with f = {num_malicious}"
-    require(4 * num_malicious + 3, num_clients, reason)
-
-
-SPEC = MethodSpec(
-    title="Bulyan",
-    summary="Krum chooses models, and their values near the median are averaged.",
-    source="El Mhamdi et al. 2018, section 4",
-    build=bulyan,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="Bulyan",
-    settings_type=BulyanSettings,
-    holds_all_updates=True,
-    ends_with_global_model=True,
-)

@@ -1,6 +1,8 @@
 """The table of all methods, by the name that an experiment chooses them with."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -27,145 +29,57 @@ from knnper.experiment import (
 )
 from knnper.models.catalogue import MODELS, build_model
 from knnper.models.flat import ModelSettings
-from knnper.process import prepare_process
+from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
-from knnper.strategies import (
-    agnostic,
-    apfl,
-    bulyan,
-    clustered_fl,
-    dapper,
-    ditto,
-    fed_mtl,
-    fedadagrad,
-    fedadam,
-    fedattn,
-    fedavg,
-    fedavg_plus,
-    fedavgm,
-    fedbasis,
-    fedbn,
-    fedem,
-    fedmedian,
-    fedper,
-    fedprox,
-    fedrep,
-    fedtrimmedavg,
-    fedyogi,
-    fine_tuning,
-    hypcluster,
-    knn_fine_tuned,
-    knn_per,
-    knn_per_protonn,
-    krum,
-    l2gd,
-    lg_fedavg,
-    linear_probe,
-    local,
-    mapper,
-    mapper_two_stage,
-    multikrum,
-    per_fedavg,
-    pfedgp,
-    pfedhn,
-    pfedme,
-    qfedavg,
-    scaffold,
-)
 from knnper.strategies.core.method import (
     AS_IT_IS,
+    AsItIs,
     Method,
-    MethodSpec,
     NoSettings,
-    PersonalizerSpec,
+    Personalizer,
 )
 from knnper.strategies.core.task import EmbeddingPool, Task
 
-METHODS: Mapping[str, MethodSpec] = MappingProxyType(
-    {
-        "fedavg": fedavg.SPEC,
-        "local": local.SPEC,
-        "fedavg_plus": fedavg_plus.SPEC,
-        "knn_per": knn_per.SPEC,
-        "knn_per_protonn": knn_per_protonn.SPEC,
-        "scaffold": scaffold.SPEC,
-        "fedem": fedem.SPEC,
-        "pfedhn": pfedhn.SPEC,
-        "clustered_fl": clustered_fl.SPEC,
-        "ditto": ditto.SPEC,
-        "apfl": apfl.SPEC,
-        "fedrep": fedrep.SPEC,
-        "per_fedavg": per_fedavg.SPEC,
-        "fedprox": fedprox.SPEC,
-        "pfedme": pfedme.SPEC,
-        "fedbn": fedbn.SPEC,
-        "fedper": fedper.SPEC,
-        "lg_fedavg": lg_fedavg.SPEC,
-        "fed_mtl": fed_mtl.SPEC,
-        "l2gd": l2gd.SPEC,
-        "agnostic": agnostic.SPEC,
-        "hypcluster": hypcluster.SPEC,
-        "mapper": mapper.SPEC,
-        "fedattn": fedattn.SPEC,
-        "fedbasis": fedbasis.SPEC,
-        "pfedgp": pfedgp.SPEC,
-        "fedavgm": fedavgm.SPEC,
-        "fedadam": fedadam.SPEC,
-        "fedadagrad": fedadagrad.SPEC,
-        "fedyogi": fedyogi.SPEC,
-        "qfedavg": qfedavg.SPEC,
-        "fedmedian": fedmedian.SPEC,
-        "fedtrimmedavg": fedtrimmedavg.SPEC,
-        "krum": krum.SPEC,
-        "multikrum": multikrum.SPEC,
-        "bulyan": bulyan.SPEC,
-    }
-)
-"""Read-only: a new method is a new file and a new line here."""
+
+def _methods() -> Iterator[type[Method]]:
+    """Yield every class with a title in the modules of the package."""
+    package = importlib.import_module("knnper.strategies")
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if found.ispkg or found.name == __name__:
+            continue
+        for kind in vars(importlib.import_module(found.name)).values():
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, Method)
+                and kind.__module__ == found.name
+                and "title" in vars(kind)
+            ):
+                yield kind
 
 
-PERSONALIZERS: Mapping[str, PersonalizerSpec] = MappingProxyType(
-    {
-        AS_IT_IS: PersonalizerSpec(
-            title="",
-            summary="Clients are served what the method itself gives them.",
-            source="the method's own",
-            settings_type=NoSettings,
-            apply=lambda task, method, settings: method,
-            unseen="what the method gives them",
-        ),
-        "fine_tuning": fine_tuning.ON_TOP,
-        "linear_probe": linear_probe.ON_TOP,
-        "knn": knn_per.ON_TOP,
-        "protonn": knn_per_protonn.ON_TOP,
-        "knn_fine_tuned": knn_fine_tuned.ON_TOP,
-        "dapper": dapper.ON_TOP,
-        "mapper_two_stage": mapper_two_stage.ON_TOP,
-    }
+_FOUND = tuple(_methods())
+
+METHODS: Mapping[str, type[Method]] = MappingProxyType(
+    {kind.name: kind for kind in _FOUND if not issubclass(kind, Personalizer)}
 )
-"""Read-only: a new one is a new file and a new line here."""
+"""All methods by the name that an experiment chooses them with: a new file is in it."""
+
+
+PERSONALIZERS: Mapping[str, type[Personalizer]] = MappingProxyType(
+    {AS_IT_IS: AsItIs}
+    | {kind.name: kind for kind in _FOUND if issubclass(kind, Personalizer)}
+)
+"""All that can be put on top of a method, by name."""
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What an experiment stands for, but for its clients.
+    """What an experiment stands for, but for its clients."""
 
-    Attributes
-    ----------
-    experiment
-        Its settings.
-    key
-        The root of all its random choices.
-    task
-        What is learned.
-    method
-        How.
-    """
-
-    experiment: Experiment
-    key: RandomKey
-    task: Task
-    method: Method
+    experiment: Experiment  # Its settings
+    key: RandomKey  # The root of all its random choices
+    task: Task  # What is learned
+    method: Method  # How
 
 
 def assemble(
@@ -176,24 +90,8 @@ def assemble(
     pool: EmbeddingPool | None = None,
     on_trained: Callable[[int, float], None] | None = None,
 ) -> Assembly:
-    """Build model and method; set what torch takes from the whole process.
-
-    Parameters
-    ----------
-    experiment
-        Its settings.
-    spec
-        What a model must know about the data.
-    device
-        Where the model computes; `compute_device` says it of a process that plays
-        clients. Data, records and whatever the method returns stay on the CPU.
-    proxy
-        Returns the examples that the server has of its own, if it has any.
-    pool
-        Where embeddings are looked for first; one of its own by default.
-    on_trained
-        See `Task`.
-    """
+    """Build model and method; set what torch takes from the whole process."""
+    require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
     task = build_task(
         experiment.model,
@@ -211,11 +109,20 @@ def assemble(
     )
 
 
+def trained_as(name: str) -> str:
+    """Return which method, with nothing on top, makes the rounds of one."""
+    kind = METHODS[name]
+    # kNN-Per is FedAvg by another name, with its memory on top.
+    if kind.personalization == AS_IT_IS:
+        return name
+    return next(base.name for base in kind.__mro__[1:] if issubclass(base, Method))
+
+
 def build_method(experiment: Experiment, task: Task) -> Method:
     """Return the experiment's method on ``task``, with what it puts on top."""
     chosen, on_top = experiment.method, experiment.personalization
-    method = METHODS[chosen.name].build(task, chosen.settings)
-    return PERSONALIZERS[on_top.name].apply(task, method, on_top.settings)
+    method = METHODS[chosen.name](task, chosen.settings)
+    return PERSONALIZERS[on_top.name](task, method, on_top.settings)
 
 
 def build_task(
@@ -228,19 +135,6 @@ def build_task(
     device: torch.device = torch.device("cpu"),
 ) -> Task:
     """Return the task of training ``model`` on inputs as ``spec`` says.
-
-    Parameters
-    ----------
-    model, training
-        The experiment's sections.
-    spec
-        What a model must know about the data.
-    key
-        The experiment's root key: initial weights depend on it.
-    evaluation_batch_size
-        Images in one forward pass where nothing is trained.
-    device
-        Where the model computes.
 
     Raises
     ------
@@ -287,23 +181,16 @@ def catalogue_of(
     partition: SettingsTypes,
     check: Callable[[Experiment], Sequence[Problem]],
 ) -> Catalogue:
-    """Return the catalogue of all models and methods, over the given data.
-
-    Parameters
-    ----------
-    data, partition
-        What these sections choose from.
-    check
-        Finds what does not go together, beside what a method's own check finds.
-    """
+    """Return the catalogue of all models and methods, over the given data."""
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
+        chosen, on_top = experiment.method, experiment.personalization
         return (
             *check(experiment),
             *_input_problems(experiment),
-            *METHODS[experiment.method.name].check(experiment),
+            *METHODS[chosen.name].check(chosen.settings, experiment),
             *_personalization_problems(experiment),
-            *PERSONALIZERS[experiment.personalization.name].check(experiment),
+            *PERSONALIZERS[on_top.name].check(on_top.settings, experiment),
         )
 
     return Catalogue(
@@ -320,13 +207,7 @@ def catalogue_of(
 
 
 def title_of(method: str, personalization: str) -> str:
-    """Return what tables call a method with what is put on top of it.
-
-    Parameters
-    ----------
-    method, personalization
-        Names; of another version, perhaps, and then given as they are.
-    """
+    """Return what tables call a method with what is put on top of it."""
     known = METHODS.get(method)
     title = known.title if known else method
     if personalization == (known.personalization if known else AS_IT_IS):

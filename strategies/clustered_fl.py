@@ -2,7 +2,7 @@
 
 Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed
 Multi-Task Optimization under Privacy Constraints", 2019 (IEEE TNNLS 2020), Algorithms
-1 to 5; a baseline of knn-per.txt, section 5, with the tolerances of the official
+1 to 5; a baseline of Marfoq et al. 2022, section 5, with the tolerances of the official
 implementation. Each cluster c is FedAvg of its own. With Δ_i = w_i - w_c, of parameters
 only, it is parted in two after a round in which
 
@@ -15,8 +15,8 @@ those with the smallest α_cross, the largest cosine of two updates in different
 
 Departures: the papers let all clients take part in every round. Here a cluster is
 parted by its members that replied. A member that was away then, or has never taken
-part, does as a client that arrives after training (knn-per.txt, "Generalization to
-unseen clients"): it gets all models and joins the cluster whose model has the lowest
+part, does as a client that arrives after training (Marfoq et al. 2022, "Generalization
+to unseen clients"): it gets all models and joins the cluster whose model has the lowest
 loss on its validation split. The paper's own rule for new clients leads them down the
 tree of the partings by the cosines of their updates; the server keeps no such tree.
 γ_max is one setting; the paper estimates the noise of each client. The parts start from
@@ -25,7 +25,7 @@ their own means of the round in which they were made.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.clusters import (
     Bipartition,
     ClusterModels,
@@ -46,9 +46,9 @@ from knnper.strategies.core.clusters import (
     serve_best,
     train_best,
 )
-from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, Record
-from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,10 @@ class ClusteredFLSettings(Settings):
 
 @dataclass(frozen=True)
 class ClustersState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    models
-        w_c of each cluster, tensors of shape (num_weights,).
-    cluster_of
-        The cluster of each client that belongs to one, by name.
-    """
-
-    models: tuple[Tensor, ...]
+    models: tuple[Tensor, ...]  # w_c of each cluster, tensors of shape (num_weights,)
+    # The cluster of each client that belongs to one, by name.
     cluster_of: dict[str, int]
 
 
@@ -99,140 +92,120 @@ Replies = Sequence[tuple[str, ClusterUpdate]]
 _SAME_DIRECTION = 1 - 1e-6  # weights are float32: so near, the rest is rounding
 
 
-def clustered_fl(task: Task, settings: ClusteredFLSettings) -> Method:
-    """Return Clustered FL on ``task``."""
+class ClusteredFL(Method):
+    """Clients whose updates point apart are parted into clusters of one model."""
+
+    title = "Clustered FL"
+    source = "Sattler et al. 2019, Algorithms 1 to 5; Marfoq et al. 2022, section 5"
+    download = "1 (without a cluster: one for each)"
+    server_state = "one for each cluster"
+    unseen = "the cluster model with the lowest loss on its validation split"
+    reference_title = "Clustered FL (largest cluster)"
+    holds_all_updates = True
+    state_type = ClustersState
+    payload_type = ClusterModels
+    update_type = ClusterUpdate
+
+    settings: ClusteredFLSettings
+    update_problem = staticmethod(cluster_problem)
+    started_from = staticmethod(chosen_model)
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ClustersState:
+        return ClustersState((self.task.initial_weights,), {})
 
     def client_update(
+        self,
         payload: ClusterModels,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, ClusterUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        update = train_best(task, payload, _held_out(data), data.train, rate, rng)
+        rate = self.task.training.learning_rate_at(server_round)
+        update = train_best(self.task, payload, _held_out(data), data.train, rate, rng)
         return NoState(), update
 
-    def aggregate(
-        state: ClustersState, updates: Iterable[tuple[str, ClusterUpdate]]
-    ) -> ClustersState:
-        return _aggregate(state, list(updates), settings, task.model.num_parameters)
-
     def personalize(
+        self,
         payload: ClusterModels,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        return serve_best(task, payload, _held_out(data))
+        return serve_best(self.task, payload, _held_out(data))
 
-    return Method(
-        init=lambda clients, rng: ClustersState((task.initial_weights,), {}),
-        broadcast=_broadcast,
-        client_update=client_update,
-        aggregate=aggregate,
-        personalize=personalize,
-        state_type=ClustersState,
-        payload_type=ClusterModels,
-        update_type=ClusterUpdate,
-        num_rounds=task.training.num_rounds,
-        update_problem=cluster_problem,
-        started_from=chosen_model,
-    )
+    def broadcast(
+        self, state: ClustersState, client_id: str, rng: RandomKey
+    ) -> ClusterModels:
+        own = state.cluster_of.get(client_id)
+        if own is not None:
+            return ClusterModels((state.models[own],), (own,), 0)
+        sizes = Counter(state.cluster_of.values())
+        numbers = tuple(range(len(state.models)))
+        largest = max(numbers, key=lambda number: sizes[number])
+        return ClusterModels(state.models, numbers, largest)
+
+    def aggregate(
+        self, state: ClustersState, updates: Updates[ClusterUpdate]
+    ) -> ClustersState:
+        replied = list(updates)
+        models, cluster_of = list(state.models), dict(state.cluster_of)
+        for number, model in enumerate(state.models):
+            replies = [
+                (client, update)
+                for client, update in replied
+                if state.cluster_of.get(client, update.cluster) == number
+            ]
+            leaving = self._leaving(model, replies)
+            if leaving:
+                # Where those belong who were away is for them to find out.
+                cluster_of = {c: own for c, own in cluster_of.items() if own != number}
+            for place, goes in ((number, False), (len(models), True)):
+                part = [reply for reply in replies if (reply[0] in leaving) is goes]
+                if part:
+                    models[place : place + 1] = [average_weights(part).weights]
+                    cluster_of |= {client: place for client, _ in part}
+        return ClustersState(tuple(models), cluster_of)
+
+    def _leaving(self, model: Tensor, replies: Replies) -> frozenset[str]:
+        """Return who leaves a cluster for one of its own; nobody if it stays whole."""
+        if len(replies) < 2 * self.settings.min_cluster_size:
+            return frozenset()
+        # By name: what is parted does not depend on who answered first.
+        by_name = sorted(replies, key=lambda reply: reply[0])
+        parameters = slice(0, self.task.model.num_parameters)
+        start = model[parameters]
+        moves = torch.stack([update.weights[parameters] for _, update in by_name])
+        moves -= start
+        mean = average_weights(by_name).weights[parameters] - start
+        norms = torch.linalg.vector_norm(moves, dim=1)
+        if not self._stands_still(float(torch.linalg.vector_norm(mean)), norms):
+            return frozenset()
+        found = bipartition(cosines(moves))
+        if not self._is_clear(found):
+            return frozenset()
+        return frozenset(by_name[position][0] for position in found.second)
+
+    def _stands_still(self, mean_norm: float, norms: Tensor) -> bool:
+        """Return whether a cluster rests although single clients would still move."""
+        if self.settings.client_norm_tolerance is None:
+            return False
+        return (
+            mean_norm < self.settings.mean_norm_tolerance
+            and float(norms.max()) > self.settings.client_norm_tolerance
+        )
+
+    def _is_clear(self, found: Bipartition) -> bool:
+        """Return whether two parts are far enough apart, and large enough."""
+        if found.cross_similarity >= _SAME_DIRECTION:
+            return False
+        separation = math.sqrt(max(0.0, (1 - found.cross_similarity) / 2))
+        smaller = min(len(found.first), len(found.second))
+        return (
+            separation > self.settings.separation_gap
+            and smaller >= self.settings.min_cluster_size
+        )
 
 
 def _held_out(data: ClientData) -> tuple[Examples]:
     return (data.validation if len(data.validation) else data.train,)
-
-
-def _broadcast(state: ClustersState, client_id: str, rng: RandomKey) -> ClusterModels:
-    own = state.cluster_of.get(client_id)
-    if own is not None:
-        return ClusterModels((state.models[own],), (own,), 0)
-    sizes = Counter(state.cluster_of.values())
-    numbers = tuple(range(len(state.models)))
-    largest = max(numbers, key=lambda number: sizes[number])
-    return ClusterModels(state.models, numbers, largest)
-
-
-def _aggregate(
-    state: ClustersState,
-    updates: Replies,
-    settings: ClusteredFLSettings,
-    num_parameters: int,
-) -> ClustersState:
-    models, cluster_of = list(state.models), dict(state.cluster_of)
-    for number, model in enumerate(state.models):
-        replies = [
-            (client, update)
-            for client, update in updates
-            if state.cluster_of.get(client, update.cluster) == number
-        ]
-        leaving = _leaving(model, replies, settings, num_parameters)
-        if leaving:
-            # Where those belong who were away is for them to find out.
-            cluster_of = {c: own for c, own in cluster_of.items() if own != number}
-        for place, goes in ((number, False), (len(models), True)):
-            part = [reply for reply in replies if (reply[0] in leaving) is goes]
-            if part:
-                models[place : place + 1] = [average_weights(part).weights]
-                cluster_of |= {client: place for client, _ in part}
-    return ClustersState(tuple(models), cluster_of)
-
-
-def _leaving(
-    model: Tensor, replies: Replies, settings: ClusteredFLSettings, num_parameters: int
-) -> frozenset[str]:
-    """Return who leaves a cluster for one of its own; nobody if it is not parted."""
-    if len(replies) < 2 * settings.min_cluster_size:
-        return frozenset()
-    # By name: what is parted does not depend on who answered first.
-    by_name = sorted(replies, key=lambda reply: reply[0])
-    start = model[:num_parameters]
-    moves = torch.stack([update.weights[:num_parameters] for _, update in by_name])
-    moves -= start
-    mean = average_weights(by_name).weights[:num_parameters] - start
-    norms = torch.linalg.vector_norm(moves, dim=1)
-    if not _stands_still(float(torch.linalg.vector_norm(mean)), norms, settings):
-        return frozenset()
-    found = bipartition(cosines(moves))
-    if not _is_clear(found, settings):
-        return frozenset()
-    return frozenset(by_name[position][0] for position in found.second)
-
-
-def _stands_still(
-    mean_norm: float, norms: Tensor, settings: ClusteredFLSettings
-) -> bool:
-    """Return whether a cluster rests although single clients would still move."""
-    if settings.client_norm_tolerance is None:
-        return False
-    return (
-        mean_norm < settings.mean_norm_tolerance
-        and float(norms.max()) > settings.client_norm_tolerance
-    )
-
-
-def _is_clear(found: Bipartition, settings: ClusteredFLSettings) -> bool:
-    """Return whether two parts are far enough apart, and large enough."""
-    if found.cross_similarity >= _SAME_DIRECTION:
-        return False
-    separation = math.sqrt(max(0.0, (1 - found.cross_similarity) / 2))
-    smaller = min(len(found.first), len(found.second))
-    return separation > settings.separation_gap and smaller >= settings.min_cluster_size
-
-
-SPEC = MethodSpec(
-    title="Clustered FL",
-    summary="Clients whose updates point apart are parted into clusters of one model.",
-    source="Sattler et al. 2019, Algorithms 1 to 5; knn-per.txt, section 5",
-    build=clustered_fl,
-    upload="1",
-    download="1 (without a cluster: one for each)",
-    client_state="0",
-    server_state="one for each cluster",
-    unseen="the cluster model with the lowest loss on its validation split",
-    reference_title="Clustered FL (largest cluster)",
-    settings_type=ClusteredFLSettings,
-    holds_all_updates=True,
-)

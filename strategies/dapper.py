@@ -2,7 +2,7 @@
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
 Federated Learning", 2020, section 5, appendix D.2 and Figure 3
-(three-approaches-hypcluster-dapper-mapper.txt). A client with m_k examples D_k is sent
+(Mansour et al. 2020). A client with m_k examples D_k is sent
 a sample D_g of size r m_k of what the server has. For each λ of a cover of [0, 1] it
 starts from the served model and minimises
 
@@ -22,8 +22,9 @@ with the λ that was chosen. The text has lost the formulas; they are as in the 
 paper.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -41,9 +42,10 @@ from knnper.experiment import (
     UnitInterval,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, PersonalizerSpec, repetitions
+from knnper.strategies.core.averaging import Updates
+from knnper.strategies.core.method import Method, Personalizer, repetitions
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
-from knnper.strategies.core.records import extended, with_field
+from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Sample, Task, draw_sample, taken
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
@@ -83,77 +85,50 @@ class DapperSettings(Settings):
     learning_rate: PositiveFloat | None = None
 
 
-def with_proxy_data(task: Task, method: Method, settings: DapperSettings) -> Method:
-    """Return ``method`` whose clients train on with their own and the server's data.
+class Dapper(Personalizer):
+    """The served model, fine-tuned on the client's data and the server's."""
 
-    Its state also counts the rounds, and its payload has a sample after the last one.
+    title = "Dapper"
+    source = "Mansour et al. 2020, section 5, Figure 3"
+    unseen = "trains on with its own data and the server's like any other client"
+    needs_one_model = True
+    needs_proxy = True
+    trains = True
 
-    Parameters
-    ----------
-    task
-        What is learned; the server's has a ``proxy``.
-    method
-        Serves one model a client.
-    settings
-        See `DapperSettings`.
-    """
-    state_type = extended(method.state_type, "DapperState", "rounds_made", int)
-    payload_type = extended(
-        method.payload_type, "DapperPayload", "sample", Sample | None
-    )
-    client = _Client(task, settings)
-
-    def init(*arguments: Any) -> Any:
-        return with_field(state_type, method.init(*arguments), rounds_made=0)
-
-    def broadcast(state: Any, client_id: str, rng: RandomKey) -> Any:
-        payload = method.broadcast(state, client_id, rng)
-        sample = None
-        if state.rounds_made >= method.num_rounds:
-            sample = draw_sample(task, settings.most_sampled, rng.child("sample"))
-        return with_field(payload_type, payload, sample=sample)
-
-    def aggregate(state: Any, updates: Iterable[tuple[str, Any]]) -> Any:
-        after = method.aggregate(state, updates)
-        return with_field(state_type, after, rounds_made=state.rounds_made + 1)
-
-    def personalize(
-        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
-    ) -> ModelPredictor:
-        base = one_model(method.personalize(payload, client_state, data, rng))
-        return client.personalized(base, data, payload.sample, rng)
-
-    return replace(
-        method,
-        init=init,
-        broadcast=broadcast,
-        aggregate=aggregate,
-        personalize=personalize,
-        state_type=state_type,
-        payload_type=payload_type,
-        personalizes_by_inference=False,
-    )
-
-
-@dataclass(frozen=True)
-class _Client:
-    """What a client does with the sample that it is sent."""
-
-    task: Task
     settings: DapperSettings
 
-    def personalized(
-        self,
-        base: ModelPredictor,
-        data: ClientData,
-        sample: Sample | None,
-        rng: RandomKey,
+    def __init__(self, task: Task, method: Method, settings: DapperSettings) -> None:
+        super().__init__(task, method, settings)
+        self.state_type = extended(method.state_type, "DapperState", "rounds_made", int)
+        self.payload_type = extended(
+            method.payload_type, "DapperPayload", "sample", Sample | None
+        )
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> Record:
+        state = self.method.init(clients, rng)
+        return with_field(self.state_type, state, rounds_made=0)
+
+    def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Record:
+        payload = self.method.broadcast(state, client_id, rng)
+        sample = None
+        if state.rounds_made >= self.method.num_rounds:
+            most = self.settings.most_sampled
+            sample = draw_sample(self.task, most, rng.child("sample"))
+        return with_field(self.payload_type, payload, sample=sample)
+
+    def aggregate(self, state: Any, updates: Updates[Any]) -> Record:
+        after = self.method.aggregate(state, updates)
+        return with_field(self.state_type, after, rounds_made=state.rounds_made + 1)
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
+        base = one_model(self.method.personalize(payload, client_state, data, rng))
         num_own = len(data.train) + len(data.validation)
         if num_own == 0:
             return base
         count = max(1, round(self.settings.sample_factor * num_own))
-        proxy = taken(sample, self.task.spec, count, rng.child("taken"))
+        proxy = taken(payload.sample, self.task.spec, count, rng.child("taken"))
 
         def alone(share: float) -> ModelPredictor:
             before = base.without_validation()
@@ -189,6 +164,18 @@ class _Client:
         chosen = {**base.chosen, "client_share": share}
         return replace(base, weights=weights, chosen=chosen, trained_alone=None)
 
+    @staticmethod
+    def check(settings: DapperSettings, experiment: Experiment) -> Sequence[Problem]:
+        grid = repetitions("personalization.client_shares", settings.client_shares)
+        if not isinstance(experiment.data.settings, SitesSettings):
+            return grid
+        message = (
+            "found dapper with data that stays with the sites, where the server has no "
+            "examples to sample from; expected a personalization that needs none, such "
+            "as fine_tuning, which is dapper with client_shares [1]"
+        )
+        return (*grid, Problem("personalization.name", message))
+
 
 def _best(
     trained: Callable[[float], ModelPredictor],
@@ -209,14 +196,8 @@ def _mixing_step(
 
     Parameters
     ----------
-    task
-        Gives augmentation and device.
-    proxy
-        D_g; drawn from with replacement.
     share
         λ.
-    rng
-        Fixes what is drawn, and leaves the client's own mini-batches as they are.
     """
     generator = rng.numpy()
     device = task.model.device
@@ -243,33 +224,35 @@ def _mixing_step(
     return step
 
 
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.personalization.settings
-    if not isinstance(settings, DapperSettings):
-        raise TypeError(f"expected DapperSettings, found {type(settings).__name__}")
-    grid = repetitions("personalization.client_shares", settings.client_shares)
-    return (*grid, *_site_problems(experiment))
+def extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
+    """Return a type of records with the fields of ``base`` and one after them.
+
+    Raises
+    ------
+    ValueError
+        If ``base`` has a field of that name.
+    """
+    # mypy takes the hash of a class for that of its instances.
+    return _extended(base, name, new, of_type)  # type: ignore[arg-type]
 
 
-def _site_problems(experiment: Experiment) -> Sequence[Problem]:
-    if isinstance(experiment.data.settings, SitesSettings):
-        message = (
-            "found dapper with data that stays with the sites, where the server has no "
-            "examples to sample from; expected a personalization that needs none, such "
-            "as fine_tuning, which is dapper with client_shares [1]"
-        )
-        return (Problem("personalization.name", message),)
-    return ()
+@functools.cache
+def _extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
+    """Make the type; one for the same arguments, so that equal types are the same."""
+    if new in {one.name for one in fields(base)}:
+        raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
+    # By keyword alone, since fields of the base may have defaults.
+    extra = (new, of_type, field(kw_only=True))
+    namespace = {"__module__": __name__}
+    return make_dataclass(
+        name, [extra], bases=(base,), namespace=namespace, frozen=True
+    )
 
 
-ON_TOP = PersonalizerSpec(
-    title="Dapper",
-    summary="The served model, fine-tuned on the client's data and the server's.",
-    source="Mansour et al. 2020, section 5, Figure 3",
-    settings_type=DapperSettings,
-    apply=with_proxy_data,
-    unseen="trains on with its own data and the server's like any other client",
-    needs_one_model=True,
-    needs_proxy=True,
-    check=_check,
-)
+def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
+    """Return ``base``, with the ``new`` field, as a record of an `extended` type.
+
+    ``base`` may be extended too: a method's payload may be its state.
+    """
+    names = [one.name for one in fields(record_type) if one.name not in new]
+    return record_type(**{name: getattr(base, name) for name in names}, **new)

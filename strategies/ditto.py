@@ -1,8 +1,8 @@
 """Ditto: FedAvg, and beside it a personal model that is pulled towards the global one.
 
 Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Algorithm 1; knn-per.txt, section 5, from which the grid of
-λ is. The global model w is FedAvg's. In each of its rounds a client also trains
+Personalization", ICML 2021, Algorithm 1; Marfoq et al. 2022, section 5, from which the
+grid of λ is. The global model w is FedAvg's. In each of its rounds a client also trains
 
     v ← argmin_v f(v) + λ/2 ||v - w||²,  from its last v, with the w that it was sent
 
@@ -22,7 +22,7 @@ running statistics are not pulled.
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -32,17 +32,15 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment, NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings, repetitions
+from knnper.strategies.core.method import Method, repetitions
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     local_sgd,
     newcomer_rate,
     on_both_splits,
     pull,
 )
-from knnper.strategies.fedavg import fedavg
 
 ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
 
@@ -55,150 +53,127 @@ class DittoSettings(Settings):
     ----------
     prox_weights
         The values of λ that a client chooses from, all different; the default is the
-        grid of knn-per.txt. A client keeps and trains one model for each.
-    newcomer_epochs
+        grid of Marfoq et al. 2022. A client keeps and trains one model for each.
+    unseen_epochs
         Passes over its data with which an unseen client trains its personal model.
     """
 
     prox_weights: ProxWeights = (10.0, 1.0, 0.1, 0.01)
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
 class DittoClientState(Record):
-    """What a client keeps between rounds.
+    """What a client keeps between rounds."""
 
-    Attributes
-    ----------
-    personal
-        v for each value of λ, in the order of the settings: shape (num_weights,) each.
-    """
-
+    # v for each value of λ, in the order of the settings: shape (num_weights,) each.
     personal: tuple[Tensor, ...]
 
 
-def ditto(task: Task, settings: DittoSettings) -> Method:
-    """Return Ditto on ``task``."""
-    averaging = fedavg(task, NoSettings())
+class Ditto(Method):
+    """Each client trains a model of its own, pulled towards the global one."""
+
+    title = "Ditto"
+    source = "Li et al. 2021, Algorithm 1; Marfoq et al. 2022, section 5"
+    client_state = "L (number of prox_weights)"
+    unseen = "the global model, trained on the client's data and pulled back to it"
+    reference_title = "FedAvg"
+    ends_with_global_model = True
+    client_state_type = DittoClientState
+
+    settings: DittoSettings
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: DittoClientState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[DittoClientState, ModelUpdate]:
-        _, update = averaging.client_update(payload, None, data, server_round, rng)
-        rate = task.training.learning_rate_at(server_round)
-        decay = task.training.weight_decay
+        _, update = super().client_update(payload, None, data, server_round, rng)
+        rate = self.task.training.learning_rate_at(server_round)
+        decay = self.task.training.weight_decay
         personal = tuple(
             local_sgd(
-                task,
+                self.task,
                 weights,
                 data.train,
                 rate,
                 rng.child("personal"),
                 gradient_hook=pull(payload.weights, prox_weight, rate, decay),
             ).weights
-            for prox_weight, weights in _models(settings, payload, client_state).items()
+            for prox_weight, weights in self._models(payload, client_state).items()
         )
         return DittoClientState(personal), update
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: DittoClientState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
         if client_state is None or not len(data.train_and_validation()):
-            return _newcomer(task, settings, payload.weights, data, rng)
-        models = _models(settings, payload, client_state)
-        return _best(task, models, data.validation)
+            return self._newcomer(payload.weights, data, rng)
+        models = self._models(payload, client_state)
+        return self._best(models, data.validation)
 
-    return replace(
-        averaging,
-        client_update=client_update,
-        personalize=personalize,
-        client_state_type=DittoClientState,
-        serves_global_model=False,
-        personalizes_by_inference=False,
-    )
+    def _models(
+        self, payload: ModelPayload, client_state: DittoClientState | None
+    ) -> Mapping[float, Tensor]:
+        """Return v by λ: at first the global model."""
+        if client_state is None:
+            return dict.fromkeys(self.settings.prox_weights, payload.weights)
+        return dict(zip(self.settings.prox_weights, client_state.personal, strict=True))
 
+    def _best(
+        self, models: Mapping[float, Tensor], validation: Examples
+    ) -> ModelPredictor:
+        """Return what is right most often; of several, that of the largest λ."""
 
-def _models(
-    settings: DittoSettings,
-    payload: ModelPayload,
-    client_state: DittoClientState | None,
-) -> Mapping[float, Tensor]:
-    """Return v by λ: at first the global model."""
-    if client_state is None:
-        return dict.fromkeys(settings.prox_weights, payload.weights)
-    return dict(zip(settings.prox_weights, client_state.personal, strict=True))
+        def merit(prox_weight: float) -> tuple[int, float]:
+            predictor = ModelPredictor(self.task, models[prox_weight])
+            return evaluate(predictor, validation).num_correct, prox_weight
 
+        chosen = max(models, key=merit)
+        return ModelPredictor(self.task, models[chosen], {"prox_weight": chosen})
 
-def _best(
-    task: Task, models: Mapping[float, Tensor], validation: Examples
-) -> ModelPredictor:
-    """Return what is right most often; of several, that of the largest λ."""
+    def _newcomer(
+        self, weights: Tensor, data: ClientData, rng: RandomKey
+    ) -> ModelPredictor:
+        """Return the model of a client that trains now, pulled to the global model.
 
-    def merit(prox_weight: float) -> tuple[int, float]:
-        predictor = ModelPredictor(task, models[prox_weight])
-        return evaluate(predictor, validation).num_correct, prox_weight
+        It chooses λ with models of the training split, and without validation data
+        takes the largest.
+        """
+        rate = newcomer_rate(self.task)
 
-    chosen = max(models, key=merit)
-    return ModelPredictor(task, models[chosen], {"prox_weight": chosen})
+        def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
+            hook = pull(weights, prox_weight, rate, self.task.training.weight_decay)
+            epochs = self.settings.unseen_epochs
+            result = local_sgd(
+                self.task,
+                weights,
+                examples,
+                rate,
+                rng,
+                num_epochs=epochs,
+                gradient_hook=hook,
+            )
+            return ModelPredictor(
+                self.task, result.weights, {"prox_weight": prox_weight}
+            )
 
+        chosen = max(self.settings.prox_weights)
+        if len(data.validation):
+            models = {
+                each: trained(each, data.train).weights
+                for each in self.settings.prox_weights
+            }
+            chosen = self._best(models, data.validation).chosen["prox_weight"]
+        return on_both_splits(data, functools.partial(trained, chosen))
 
-def _newcomer(
-    task: Task,
-    settings: DittoSettings,
-    weights: Tensor,
-    data: ClientData,
-    rng: RandomKey,
-) -> ModelPredictor:
-    """Return the model of a client that trains now, with the global model as centre.
-
-    It chooses λ with models of the training split, and without validation data takes
-    the largest.
-    """
-    rate = newcomer_rate(task)
-
-    def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
-        hook = pull(weights, prox_weight, rate, task.training.weight_decay)
-        epochs = settings.newcomer_epochs
-        result = local_sgd(
-            task, weights, examples, rate, rng, num_epochs=epochs, gradient_hook=hook
-        )
-        return ModelPredictor(task, result.weights, {"prox_weight": prox_weight})
-
-    chosen = max(settings.prox_weights)
-    if len(data.validation):
-        models = {
-            each: trained(each, data.train).weights for each in settings.prox_weights
-        }
-        chosen = _best(task, models, data.validation).chosen["prox_weight"]
-    return on_both_splits(data, functools.partial(trained, chosen))
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.method.settings
-    if not isinstance(settings, DittoSettings):
-        raise TypeError(f"expected DittoSettings, found {type(settings).__name__}")
-    return repetitions("method.prox_weights", settings.prox_weights)
-
-
-SPEC = MethodSpec(
-    title="Ditto",
-    summary="Each client trains a model of its own, pulled towards the global one.",
-    source="Li et al. 2021, Algorithm 1; knn-per.txt, section 5",
-    build=ditto,
-    upload="1",
-    download="1",
-    client_state="L (number of prox_weights)",
-    server_state="1",
-    unseen="the global model, trained on the client's data and pulled back to it",
-    reference_title="FedAvg",
-    settings_type=DittoSettings,
-    ends_with_global_model=True,
-    check=_check,
-)
+    @staticmethod
+    def check(settings: DittoSettings, experiment: Experiment) -> Sequence[Problem]:
+        return repetitions("method.prox_weights", settings.prox_weights)

@@ -3,7 +3,7 @@
 Smith, Chiang, Sanjabi, Talwalkar, "Federated Multi-Task Learning", NIPS 2017 (MOCHA),
 with the relation between clients that Evgeniou, Pontil, "Regularized Multi-Task
 Learning", KDD 2004, section 2, take: all are equally near. A baseline of
-fedbasis-pflbed.txt, Eq. 3 and Table 6. With the models w_m of the clients m,
+Chen et al. 2023, Eq. 3 and Table 6. With the models w_m of the clients m,
 
     min Σ_m (f_m(w_m) + λ/2 ||w_m - w̄||²),  w̄ the mean of the w_m
 
@@ -21,17 +21,16 @@ step, see `knnper.strategies.core.training`. Buffers such as BatchNorm's running
 statistics are averaged into w̄, but no client's are pulled.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     GradientHook,
     local_sgd,
@@ -39,7 +38,6 @@ from knnper.strategies.core.training import (
     pull,
     trained_on_both_splits,
 )
-from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,33 @@ class FedMTLSettings(Settings):
     ----------
     prox_weight
         λ; 0 is local training.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
-def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
-    """Return mean-regularised multi-task learning on ``task``."""
+class FedMTL(Method):
+    """Each client trains a model of its own, pulled towards the mean of all."""
 
-    def pulled_to(mean: Tensor, rate: float) -> GradientHook:
-        return pull(mean, settings.prox_weight, rate, task.training.weight_decay)
+    title = "Fed-MTL"
+    source = "Smith et al. 2017, mean-regularised; Chen et al. 2023, Table 6"
+    client_state = "1"
+    unseen = "the mean model, trained on the client's data and pulled back to it"
+    reference_title = "Fed-MTL (mean model)"
+    client_state_type = ModelState
+
+    settings: FedMTLSettings
+
+    def _pulled_to(self, mean: Tensor, rate: float) -> GradientHook:
+        return pull(
+            mean, self.settings.prox_weight, rate, self.task.training.weight_decay
+        )
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: ModelState | None,
         data: ClientData,
@@ -72,51 +82,29 @@ def fed_mtl(task: Task, settings: FedMTLSettings) -> Method:
         rng: RandomKey,
     ) -> tuple[ModelState, ModelUpdate]:
         own = payload.weights if client_state is None else client_state.weights
-        rate = task.training.learning_rate_at(server_round)
-        towards = pulled_to(payload.weights, rate)
-        trained = local_sgd(task, own, data.train, rate, rng, gradient_hook=towards)
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return ModelState(trained.weights), update
+        rate = self.task.training.learning_rate_at(server_round)
+        towards = self._pulled_to(payload.weights, rate)
+        trained = local_sgd(
+            self.task, own, data.train, rate, rng, gradient_hook=towards
+        )
+        return ModelState(trained.weights), trained.update(len(data.train))
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: ModelState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
         if client_state is not None and len(data.train_and_validation()):
-            return ModelPredictor(task, client_state.weights)
-        rate = newcomer_rate(task)
+            return ModelPredictor(self.task, client_state.weights)
+        rate = newcomer_rate(self.task)
         return trained_on_both_splits(
-            task,
+            self.task,
             payload.weights,
             data,
             rng,
-            num_epochs=settings.newcomer_epochs,
+            num_epochs=self.settings.unseen_epochs,
             learning_rate=rate,
-            gradient_hook=pulled_to(payload.weights, rate),
+            gradient_hook=self._pulled_to(payload.weights, rate),
         )
-
-    return replace(
-        fedavg(task, NoSettings()),
-        client_update=client_update,
-        personalize=personalize,
-        client_state_type=ModelState,
-        serves_global_model=False,
-        personalizes_by_inference=False,
-    )
-
-
-SPEC = MethodSpec(
-    title="Fed-MTL",
-    summary="Each client trains a model of its own, pulled towards the mean of all.",
-    source="Smith et al. 2017, mean-regularised; fedbasis-pflbed.txt, Table 6",
-    build=fed_mtl,
-    upload="1",
-    download="1",
-    client_state="1",
-    server_state="1",
-    unseen="the mean model, trained on the client's data and pulled back to it",
-    reference_title="Fed-MTL (mean model)",
-    settings_type=FedMTLSettings,
-)

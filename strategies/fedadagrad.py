@@ -12,19 +12,17 @@ only are stepped; buffers such as BatchNorm's running statistics take the client
 The mean weights clients by their examples, as in the paper's experiments.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from knnper.experiment import PositiveFloat, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import Updates, adaptive_step, mean_in_parts
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.server_optimizer import adaptive_step, mean_in_parts
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -45,54 +43,35 @@ class FedAdagradSettings(Settings):
 
 @dataclass(frozen=True)
 class FedAdagradState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    weights
-        x, shape (num_weights,).
-    second_moment
-        v, shape (num_parameters,).
-    """
-
-    weights: Tensor
-    second_moment: Tensor
+    weights: Tensor  # x, shape (num_weights,)
+    second_moment: Tensor  # v, shape (num_parameters,)
 
 
-def fedadagrad(task: Task, settings: FedAdagradSettings) -> Method:
-    """Return FedAdagrad on ``task``."""
-    num_parameters = task.model.num_parameters
+class FedAdagrad(FedAvg):
+    """The clients' mean change is the gradient of Adagrad at the server."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> FedAdagradState:
-        least = torch.full((num_parameters,), settings.adaptivity**2)
-        return FedAdagradState(task.initial_weights, least)
+    title = "FedAdagrad"
+    source = "Reddi et al. 2021, Algorithm 2"
+    server_state = "2"
+    state_type = FedAdagradState
+
+    settings: FedAdagradSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> FedAdagradState:
+        num_parameters = self.task.model.num_parameters
+        least = torch.full((num_parameters,), self.settings.adaptivity**2)
+        return FedAdagradState(self.task.initial_weights, least)
 
     def aggregate(
-        state: FedAdagradState, updates: Iterable[tuple[str, ModelUpdate]]
+        self, state: FedAdagradState, updates: Updates[ModelUpdate]
     ) -> FedAdagradState:
+        num_parameters = self.task.model.num_parameters
         mean, buffers = mean_in_parts(updates, num_parameters)
         x = state.weights[:num_parameters].double()
         delta = mean - x
         v = state.second_moment.double() + delta**2
-        eta, tau = settings.server_learning_rate, settings.adaptivity
+        eta, tau = self.settings.server_learning_rate, self.settings.adaptivity
         x = adaptive_step(x, delta, v, eta, tau)
         return FedAdagradState(torch.cat([x.float(), buffers]), v.float())
-
-    base = fedavg(task, NoSettings())
-    return replace(base, init=init, aggregate=aggregate, state_type=FedAdagradState)
-
-
-SPEC = MethodSpec(
-    title="FedAdagrad",
-    summary="The clients' mean change is the gradient of Adagrad at the server.",
-    source="Reddi et al. 2021, Algorithm 2",
-    build=fedadagrad,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="2",
-    unseen="the global model",
-    reference_title="FedAdagrad",
-    settings_type=FedAdagradSettings,
-    ends_with_global_model=True,
-)

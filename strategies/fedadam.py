@@ -14,41 +14,79 @@ running statistics take the clients' mean. The mean weights clients by their exa
 as in the paper's experiments.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
-from knnper.strategies.core.server_optimizer import MomentSettings, with_moments
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.experiment import PositiveFloat, ProperFraction, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import Updates, adaptive_step, mean_in_parts
+from knnper.strategies.core.records import ModelUpdate, Record
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedAdamSettings(MomentSettings):
-    """As `MomentSettings`."""
+class FedAdamSettings(Settings):
+    """How a server with two moments steps.
+
+    Attributes
+    ----------
+    server_learning_rate
+        η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
+    first_moment_decay
+        β_1, [0, 1). 0.9 in the paper.
+    second_moment_decay
+        β_2, [0, 1). 0.99 in the paper.
+    adaptivity
+        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+    """
+
+    server_learning_rate: PositiveFloat = 0.1
+    first_moment_decay: ProperFraction = 0.9
+    second_moment_decay: ProperFraction = 0.99
+    adaptivity: PositiveFloat = 0.001
 
 
-def fedadam(task: Task, settings: FedAdamSettings) -> Method:
-    """Return FedAdam on ``task``."""
-    return with_moments(fedavg(task, NoSettings()), task, settings, _second)
+@dataclass(frozen=True)
+class MomentState(Record):
+    """The server's state."""
+
+    weights: Tensor  # x, shape (num_weights,)
+    momentum: Tensor  # m, shape (num_parameters,)
+    second_moment: Tensor  # v, shape (num_parameters,)
 
 
-def _second(v: Tensor, squared_delta: Tensor, beta_2: float) -> Tensor:
-    return beta_2 * v + (1 - beta_2) * squared_delta
+class FedAdam(FedAvg):
+    """The clients' mean change is the gradient of Adam at the server."""
 
+    title = "FedAdam"
+    source = "Reddi et al. 2021, Algorithm 2"
+    server_state = "3"
+    state_type = MomentState
 
-SPEC = MethodSpec(
-    title="FedAdam",
-    summary="The clients' mean change is the gradient of Adam at the server.",
-    source="Reddi et al. 2021, Algorithm 2",
-    build=fedadam,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="3",
-    unseen="the global model",
-    reference_title="FedAdam",
-    settings_type=FedAdamSettings,
-    ends_with_global_model=True,
-)
+    settings: FedAdamSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> MomentState:
+        momentum = torch.zeros(self.task.model.num_parameters)
+        # The least that Algorithm 2 starts with.
+        second_moment = torch.full_like(momentum, self.settings.adaptivity**2)
+        return MomentState(self.task.initial_weights, momentum, second_moment)
+
+    def aggregate(
+        self, state: MomentState, updates: Updates[ModelUpdate]
+    ) -> MomentState:
+        settings, num_parameters = self.settings, self.task.model.num_parameters
+        mean, buffers = mean_in_parts(updates, num_parameters)
+        x = state.weights[:num_parameters].double()
+        delta, beta_1 = mean - x, settings.first_moment_decay
+        m = beta_1 * state.momentum.double() + (1 - beta_1) * delta
+        v = self.next_second(state.second_moment.double(), delta**2)
+        x = adaptive_step(x, m, v, settings.server_learning_rate, settings.adaptivity)
+        return MomentState(torch.cat([x.float(), buffers]), m.float(), v.float())
+
+    def next_second(self, v: Tensor, squared_delta: Tensor) -> Tensor:
+        """Return v of the next round, float64 of shape (num_parameters,)."""
+        beta_2 = self.settings.second_moment_decay
+        return beta_2 * v + (1 - beta_2) * squared_delta

@@ -1,7 +1,7 @@
 """FedAttn: one global model whose biases each client takes from its nearest neighbours.
 
 Luo, Panchal, Guan, "Personalized Federated Learning through Collaboration with Nearest
-Neighbors", 2022 (fedattn.txt), Algorithm 1. The server knows a representation Z_i and
+Neighbors", 2022, Algorithm 1. The server knows a representation Z_i and
 the biases M_i of each client. For client i, with N_i its K nearest clients by Z,
 
     M̃_i = W_V M_{N_i} softmax((W_K Z_{N_i})ᵀ W_Q Z_i / √d_k)        Definition 3.1
@@ -22,7 +22,7 @@ mean of the personal ones. Departure: W_V is diagonal; a square one would have a
 numbers as there are biases, squared, to be learnt from one such vector a client.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +31,8 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import NonNegativeFloat, PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, of_shapes
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.networks import (
     Attention,
     KnownClients,
@@ -45,7 +45,7 @@ from knnper.strategies.core.networks import (
     step,
 )
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
 
@@ -78,124 +78,151 @@ class FedAttnSettings(Settings):
 
 @dataclass(frozen=True)
 class FedAttnState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    weights
-        G, shape (num_weights,).
-    attention
-        W_Q, W_K and W_V.
-    known
-        Z and M of the clients that were visited since the warm-up.
-    num_rounds
-        Rounds that were made.
-    """
-
-    weights: Tensor
-    attention: Attention
-    known: KnownClients
-    num_rounds: int
+    weights: Tensor  # G, shape (num_weights,)
+    attention: Attention  # W_Q, W_K and W_V
+    known: KnownClients  # Z and M of the clients that were visited since the warm-up
+    num_rounds: int  # Rounds that were made
 
 
 @dataclass(frozen=True)
 class FedAttnPayload(Record):
-    """What a client gets.
+    """What a client gets."""
 
-    Attributes
-    ----------
-    weights
-        P_i, shape (num_weights,); G for a client of which nothing is known.
-    biases
-        G's, shape (num_biases,).
-    attention, memory
-        With what a client that was never visited makes M̃_i itself: the matrices, and
-        Z and M of the others. None for these, and before the last round.
-    """
-
+    # P_i, shape (num_weights,); G for a client of which nothing is known.
     weights: Tensor
-    biases: Tensor
+    biases: Tensor  # G's, shape (num_biases,)
+    # attention, memory: With what a client that was never visited makes M̃_i itself:
+    # the matrices, and Z and M of the others. None for these, and before the last
+    # round.
     attention: Attention | None = None
     memory: Memory | None = None
 
 
 @dataclass(frozen=True)
-class FedAttnUpdate(Record):
-    """What a client sends back.
+class FedAttnUpdate(ModelUpdate):
+    """What a client sends back: P_i, trained; M_i are its biases."""
 
-    Attributes
-    ----------
-    weights
-        P_i, trained, shape (num_weights,); M_i are its biases.
-    num_examples, train_loss
-        See `Update`.
-    representation
-        Z_i, shape (p,); None during the warm-up.
-    """
-
-    weights: Tensor
-    num_examples: int
-    train_loss: float
-    representation: Tensor | None = None
+    representation: Tensor | None = None  # Z_i, shape (p,); None during the warm-up
 
 
-def fedattn(task: Task, settings: FedAttnSettings) -> Method:
-    """Return FedAttn on ``task``."""
-    where = bias_mask(task)
-    embedding_dim, num_biases = task.model.module.embedding_dim, int(where.sum())
-    num_warm_up = round(settings.warm_up_fraction * task.training.num_rounds)
+class FedAttn(Method):
+    """One model, with biases that each client takes from its nearest clients."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> FedAttnState:
+    title = "FedAttn"
+    source = "Luo, Panchal, Guan 2022, Algorithm 1"
+    download = "1 (a newcomer: representation and biases of all seen clients)"
+    server_state = "1, and representation and biases of all seen clients"
+    unseen = "the model with biases of the seen clients nearest to its own data"
+    reference_title = "FedAttn (global)"
+    ends_with_global_model = True
+    state_type = FedAttnState
+    payload_type = FedAttnPayload
+    update_type = FedAttnUpdate
+
+    settings: FedAttnSettings
+
+    def __init__(self, task: Task, settings: FedAttnSettings) -> None:
+        super().__init__(task, settings)
+        self._where = bias_mask(task)
+        self._embedding_dim = task.model.module.embedding_dim
+        self._num_warm_up = round(settings.warm_up_fraction * task.training.num_rounds)
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> FedAttnState:
+        embedding_dim, num_biases = self._embedding_dim, int(self._where.sum())
         attention = new_attention(
-            settings.attention_dim, embedding_dim, num_biases, rng.child("attention")
+            self.settings.attention_dim,
+            embedding_dim,
+            num_biases,
+            rng.child("attention"),
         )
         known = nobody(embedding_dim, num_biases)
-        return FedAttnState(task.initial_weights, attention, known, num_rounds=0)
+        return FedAttnState(self.task.initial_weights, attention, known, num_rounds=0)
 
     def broadcast(
-        state: FedAttnState, client_id: str, rng: RandomKey
+        self, state: FedAttnState, client_id: str, rng: RandomKey
     ) -> FedAttnPayload:
-        is_over = state.num_rounds >= task.training.num_rounds
-        return _broadcast(state, client_id, settings, where, is_over=is_over)
+        is_over = state.num_rounds >= self.task.training.num_rounds
+        weights, biases = state.weights, state.weights[self._where]
+        if client_id in state.known.names:
+            personal = attend(state.attention, *self._asked(state, client_id))
+            return FedAttnPayload(weights.masked_scatter(self._where, personal), biases)
+        if is_over and state.known.names:
+            return FedAttnPayload(weights, biases, state.attention, state.known.memory)
+        return FedAttnPayload(weights, biases)
 
     def client_update(
+        self,
         payload: FedAttnPayload,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, FedAttnUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        is_personal = server_round > num_warm_up and len(data.train) > 0
+        rate = self.task.training.learning_rate_at(server_round)
+        is_personal = server_round > self._num_warm_up and len(data.train) > 0
         start, examples = payload.weights, data.train
-        center = start.masked_scatter(where, payload.biases)
-        weight = settings.bias_prox_weight if is_personal else 0.0
-        hook = pull(center, weight, rate, task.training.weight_decay, where)
-        trained = local_sgd(task, start, examples, rate, rng, gradient_hook=hook)
+        center = start.masked_scatter(self._where, payload.biases)
+        weight = self.settings.bias_prox_weight if is_personal else 0.0
+        hook = pull(center, weight, rate, self.task.training.weight_decay, self._where)
+        trained = local_sgd(self.task, start, examples, rate, rng, gradient_hook=hook)
         weights, loss = trained.weights, trained.train_loss
-        mean = _representation(task, weights, examples) if is_personal else None
+        mean = _representation(self.task, weights, examples) if is_personal else None
         return NoState(), FedAttnUpdate(weights, len(examples), loss, mean)
 
     def personalize(
+        self,
         payload: FedAttnPayload,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        return ModelPredictor(task, _served(task, settings, where, payload, data))
+        return ModelPredictor(self.task, self._served(payload, data))
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=lambda state, updates: _aggregate(state, updates, settings, where),
-        personalize=personalize,
-        state_type=FedAttnState,
-        payload_type=FedAttnPayload,
-        update_type=FedAttnUpdate,
-        num_rounds=task.training.num_rounds,
-        update_problem=of_shapes(representation=(embedding_dim,)),
-    )
+    def update_problem(
+        self, payload: FedAttnPayload, update: FedAttnUpdate
+    ) -> str | None:
+        return wrong_shape(update, representation=(self._embedding_dim,))
+
+    def _asked(self, state: FedAttnState, client: str) -> tuple[Tensor, Memory]:
+        """Return Z_i of a client that is known, and what is known of its neighbours."""
+        asks, _ = state.known.of(client)
+        return asks, nearest(state.known.memory, asks, self.settings.num_neighbors)
+
+    def _served(self, payload: FedAttnPayload, data: ClientData) -> Tensor:
+        """Return a client's model: G without data, and a newcomer makes its P_i."""
+        if len(data.train) + len(data.validation) == 0:
+            return payload.weights.masked_scatter(self._where, payload.biases)
+        if payload.memory is None or payload.attention is None or len(data.train) == 0:
+            return payload.weights
+        asks = _representation(self.task, payload.weights, data.train)
+        neighbors = nearest(payload.memory, asks, self.settings.num_neighbors)
+        biases = attend(payload.attention, asks, neighbors)
+        return payload.weights.masked_scatter(self._where, biases)
+
+    def aggregate(
+        self, state: FedAttnState, updates: Updates[FedAttnUpdate]
+    ) -> FedAttnState:
+        models, slopes = RunningMean(), [RunningMean() for _ in range(3)]
+        attention, news = state.attention, {}
+        for client, update in updates:
+            models.add(update.weights, update.num_examples)
+            if update.representation is None:
+                continue
+            biases = update.weights[self._where]
+            news[client] = (update.representation, biases)
+            if client in state.known.names:
+                found = gradients(attention, *self._asked(state, client), biases)
+                for slope, one in zip(slopes, found, strict=True):
+                    slope.add(one, 1)
+        if not news.keys().isdisjoint(state.known.names):
+            directions = [slope.result() for slope in slopes]
+            attention = step(
+                attention, directions, self.settings.attention_learning_rate
+            )
+        known = state.known.updated(news)
+        return FedAttnState(models.result(), attention, known, state.num_rounds + 1)
 
 
 def bias_mask(task: Task) -> Tensor:
@@ -211,90 +238,6 @@ def bias_mask(task: Task) -> Tensor:
     return mask
 
 
-def _broadcast(
-    state: FedAttnState,
-    client: str,
-    settings: FedAttnSettings,
-    where: Tensor,
-    *,
-    is_over: bool,
-) -> FedAttnPayload:
-    weights, biases = state.weights, state.weights[where]
-    if client in state.known.names:
-        personal = attend(state.attention, *_asked(state, client, settings))
-        return FedAttnPayload(weights.masked_scatter(where, personal), biases)
-    if is_over and state.known.names:
-        return FedAttnPayload(weights, biases, state.attention, state.known.memory)
-    return FedAttnPayload(weights, biases)
-
-
-def _asked(
-    state: FedAttnState, client: str, settings: FedAttnSettings
-) -> tuple[Tensor, Memory]:
-    """Return Z_i of a client that is known, and what is known of its neighbours."""
-    asks, _ = state.known.of(client)
-    return asks, nearest(state.known.memory, asks, settings.num_neighbors)
-
-
-def _served(
-    task: Task,
-    settings: FedAttnSettings,
-    where: Tensor,
-    payload: FedAttnPayload,
-    data: ClientData,
-) -> Tensor:
-    """Return a client's model: one without data gets G, a newcomer makes its P_i."""
-    if len(data.train) + len(data.validation) == 0:
-        return payload.weights.masked_scatter(where, payload.biases)
-    if payload.memory is None or payload.attention is None or len(data.train) == 0:
-        return payload.weights
-    asks = _representation(task, payload.weights, data.train)
-    neighbors = nearest(payload.memory, asks, settings.num_neighbors)
-    biases = attend(payload.attention, asks, neighbors)
-    return payload.weights.masked_scatter(where, biases)
-
-
 def _representation(task: Task, weights: Tensor, examples: Examples) -> Tensor:
     """Return Z, the mean embedding of some examples, shape (p,)."""
     return task.embed(weights, examples.images).mean(dim=0)
-
-
-def _aggregate(
-    state: FedAttnState,
-    updates: Iterable[tuple[str, FedAttnUpdate]],
-    settings: FedAttnSettings,
-    where: Tensor,
-) -> FedAttnState:
-    models, slopes = RunningMean(), [RunningMean() for _ in range(3)]
-    attention, news = state.attention, {}
-    for client, update in updates:
-        models.add(update.weights, update.num_examples)
-        if update.representation is None:
-            continue
-        biases = update.weights[where]
-        news[client] = (update.representation, biases)
-        if client in state.known.names:
-            found = gradients(attention, *_asked(state, client, settings), biases)
-            for slope, one in zip(slopes, found, strict=True):
-                slope.add(one, 1)
-    if not news.keys().isdisjoint(state.known.names):
-        directions = [slope.result() for slope in slopes]
-        attention = step(attention, directions, settings.attention_learning_rate)
-    known = state.known.updated(news)
-    return FedAttnState(models.result(), attention, known, state.num_rounds + 1)
-
-
-SPEC = MethodSpec(
-    title="FedAttn",
-    summary="One model, with biases that each client takes from its nearest clients.",
-    source="Luo, Panchal, Guan 2022, Algorithm 1 (fedattn.txt)",
-    build=fedattn,
-    upload="1",
-    download="1 (a newcomer: representation and biases of all seen clients)",
-    client_state="0",
-    server_state="1, and representation and biases of all seen clients",
-    unseen="the model with biases of the seen clients nearest to its own data",
-    reference_title="FedAttn (global)",
-    settings_type=FedAttnSettings,
-    ends_with_global_model=True,
-)

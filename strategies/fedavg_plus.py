@@ -1,24 +1,18 @@
 """FedAvg+: the global model, fine-tuned at each client.
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
-Agnostic Meta Learning", 2019; a baseline of knn-per.txt, section 5. It is FedAvg with
-`knnper.strategies.fine_tuning` on top.
+Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022, section 5. It is FedAvg
+with `knnper.strategies.fine_tuning` on top.
 """
 
-from knnper.strategies.core.method import MethodSpec
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
-SPEC = MethodSpec(
-    title="FedAvg+",
-    summary="The global model, fine-tuned on each client's data.",
-    source="Jiang et al. 2019; knn-per.txt, section 5",
-    build=fedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model, fine-tuned on the client's data",
-    reference_title="FedAvg",
-    personalization="fine_tuning",
-    ends_with_global_model=True,
-)
+
+class FedAvgPlus(FedAvg):
+    """The global model, fine-tuned on each client's data."""
+
+    title = "FedAvg+"
+    source = "Jiang et al. 2019; Marfoq et al. 2022, section 5"
+    unseen = "the global model, fine-tuned on the client's data"
+    reference_title = "FedAvg"
+    personalization = "fine_tuning"

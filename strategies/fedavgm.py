@@ -10,19 +10,17 @@ Departures: parameters only are stepped; buffers such as BatchNorm's running sta
 take the clients' mean. η is Flower's addition: the paper has 1.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from knnper.experiment import PositiveFloat, ProperFraction, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.server_optimizer import mean_in_parts
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -43,53 +41,34 @@ class FedAvgMSettings(Settings):
 
 @dataclass(frozen=True)
 class FedAvgMState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    weights
-        w, shape (num_weights,).
-    momentum
-        v, shape (num_parameters,).
-    """
-
-    weights: Tensor
-    momentum: Tensor
+    weights: Tensor  # w, shape (num_weights,)
+    momentum: Tensor  # v, shape (num_parameters,)
 
 
-def fedavgm(task: Task, settings: FedAvgMSettings) -> Method:
-    """Return FedAvgM on ``task``."""
-    num_parameters = task.model.num_parameters
+class FedAvgM(FedAvg):
+    """FedAvg with momentum at the server."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> FedAvgMState:
-        return FedAvgMState(task.initial_weights, torch.zeros(num_parameters))
+    title = "FedAvgM"
+    source = "Hsu et al. 2019, section 4.3"
+    server_state = "2"
+    state_type = FedAvgMState
+
+    settings: FedAvgMSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> FedAvgMState:
+        momentum = torch.zeros(self.task.model.num_parameters)
+        return FedAvgMState(self.task.initial_weights, momentum)
 
     def aggregate(
-        state: FedAvgMState, updates: Iterable[tuple[str, ModelUpdate]]
+        self, state: FedAvgMState, updates: Updates[ModelUpdate]
     ) -> FedAvgMState:
+        num_parameters = self.task.model.num_parameters
         mean, buffers = mean_in_parts(updates, num_parameters)
-        eta, old = settings.server_learning_rate, state.momentum.double()
-        kept = settings.server_momentum * old
+        eta, old = self.settings.server_learning_rate, state.momentum.double()
+        kept = self.settings.server_momentum * old
         delta = state.weights[:num_parameters].double() - mean
         # w - η v, so that it is the mean to the bit where η = 1 and β = 0.
         w = mean + (1 - eta) * delta - eta * kept
         return FedAvgMState(torch.cat([w.float(), buffers]), (kept + delta).float())
-
-    base = fedavg(task, NoSettings())
-    return replace(base, init=init, aggregate=aggregate, state_type=FedAvgMState)
-
-
-SPEC = MethodSpec(
-    title="FedAvgM",
-    summary="FedAvg with momentum at the server.",
-    source="Hsu et al. 2019, section 4.3",
-    build=fedavgm,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="2",
-    unseen="the global model",
-    reference_title="FedAvgM",
-    settings_type=FedAvgMSettings,
-    ends_with_global_model=True,
-)

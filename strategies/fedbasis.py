@@ -1,7 +1,7 @@
 """FedBasis: every client is served its own convex combination of a few shared models.
 
 "Learning Shareable Bases for Personalized Federated Image Classification"
-(fedbasis-pflbed.txt), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
+(Chen et al. 2023), section 4, Algorithms 1 and 2. With bases v_1 ... v_K and the
 major basis v' (section 4.4), a client's model is, block by block,
 
     θ_m = ½ v' + ½ Σ_k α_m[k] v_k,    α_m = softmax(ψ_m)
@@ -23,7 +23,7 @@ its number of examples, so that one basis is FedAvg. Buffers such as BatchNorm's
 statistics have no gradient: all bases take those of the client's combination.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -40,6 +40,7 @@ from knnper.experiment import (
     Settings,
 )
 from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.bases import (
     Bases,
     BasesState,
@@ -54,7 +55,7 @@ from knnper.strategies.core.bases import (
     train_jointly,
     whole_model,
 )
-from knnper.strategies.core.method import Method, MethodSpec, as_sent
+from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import Task
@@ -89,7 +90,7 @@ class FedBasisSettings(Settings):
     warm_start_fraction
         Part of the rounds in which FedAvg's one model is trained, to become the bases;
         0 starts from random ones.
-    newcomer_epochs
+    unseen_epochs
         Passes over a client's data to find its combination after the last round, for
         clients that were seen too: nothing of a combination is kept.
     personal_classifier
@@ -104,7 +105,7 @@ class FedBasisSettings(Settings):
     combination_learning_rate: PositiveFloat = 1.0
     combination_epochs: PositiveInt = 5
     warm_start_fraction: ProperFraction = 0.3
-    newcomer_epochs: PositiveInt = 20
+    unseen_epochs: PositiveInt = 20
     personal_classifier: bool = True
 
     @property
@@ -113,38 +114,51 @@ class FedBasisSettings(Settings):
         return self.num_bases + self.major_basis
 
 
-def fedbasis(task: Task, settings: FedBasisSettings) -> Method:
-    """Return FedBasis on ``task``."""
+class FedBasis(Method):
+    """Each client combines the weights of a few shared models, block by block."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> BasesState:
+    title = "FedBasis"
+    source = "Chen et al. 2023, section 4, Algorithms 1 and 2"
+    upload = "K + 1 (num_bases)"
+    download = "K + 1 (num_bases)"
+    server_state = "K + 1 (num_bases)"
+    unseen = "a combination of the bases, and a head, learned on its own data"
+    reference_title = "FedBasis (uniform combination)"
+    holds_all_updates = True
+    state_type = BasesState
+    payload_type = Bases
+    update_type = BasesUpdate
+
+    settings: FedBasisSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> BasesState:
         seed = rng.child("clusters").entropy(num_bytes=6)
-        if num_warm_rounds(task, settings) > 0:
-            _require_replies(task, settings, len(clients))
-            return BasesState((task.initial_weights,), 0, seed)
-        others = range(1, settings.num_models)
-        fresh = [task.fresh_weights(rng.child("basis", k)) for k in others]
-        return BasesState((task.initial_weights, *fresh), 0, seed)
+        if num_warm_rounds(self.task, self.settings) > 0:
+            self._require_replies(len(clients))
+            return BasesState((self.task.initial_weights,), 0, seed)
+        others = range(1, self.settings.num_models)
+        fresh = [self.task.fresh_weights(rng.child("basis", k)) for k in others]
+        return BasesState((self.task.initial_weights, *fresh), 0, seed)
 
-    def broadcast(state: BasesState, client_id: str, rng: RandomKey) -> Bases:
+    def broadcast(self, state: BasesState, client_id: str, rng: RandomKey) -> Bases:
         return Bases(state.models)
 
     def client_update(
+        self,
         payload: Bases,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, BasesUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        _, update = local_round(task, settings, payload, data.train, rate, rng)
+        rate = self.task.training.learning_rate_at(server_round)
+        _, update = local_round(
+            self.task, self.settings, payload, data.train, rate, rng
+        )
         return NoState(), update
 
-    def aggregate(
-        state: BasesState, updates: Iterable[tuple[str, BasesUpdate]]
-    ) -> BasesState:
-        return _aggregate(task, settings, state, updates)
-
     def personalize(
+        self,
         payload: Bases,
         client_state: NoState | None,
         data: ClientData,
@@ -153,23 +167,56 @@ def fedbasis(task: Task, settings: FedBasisSettings) -> Method:
         """Return the combination that was learned on both splits: nothing is chosen."""
 
         def served(examples: Examples) -> ModelPredictor:
-            return _personalized(task, settings, payload, examples, rng)
+            return self._personalized(payload, examples, rng)
 
         predictor = served(data.train_and_validation())
         return replace(predictor, trained_alone=lambda: served(data.train))
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=aggregate,
-        personalize=personalize,
-        state_type=BasesState,
-        payload_type=Bases,
-        update_type=BasesUpdate,
-        num_rounds=task.training.num_rounds,
-        update_problem=as_sent("models"),
-    )
+    def update_problem(self, payload: Bases, update: BasesUpdate) -> str | None:
+        return unlike_sent(payload, update, "models")
+
+    def _personalized(
+        self, payload: Bases, examples: Examples, rng: RandomKey
+    ) -> ModelPredictor:
+        combination = _combination(self.task, self.settings, payload)
+        head = self.task.head_mask if self.settings.personal_classifier else None
+        to_learn = len(payload.models) > 1 or head is not None
+        # As in a first round: the last rate may be a hundredth of it.
+        rate = self.task.training.learning_rate_at(1)
+        weights = learn_combination(
+            self.task,
+            combination,
+            examples,
+            rate,
+            rng,
+            self.settings.unseen_epochs if to_learn else 0,
+            free=head,
+        ).weights
+        return ModelPredictor(self.task, weights, combination.describe(free=head))
+
+    def aggregate(self, state: BasesState, updates: Updates[BasesUpdate]) -> BasesState:
+        num_rounds, num_bases = state.num_rounds + 1, self.settings.num_bases
+        has_bases = len(state.models) == self.settings.num_models
+        if has_bases or num_rounds < num_warm_rounds(self.task, self.settings):
+            models = mean_models(update for _, update in updates)
+            return BasesState(models, num_rounds, state.seed)
+        # The clusters' first centre is drawn by position.
+        replies = [update for _, update in sorted(updates, key=lambda pair: pair[0])]
+        models = mean_models(replies)
+        if len(replies) >= num_bases:  # with fewer, the warm start goes on for a round
+            center = models[0][: self.task.model.num_parameters]
+            bases = clustered(replies, center, num_bases, RandomKey(state.seed))
+            models = (*models, *bases) if self.settings.major_basis else bases
+        return BasesState(models, num_rounds, state.seed)
+
+    def _require_replies(self, num_clients: int) -> None:
+        participation, least = self.task.training.participation, self.settings.num_bases
+        if participation * num_clients + 0.5 < least:
+            raise RunError(
+                f"found {num_clients} clients of which {participation:g} take part in "
+                f"a round, expected at least {least} in a round, one for each of "
+                "method.num_bases; lower it, or raise training.participation"
+            )
 
 
 def num_warm_rounds(task: Task, settings: FedBasisSettings) -> int:
@@ -187,17 +234,7 @@ def local_round(
     learning_rate: float,
     rng: RandomKey,
 ) -> tuple[Tensor, BasesUpdate]:
-    """Train as a client does in a round; return α, shape (K, B), and the update.
-
-    Parameters
-    ----------
-    task, settings
-        What is learned, and how.
-    payload, examples
-        The server's models, and what to train on.
-    learning_rate, rng
-        Of the bases; that of the client in this round.
-    """
+    """Train as a client does in a round; return α, shape (K, B), and the update."""
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
     temperature = settings.temperature
@@ -228,74 +265,3 @@ def _combination(task: Task, settings: FedBasisSettings, payload: Bases) -> Comb
         settings.major_basis and len(models) > 1,
         settings.combination_learning_rate,
     )
-
-
-def _personalized(
-    task: Task,
-    settings: FedBasisSettings,
-    payload: Bases,
-    examples: Examples,
-    rng: RandomKey,
-) -> ModelPredictor:
-    combination = _combination(task, settings, payload)
-    head = task.head_mask if settings.personal_classifier else None
-    to_learn = len(payload.models) > 1 or head is not None
-    # As in a first round: the last rate may be a hundredth of it.
-    rate = task.training.learning_rate_at(1)
-    weights = learn_combination(
-        task,
-        combination,
-        examples,
-        rate,
-        rng,
-        settings.newcomer_epochs if to_learn else 0,
-        free=head,
-    ).weights
-    return ModelPredictor(task, weights, combination.describe(free=head))
-
-
-def _aggregate(
-    task: Task,
-    settings: FedBasisSettings,
-    state: BasesState,
-    updates: Iterable[tuple[str, BasesUpdate]],
-) -> BasesState:
-    num_rounds, num_bases = state.num_rounds + 1, settings.num_bases
-    has_bases = len(state.models) == settings.num_models
-    if has_bases or num_rounds < num_warm_rounds(task, settings):
-        models = mean_models(update for _, update in updates)
-        return BasesState(models, num_rounds, state.seed)
-    # The clusters' first centre is drawn by position.
-    replies = [update for _, update in sorted(updates, key=lambda pair: pair[0])]
-    models = mean_models(replies)
-    if len(replies) >= num_bases:  # with fewer, the warm start goes on for a round
-        center = models[0][: task.model.num_parameters]
-        bases = clustered(replies, center, num_bases, RandomKey(state.seed))
-        models = (*models, *bases) if settings.major_basis else bases
-    return BasesState(models, num_rounds, state.seed)
-
-
-def _require_replies(task: Task, settings: FedBasisSettings, num_clients: int) -> None:
-    participation, least = task.training.participation, settings.num_bases
-    if participation * num_clients + 0.5 < least:
-        raise RunError(
-            f"found {num_clients} clients of which {participation:g} take part in a "
-            f"round, expected at least {least} in a round, one for each of "
-            "method.num_bases; lower it, or raise training.participation"
-        )
-
-
-SPEC = MethodSpec(
-    title="FedBasis",
-    summary="Each client combines the weights of a few shared models, block by block.",
-    source="fedbasis-pflbed.txt, section 4, Algorithms 1 and 2",
-    build=fedbasis,
-    upload="K + 1 (num_bases)",
-    download="K + 1 (num_bases)",
-    client_state="0",
-    server_state="K + 1 (num_bases)",
-    unseen="a combination of the bases, and a head, learned on its own data",
-    reference_title="FedBasis (uniform combination)",
-    settings_type=FedBasisSettings,
-    holds_all_updates=True,
-)

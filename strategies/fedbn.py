@@ -1,7 +1,7 @@
 """FedBN: BatchNorm stays with each client, all else is shared.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local
-Batch Normalization", ICLR 2021, Algorithm 1; a baseline of fedbasis-pflbed.txt (section
+Batch Normalization", ICLR 2021, Algorithm 1; a baseline of Chen et al. 2023 (section
 6), where "we learn the batchnorm parameters for each new client". Rounds are FedAvg's,
 but for every BatchNorm layer: its scale, shift and running statistics never leave the
 client.
@@ -16,8 +16,7 @@ from torch import nn
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import PositiveInt, Settings
-from knnper.strategies.core.method import Method, MethodSpec
-from knnper.strategies.core.sharing import Sharing, partly_shared
+from knnper.strategies.core.sharing import PartlyShared
 from knnper.strategies.core.task import Task
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -29,44 +28,34 @@ class FedBNSettings(Settings):
 
     Attributes
     ----------
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn learns scale, shift
-        and running statistics; 20 in fedbasis-pflbed.txt. The statistics are moving
+        and running statistics; 20 in Chen et al. 2023. The statistics are moving
         averages, which a few mini-batches hardly move from where they start.
     """
 
-    newcomer_epochs: PositiveInt = 20
+    unseen_epochs: PositiveInt = 20
 
 
-def fedbn(task: Task, settings: FedBNSettings) -> Method:
-    """Return FedBN on ``task``.
+class FedBN(PartlyShared):
+    """A shared model whose BatchNorm layers stay with each client."""
 
-    Raises
-    ------
-    ConfigError
-        If the model has no BatchNorm, or nothing else.
-    """
-    local = task.model.mask(lambda module: isinstance(module, BATCH_NORMS))
-    if not bool(local.any()):
-        message = (
-            "found fedbn with a model without BatchNorm, expected one with it, such as "
-            "mobilenet_v2 with norm = batch; without it fedbn is fedavg: choose that, "
-            "or another model"
-        )
-        raise ConfigError([Problem("method.name", message)])
-    return partly_shared(task, Sharing(~local), settings.newcomer_epochs)
+    title = "FedBN"
+    source = "Li et al. 2021, Algorithm 1"
+    upload = "< 1 (all but BatchNorm)"
+    client_state = "< 1 (BatchNorm)"
+    unseen = "learns its own BatchNorm in the shared model"
+    reference_title = None
 
+    settings: FedBNSettings
 
-SPEC = MethodSpec(
-    title="FedBN",
-    summary="A shared model whose BatchNorm layers stay with each client.",
-    source="Li et al. 2021, Algorithm 1",
-    build=fedbn,
-    upload="< 1 (all but BatchNorm)",
-    download="1",
-    client_state="< 1 (BatchNorm)",
-    server_state="1",
-    unseen="learns its own BatchNorm in the shared model",
-    reference_title=None,
-    settings_type=FedBNSettings,
-)
+    def __init__(self, task: Task, settings: FedBNSettings) -> None:
+        local = task.model.mask(lambda module: isinstance(module, BATCH_NORMS))
+        if not bool(local.any()):
+            message = (
+                "found fedbn with a model without BatchNorm, expected one with it, "
+                "such as mobilenet_v2 with norm = batch; without it fedbn is fedavg: "
+                "choose that, or another model"
+            )
+            raise ConfigError([Problem("method.name", message)])
+        super().__init__(task, settings, ~local, settings.unseen_epochs)

@@ -1,7 +1,7 @@
 """FedEM: every client is served its own mixture of a few shared models.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture
-of Distributions", NeurIPS 2021, Algorithm 1; heterogeneity-talk-fedem-knnper.txt,
+of Distributions", NeurIPS 2021, Algorithm 1; Marfoq 2023 (talk),
 "Federated Expectation Maximization". With components m = 1 ... M and the examples
 (x_i, y_i) of a client:
 
@@ -16,7 +16,7 @@ Departure: the paper draws mini-batches for each component apart; here all compo
 see the same ones, so that FedEM with one component is FedAvg.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,9 +25,9 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, Predictor, as_sent
-from knnper.strategies.core.predictors import MixturePredictor
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import Method, unlike_sent
+from knnper.strategies.core.predictors import MixturePredictor, Predictor
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
@@ -42,85 +42,84 @@ class FedEMSettings(Settings):
     num_components
         M, the shared models: traffic and training cost M times FedAvg's. 3 in the
         paper; 1 is FedAvg.
-    newcomer_steps
+    unseen_steps
         E-steps, each with an M-step on π alone, by which a client that took no part in
         training finds π. 1 is a single pass, as any other client makes; more come
         nearer to the π under which its data are most likely.
     """
 
     num_components: PositiveInt = 3
-    newcomer_steps: PositiveInt = 1
+    unseen_steps: PositiveInt = 1
 
 
 @dataclass(frozen=True)
 class Components(Record):
-    """The shared models, as the server keeps and sends them.
+    """The shared models, as the server keeps and sends them."""
 
-    Attributes
-    ----------
-    components
-        M tensors of shape (num_weights,).
-    """
-
-    components: tuple[Tensor, ...]
+    components: tuple[Tensor, ...]  # M tensors of shape (num_weights,)
 
 
 @dataclass(frozen=True)
 class MixtureState(Record):
-    """What a client keeps between rounds.
+    """What a client keeps between rounds."""
 
-    Attributes
-    ----------
-    mixture_weights
-        π, shape (M,), summing to 1; uniform before its first round.
-    """
-
+    # π, shape (M,), summing to 1; uniform before its first round.
     mixture_weights: Tensor
 
 
 @dataclass(frozen=True)
 class ComponentsUpdate(Record):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    components
-        The trained components, M tensors of shape (num_weights,).
-    num_examples
-        See `Update`.
-    train_loss
-        Mean over the mini-batches of Σ_m q_i(m) loss(h_m(x_i), y_i).
-    """
-
+    # The trained components, M tensors of shape (num_weights,).
     components: tuple[Tensor, ...]
     num_examples: int
-    train_loss: float
+    train_loss: float  # Mean over the mini-batches of Σ_m q_i(m) loss(h_m(x_i), y_i)
 
 
-def fedem(task: Task, settings: FedEMSettings) -> Method:
-    """Return FedEM on ``task``."""
-    num_components = settings.num_components
+class FedEM(Method):
+    """Each client mixes a few shared models with weights of its own."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> Components:
-        others = range(1, num_components)
-        fresh = [task.fresh_weights(rng.child("component", m)) for m in others]
-        return Components((task.initial_weights, *fresh))
+    title = "FedEM"
+    source = "Marfoq et al. 2021, Algorithm 1"
+    upload = "M (num_components)"
+    download = "M (num_components)"
+    client_state = "0 (M numbers)"
+    server_state = "M (num_components)"
+    unseen = "the shared models, mixed by E-steps and M-steps on its own data"
+    reference_title = "FedEM (uniform mixture)"
+    serves_one_model = False
+    personalizes_by_inference = True
+    state_type = Components
+    payload_type = Components
+    update_type = ComponentsUpdate
+    client_state_type = MixtureState
 
-    def broadcast(state: Components, client_id: str, rng: RandomKey) -> Components:
+    settings: FedEMSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> Components:
+        others = range(1, self.settings.num_components)
+        fresh = [self.task.fresh_weights(rng.child("component", m)) for m in others]
+        return Components((self.task.initial_weights, *fresh))
+
+    def broadcast(
+        self, state: Components, client_id: str, rng: RandomKey
+    ) -> Components:
         return state
 
     def client_update(
+        self,
         payload: Components,
         client_state: MixtureState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[MixtureState, ComponentsUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        prior = _mixture_weights(client_state, num_components)
-        shares = responsibilities(task, payload.components, prior, data.train)
+        rate = self.task.training.learning_rate_at(server_round)
+        prior = self._mixture_weights(client_state)
+        shares = responsibilities(self.task, payload.components, prior, data.train)
         trained = [
-            local_sgd(task, weights, data.train, rate, rng, example_weights=share)
+            local_sgd(self.task, weights, data.train, rate, rng, example_weights=share)
             for weights, share in zip(payload.components, shares.T, strict=True)
         ]
         update = ComponentsUpdate(
@@ -131,42 +130,49 @@ def fedem(task: Task, settings: FedEMSettings) -> Method:
         return MixtureState(_mean_or(shares, prior)), update
 
     def personalize(
+        self,
         payload: Components,
         client_state: MixtureState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
         """Return the mixture whose π is of both splits."""
-        num_steps = settings.newcomer_steps if client_state is None else 1
-        start = _mixture_weights(client_state, num_components)
+        num_steps = self.settings.unseen_steps if client_state is None else 1
+        start = self._mixture_weights(client_state)
         components = payload.components
         of_train, of_validation = (
-            example_losses(task, components, examples)
+            example_losses(self.task, components, examples)
             for examples in (data.train, data.validation)
         )
 
         def served(losses: Tensor) -> MixturePredictor:
             mixture_weights = _fitted(losses, start, num_steps)
-            return mixture(task, components, mixture_weights)
+            return mixture(self.task, components, mixture_weights)
 
         alone = (lambda: served(of_train)) if len(data.validation) else None
         both = served(torch.cat([of_train, of_validation]))
         return replace(both, trained_alone=alone)
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=_aggregate,
-        personalize=personalize,
-        state_type=Components,
-        payload_type=Components,
-        update_type=ComponentsUpdate,
-        num_rounds=task.training.num_rounds,
-        client_state_type=MixtureState,
-        personalizes_by_inference=True,
-        update_problem=as_sent("components"),
-    )
+    def _mixture_weights(self, client_state: MixtureState | None) -> Tensor:
+        if client_state is None:
+            return torch.full(
+                (self.settings.num_components,), 1 / self.settings.num_components
+            )
+        return client_state.mixture_weights
+
+    def aggregate(
+        self, state: Components, updates: Updates[ComponentsUpdate]
+    ) -> Components:
+        means = [RunningMean() for _ in state.components]
+        for _, update in updates:
+            for mean, weights in zip(means, update.components, strict=True):
+                mean.add(weights, update.num_examples)
+        return Components(tuple(mean.result() for mean in means))
+
+    def update_problem(
+        self, payload: Components, update: ComponentsUpdate
+    ) -> str | None:
+        return unlike_sent(payload, update, "components")
 
 
 def mixture(
@@ -188,14 +194,10 @@ def responsibilities(
 
     Parameters
     ----------
-    task
-        Gives the architecture; the models are in evaluation mode.
     components
         M tensors of shape (num_weights,).
     mixture_weights
         π, shape (M,).
-    examples
-        The n examples to share out between the components.
 
     Returns
     -------
@@ -219,12 +221,6 @@ def shares_of(losses: Tensor, mixture_weights: Tensor) -> Tensor:
     return torch.softmax(mixture_weights.log() - losses, dim=1)
 
 
-def _mixture_weights(client_state: MixtureState | None, num_components: int) -> Tensor:
-    if client_state is None:
-        return torch.full((num_components,), 1 / num_components)
-    return client_state.mixture_weights
-
-
 def _fitted(losses: Tensor, start: Tensor, num_steps: int) -> Tensor:
     """Return π, shape (M,), after E-steps and M-steps on it from ``start``."""
     mixture_weights = start
@@ -237,29 +233,3 @@ def _fitted(losses: Tensor, start: Tensor, num_steps: int) -> Tensor:
 def _mean_or(shares: Tensor, default: Tensor) -> Tensor:
     """Return the mean of the rows of ``shares``, or ``default`` if there are none."""
     return shares.mean(dim=0) if len(shares) else default
-
-
-def _aggregate(
-    state: Components, updates: Iterable[tuple[str, ComponentsUpdate]]
-) -> Components:
-    means = [RunningMean() for _ in state.components]
-    for _, update in updates:
-        for mean, weights in zip(means, update.components, strict=True):
-            mean.add(weights, update.num_examples)
-    return Components(tuple(mean.result() for mean in means))
-
-
-SPEC = MethodSpec(
-    title="FedEM",
-    summary="Each client mixes a few shared models with weights of its own.",
-    source="Marfoq et al. 2021, Algorithm 1",
-    build=fedem,
-    upload="M (num_components)",
-    download="M (num_components)",
-    client_state="0 (M numbers)",
-    server_state="M (num_components)",
-    unseen="the shared models, mixed by E-steps and M-steps on its own data",
-    reference_title="FedEM (uniform mixture)",
-    settings_type=FedEMSettings,
-    serves_one_model=False,
-)

@@ -13,39 +13,17 @@ such as BatchNorm's running statistics are treated like parameters: a median lie
 between what clients sent.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-
-from knnper.strategies.core.averaging import hold
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import Updates, hold, median
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import median
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
-def fedmedian(task: Task, settings: NoSettings) -> Method:
-    """Return FedMedian on ``task``."""
+class FedMedian(FedAvg):
+    """Each weight is the median of the clients'; for up to half bad clients."""
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
+    title = "FedMedian"
+    source = "Yin et al. 2018, Algorithm 1, Option I"
+    holds_all_updates = True
+
+    def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         return ModelState(median(hold(updates)))
-
-    return replace(fedavg(task, settings), aggregate=aggregate)
-
-
-SPEC = MethodSpec(
-    title="FedMedian",
-    summary="Each weight is the median of the clients'; for up to half bad clients.",
-    source="Yin et al. 2018, Algorithm 1, Option I",
-    build=fedmedian,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="FedMedian",
-    holds_all_updates=True,
-    ends_with_global_model=True,
-)

@@ -1,7 +1,7 @@
 """FedPer: the last layers of the model stay with each client.
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization
-Layers", 2019, Algorithms 1 and 2; a baseline of fedbasis-pflbed.txt (Table 6). A client
+Layers", 2019, Algorithms 1 and 2; a baseline of Chen et al. 2023 (Table 6). A client
 j trains the base layers W_B, which all share, and its personalisation layers W_Pj
 together,
 
@@ -17,8 +17,7 @@ and every linear layer counts.
 from dataclasses import dataclass
 
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.strategies.core.method import Method, MethodSpec
-from knnper.strategies.core.sharing import Sharing, partly_shared
+from knnper.strategies.core.sharing import PartlyShared
 from knnper.strategies.core.task import Task, first_layers, layers_left
 
 
@@ -32,39 +31,29 @@ class FedPerSettings(Settings):
         K_P, the personalisation layers, counted from the end: linear layers or
         convolutions, each with the normalisation behind it. 1 to 4 in the paper; 1 is
         the head of all models here, 0 is FedAvg.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data in which a client that was never drawn trains them.
     """
 
     num_personal_layers: NonNegativeInt = 1
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
-def fedper(task: Task, settings: FedPerSettings) -> Method:
-    """Return FedPer on ``task``.
+class FedPer(PartlyShared):
+    """A shared model whose last layers stay with each client."""
 
-    Raises
-    ------
-    ConfigError
-        If the model has no layer left to share.
-    """
-    num_base_layers = layers_left(
-        task.model, settings.num_personal_layers, "num_personal_layers"
-    )
-    sharing = Sharing(first_layers(task.model, num_base_layers))
-    return partly_shared(task, sharing, settings.newcomer_epochs)
+    title = "FedPer"
+    source = "Arivazhagan et al. 2019, Algorithms 1 and 2"
+    upload = "< 1 (all but the last layers)"
+    client_state = "< 1 (the last layers)"
+    unseen = "trains its own last layers on the shared ones"
+    reference_title = None
 
+    settings: FedPerSettings
 
-SPEC = MethodSpec(
-    title="FedPer",
-    summary="A shared model whose last layers stay with each client.",
-    source="Arivazhagan et al. 2019, Algorithms 1 and 2",
-    build=fedper,
-    upload="< 1 (all but the last layers)",
-    download="1",
-    client_state="< 1 (the last layers)",
-    server_state="1",
-    unseen="trains its own last layers on the shared ones",
-    reference_title=None,
-    settings_type=FedPerSettings,
-)
+    def __init__(self, task: Task, settings: FedPerSettings) -> None:
+        num_base_layers = layers_left(
+            task.model, settings.num_personal_layers, "num_personal_layers"
+        )
+        shared = first_layers(task.model, num_base_layers)
+        super().__init__(task, settings, shared, settings.unseen_epochs)

@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are pulled towards the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
-Networks", MLSys 2020, Algorithm 2; heterogeneity-talk-fedem-knnper.txt. With the global
+Networks", MLSys 2020, Algorithm 2; Marfoq 2023 (talk). With the global
 model w of the round, a client minimises f(y) + μ/2 ||y - w||² by steps
 
     y ← (y - η g(y) + η μ w) / (1 + η μ)
@@ -14,16 +14,15 @@ allows any inexact solution; clients are drawn uniformly and weighted by their n
 examples, as in FedAvg.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from knnper.data.examples import ClientData
+from torch import Tensor
+
+from knnper.data.examples import Examples
 from knnper.experiment import NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
-from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
-from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import local_sgd, pull
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.core.training import LocalResult, local_sgd, pull
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -39,39 +38,17 @@ class FedProxSettings(Settings):
     prox_weight: NonNegativeFloat = 0.1
 
 
-def fedprox(task: Task, settings: FedProxSettings) -> Method:
-    """Return FedProx on ``task``."""
+class FedProx(FedAvg):
+    """One global model; clients are pulled towards it while they train."""
 
-    def client_update(
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ModelUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        decay = task.training.weight_decay
-        towards = pull(payload.weights, settings.prox_weight, rate, decay)
-        trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, gradient_hook=towards
-        )
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return NoState(), update
+    title = "FedProx"
+    source = "Li et al. 2020, Algorithm 2"
 
-    return replace(fedavg(task, NoSettings()), client_update=client_update)
+    settings: FedProxSettings
 
-
-SPEC = MethodSpec(
-    title="FedProx",
-    summary="One global model; clients are pulled towards it while they train.",
-    source="Li et al. 2020, Algorithm 2",
-    build=fedprox,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="FedProx",
-    settings_type=FedProxSettings,
-    ends_with_global_model=True,
-)
+    def train(
+        self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
+    ) -> LocalResult:
+        decay = self.task.training.weight_decay
+        towards = pull(weights, self.settings.prox_weight, rate, decay)
+        return local_sgd(self.task, weights, examples, rate, rng, gradient_hook=towards)

@@ -1,8 +1,8 @@
 """FedRep: a shared body, and a head of each client's own that is trained first.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for
-Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of knn-per.txt
-(section 5). A participant i with the body φ of the server and its head h_i
+Personalized Federated Learning", ICML 2021, Algorithm 1; a baseline of Marfoq et al.
+2022 (section 5). A participant i with the body φ of the server and its head h_i
 
     h_i ← SGD on f_i(·, φ), a few epochs, φ fixed
     φ_i ← SGD on f_i(h_i, ·) from φ, h_i fixed
@@ -16,19 +16,18 @@ last round: that the heads are trained once more, on the training and the valida
 split, is added, as bodies go on changing while a client is not drawn.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from knnper.data.examples import ClientData
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import (
+    PartlyShared,
     PersonalPart,
     SharedUpdate,
-    Sharing,
     part_in_use,
-    partly_shared,
 )
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, trained_on_both_splits
@@ -45,34 +44,41 @@ class FedRepSettings(Settings):
         before the body, and once more in the end; 10 in the paper. How long the body
         is trained is the training section's.
     head_learning_rate
-        α of the head; knn-per.txt tunes it apart from the body's (section 5). Null is
-        the training section's. Either is multiplied by the schedule's factor: of the
-        round, of the last round in the end, and of the first round for a new head.
-    newcomer_epochs
+        α of the head; Marfoq et al. 2022 tunes it apart from the body's (section 5).
+        Null is the training section's. Either is multiplied by the schedule's factor:
+        of the round, of the last round in the end, and of the first round for a new
+        head.
+    unseen_epochs
         Passes in the end of a client that was never drawn, whose head is new.
     """
 
     head_epochs: PositiveInt = 10
     head_learning_rate: PositiveFloat | None = None
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
-def fedrep(task: Task, settings: FedRepSettings) -> Method:
-    """Return FedRep on ``task``.
+class FedRep(PartlyShared):
+    """A shared body, trained under heads that stay with each client."""
 
-    Raises
-    ------
-    ConfigError
-        If the model is a head without a body.
-    """
-    head = task.head_mask
-    sharing = Sharing(~head)
+    title = "FedRep"
+    source = "Collins et al. 2021, Algorithm 1; Marfoq et al. 2022 section 5"
+    upload = "< 1 (all but the head)"
+    client_state = "< 1 (the head)"
+    unseen = "trains its own head on the shared body"
+    reference_title = None
 
-    def head_rate(server_round: int) -> float:
-        rate = settings.head_learning_rate or task.training.learning_rate
-        return rate * task.training.schedule.factor_at(server_round)
+    settings: FedRepSettings
+
+    def __init__(self, task: Task, settings: FedRepSettings) -> None:
+        self._head = task.head_mask
+        super().__init__(task, settings, ~self._head, settings.unseen_epochs)
+
+    def _head_rate(self, server_round: int) -> float:
+        rate = self.settings.head_learning_rate or self.task.training.learning_rate
+        return rate * self.task.training.schedule.factor_at(server_round)
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: PersonalPart | None,
         data: ClientData,
@@ -80,52 +86,38 @@ def fedrep(task: Task, settings: FedRepSettings) -> Method:
         rng: RandomKey,
     ) -> tuple[PersonalPart, SharedUpdate]:
         with_new_head = local_sgd(
-            task,
-            sharing.join(payload.weights, client_state),
+            self.task,
+            self.sharing.join(payload.weights, client_state),
             data.train,
-            head_rate(server_round),
+            self._head_rate(server_round),
             rng.child("personal"),
-            num_epochs=settings.head_epochs,
-            trainable=head,
+            num_epochs=self.settings.head_epochs,
+            trainable=self._head,
         )
-        rate = task.training.learning_rate_at(server_round)
+        rate = self.task.training.learning_rate_at(server_round)
+        start = with_new_head.weights
         trained = local_sgd(
-            task, with_new_head.weights, data.train, rate, rng, trainable=~head
+            self.task, start, data.train, rate, rng, trainable=~self._head
         )
-        return sharing.split(trained, len(data.train))
+        return self.sharing.split(trained, len(data.train))
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: PersonalPart | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
         part = part_in_use(client_state, data)
-        is_new = part is None
+        epochs, rate_of = self.settings.head_epochs, self.task.training.num_rounds
+        if part is None:
+            epochs, rate_of = self.settings.unseen_epochs, 1
         return trained_on_both_splits(
-            task,
-            sharing.join(payload.weights, part),
+            self.task,
+            self.sharing.join(payload.weights, part),
             data,
             rng,
-            num_epochs=settings.newcomer_epochs if is_new else settings.head_epochs,
-            learning_rate=head_rate(1 if is_new else task.training.num_rounds),
-            trainable=head,
+            num_epochs=epochs,
+            learning_rate=self._head_rate(rate_of),
+            trainable=self._head,
         )
-
-    method = partly_shared(task, sharing, settings.newcomer_epochs)
-    return replace(method, client_update=client_update, personalize=personalize)
-
-
-SPEC = MethodSpec(
-    title="FedRep",
-    summary="A shared body, trained under heads that stay with each client.",
-    source="Collins et al. 2021, Algorithm 1; knn-per.txt section 5",
-    build=fedrep,
-    upload="< 1 (all but the head)",
-    download="1",
-    client_state="< 1 (the head)",
-    server_state="1",
-    unseen="trains its own head on the shared body",
-    reference_title=None,
-    settings_type=FedRepSettings,
-)

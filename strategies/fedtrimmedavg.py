@@ -13,19 +13,15 @@ statistics are treated like parameters: a trimmed mean lies between what clients
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from knnper.experiment import Settings
-from knnper.strategies.core.averaging import hold
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import Updates, hold, trimmed_mean
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import trimmed_mean
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -44,17 +40,19 @@ class FedTrimmedAvgSettings(Settings):
     trimmed_fraction: BelowHalf = 0.2
 
 
-def fedtrimmedavg(task: Task, settings: FedTrimmedAvgSettings) -> Method:
-    """Return FedTrimmedAvg on ``task``."""
+class FedTrimmedAvg(FedAvg):
+    """Each weight is the mean of the clients', without the extreme ones."""
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
+    title = "FedTrimmedAvg"
+    source = "Yin et al. 2018, Algorithm 1, Option II"
+    holds_all_updates = True
+
+    settings: FedTrimmedAvgSettings
+
+    def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         held = hold(updates)
-        num_trimmed = trimmed_at_each_end(settings.trimmed_fraction, len(held))
+        num_trimmed = trimmed_at_each_end(self.settings.trimmed_fraction, len(held))
         return ModelState(trimmed_mean(held, num_trimmed))
-
-    return replace(fedavg(task, NoSettings()), aggregate=aggregate)
 
 
 def trimmed_at_each_end(fraction: float, num_values: int) -> int:
@@ -64,20 +62,3 @@ def trimmed_at_each_end(fraction: float, num_values: int) -> int:
     """
     most = (num_values - 1) // 2
     return min(math.floor(fraction * num_values + 1e-9), most)
-
-
-SPEC = MethodSpec(
-    title="FedTrimmedAvg",
-    summary="Each weight is the mean of the clients', without the extreme ones.",
-    source="Yin et al. 2018, Algorithm 1, Option II",
-    build=fedtrimmedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="FedTrimmedAvg",
-    settings_type=FedTrimmedAvgSettings,
-    holds_all_updates=True,
-    ends_with_global_model=True,
-)

@@ -18,39 +18,24 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from knnper.experiment import PositiveFloat
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
-from knnper.strategies.core.server_optimizer import MomentSettings, with_moments
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedadam import FedAdam, FedAdamSettings
 
 
 @dataclass(frozen=True)
-class FedYogiSettings(MomentSettings):
-    """As `MomentSettings`, with a smaller step."""
+class FedYogiSettings(FedAdamSettings):
+    """As `FedAdamSettings`, with a smaller step."""
 
     server_learning_rate: PositiveFloat = 0.01
 
 
-def fedyogi(task: Task, settings: FedYogiSettings) -> Method:
-    """Return FedYogi on ``task``."""
-    return with_moments(fedavg(task, NoSettings()), task, settings, _second)
+class FedYogi(FedAdam):
+    """The clients' mean change is the gradient of Yogi at the server."""
 
+    title = "FedYogi"
+    source = "Reddi et al. 2021, Algorithm 2"
 
-def _second(v: Tensor, squared_delta: Tensor, beta_2: float) -> Tensor:
-    return v - (1 - beta_2) * squared_delta * (v - squared_delta).sign()
+    settings: FedYogiSettings
 
-
-SPEC = MethodSpec(
-    title="FedYogi",
-    summary="The clients' mean change is the gradient of Yogi at the server.",
-    source="Reddi et al. 2021, Algorithm 2",
-    build=fedyogi,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="3",
-    unseen="the global model",
-    reference_title="FedYogi",
-    settings_type=FedYogiSettings,
-    ends_with_global_model=True,
-)
+    def next_second(self, v: Tensor, squared_delta: Tensor) -> Tensor:
+        beta_2 = self.settings.second_moment_decay
+        return v - (1 - beta_2) * squared_delta * (v - squared_delta).sign()

@@ -1,9 +1,9 @@
 """Fine-tuning (FT): what a client is served, trained further on its own data.
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
-Agnostic Meta Learning", 2019; a baseline of knn-per.txt (section 5, there FedAvg+),
-of fedbasis-pflbed.txt (section 6, "+FT") and of
-three-approaches-hypcluster-dapper-mapper.txt (section 7, Finetune).
+Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022 (section 5, there
+FedAvg+), of Chen et al. 2023 (section 6, "+FT") and of
+Mansour et al. 2020 (section 7, Finetune).
 """
 
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, PersonalizerSpec, Predictor
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.method import Method, Personalizer
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 
@@ -37,54 +37,53 @@ class FineTuningSettings(Settings):
     learning_rate: PositiveFloat | None = None
 
 
-def fine_tuned(
-    task: Task,
-    method: Method,
-    settings: FineTuningSettings,
-    trainable: Tensor | None = None,
-) -> Method:
-    """Return ``method`` whose clients train on what they would be served.
+class FineTuning(Personalizer):
+    """The served model, fine-tuned on the client's data."""
 
-    Parameters
-    ----------
-    task
-        What is learned.
-    method
-        Serves one model a client.
-    settings
-        For how long, and at which rate.
-    trainable
-        Which weights are trained, bool of shape (num_weights,); None is all.
-    """
-    rate = settings.learning_rate
-    if rate is None:
-        rate = task.training.learning_rate_at(task.training.num_rounds)
+    title = "FT"
+    source = "Jiang et al. 2019; Marfoq et al. 2022, section 5"
+    unseen = "fine-tunes like any other client"
+    needs_one_model = True
+    trains = True
 
-    def tuned(base: ModelPredictor, examples: Examples, rng: RandomKey) -> Tensor:
+    settings: FineTuningSettings
+
+    def __init__(
+        self, task: Task, method: Method, settings: FineTuningSettings
+    ) -> None:
+        super().__init__(task, method, settings)
+        last_rate = task.training.learning_rate_at(task.training.num_rounds)
+        self._rate = settings.learning_rate or last_rate
+
+    def _tuned(
+        self, base: ModelPredictor, examples: Examples, rng: RandomKey
+    ) -> Tensor:
         return local_sgd(
-            task,
+            self.task,
             base.weights,
             examples,
-            rate,
+            self._rate,
             rng,
-            num_epochs=settings.num_epochs,
-            trainable=trainable,
+            num_epochs=self.settings.num_epochs,
+            trainable=self.trained_weights(),
         ).weights
 
+    def trained_weights(self) -> Tensor | None:
+        """Return which weights are trained, bool (num_weights,); None is all."""
+        return None
+
     def personalize(
-        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        base = one_model(method.personalize(payload, client_state, data, rng))
+        base = one_model(self.method.personalize(payload, client_state, data, rng))
 
         def alone() -> ModelPredictor:
             before = base.without_validation()
-            weights = tuned(before, data.train, rng)
+            weights = self._tuned(before, data.train, rng)
             return replace(before, weights=weights, trained_alone=None)
 
-        weights = tuned(base, data.train_and_validation(), rng)
+        weights = self._tuned(base, data.train_and_validation(), rng)
         return replace(base, weights=weights, trained_alone=alone)
-
-    return replace(method, personalize=personalize, personalizes_by_inference=False)
 
 
 def one_model(predictor: Predictor) -> ModelPredictor:
@@ -101,14 +100,3 @@ def one_model(predictor: Predictor) -> ModelPredictor:
             f"serves a {type(predictor).__name__}; choose another `personalization`"
         )
     return predictor
-
-
-ON_TOP = PersonalizerSpec(
-    title="FT",
-    summary="The served model, fine-tuned on the client's data.",
-    source="Jiang et al. 2019; knn-per.txt, section 5",
-    settings_type=FineTuningSettings,
-    apply=fine_tuned,
-    unseen="fine-tunes like any other client",
-    needs_one_model=True,
-)

@@ -1,7 +1,7 @@
 """HypCluster: K shared models, each trained by the clients that it fits best.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020: three-approaches-hypcluster-dapper-mapper.txt, section 4.3,
+Federated Learning", 2020: Mansour et al. 2020, section 4.3,
 Algorithm HypCluster and Eq. 3 and 4. In a round each participant i takes
 
     f(i) = argmin_k L_i(h_k)
@@ -16,7 +16,7 @@ paper's SGD on a cluster's pooled data, as in FedAvg; a cluster that nobody chos
 its model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData
 from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
+from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.clusters import (
     ClusterModels,
     ClusterUpdate,
@@ -33,9 +33,9 @@ from knnper.strategies.core.clusters import (
     serve_best,
     train_best,
 )
-from knnper.strategies.core.method import Method, MethodSpec, Predictor
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import NoState, Record
-from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -54,96 +54,92 @@ class HypClusterSettings(Settings):
 
 @dataclass(frozen=True)
 class HypClusterState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    centers
-        h_k: K tensors of shape (num_weights,); before the first round one, the initial
-        model.
-    largest
-        The cluster that most examples were trained in, in the last round.
-    deal
-        The group that each seen client is dealt into in the first round, by its name;
-        empty afterwards.
-    """
-
+    # h_k: K tensors of shape (num_weights,); before the first round one, the initial
+    # model.
     centers: tuple[Tensor, ...]
-    largest: int
+    largest: int  # The cluster that most examples were trained in, in the last round
+    # The group that each seen client is dealt into in the first round, by its name;
+    # empty afterwards.
     deal: dict[str, int]
 
 
-def hypcluster(task: Task, settings: HypClusterSettings) -> Method:
-    """Return HypCluster on ``task``."""
+class HypCluster(Method):
+    """A few shared models; each client trains and is served the best for it."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> HypClusterState:
+    title = "HypCluster"
+    source = "Mansour et al. 2020, Algorithm HypCluster; three-approaches, section 4.3"
+    download = "K (num_clusters)"
+    server_state = "K (num_clusters)"
+    unseen = "the shared model with the lowest loss on its own data"
+    reference_title = "HypCluster (largest cluster)"
+    personalizes_by_inference = True
+    state_type = HypClusterState
+    payload_type = ClusterModels
+    update_type = ClusterUpdate
+
+    settings: HypClusterSettings
+    update_problem = staticmethod(cluster_problem)
+    started_from = staticmethod(chosen_model)
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> HypClusterState:
         places = rng.child("deal").numpy().permutation(len(clients)).tolist()
         deal = {
-            client: place % settings.num_clusters
+            client: place % self.settings.num_clusters
             for client, place in zip(clients, places, strict=True)
         }
-        return HypClusterState((task.initial_weights,), 0, deal)
+        return HypClusterState((self.task.initial_weights,), 0, deal)
 
     def client_update(
+        self,
         payload: ClusterModels,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, ClusterUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        update = train_best(task, payload, (data.train,), data.train, rate, rng)
+        rate = self.task.training.learning_rate_at(server_round)
+        update = train_best(self.task, payload, (data.train,), data.train, rate, rng)
         return NoState(), update
 
     def personalize(
+        self,
         payload: ClusterModels,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        return serve_best(task, payload, (data.train, data.validation))
+        return serve_best(self.task, payload, (data.train, data.validation))
 
-    return Method(
-        init=init,
-        broadcast=_broadcast,
-        client_update=client_update,
-        aggregate=lambda state, updates: _aggregate(
-            state, updates, settings.num_clusters
-        ),
-        personalize=personalize,
-        state_type=HypClusterState,
-        payload_type=ClusterModels,
-        update_type=ClusterUpdate,
-        num_rounds=task.training.num_rounds,
-        personalizes_by_inference=True,
-        update_problem=cluster_problem,
-        started_from=chosen_model,
-    )
+    def broadcast(
+        self, state: HypClusterState, client_id: str, rng: RandomKey
+    ) -> ClusterModels:
+        numbers = tuple(range(len(state.centers)))
+        return ClusterModels(state.centers, numbers, state.largest)
 
-
-def _broadcast(state: HypClusterState, client_id: str, rng: RandomKey) -> ClusterModels:
-    numbers = tuple(range(len(state.centers)))
-    return ClusterModels(state.centers, numbers, state.largest)
-
-
-def _aggregate(
-    state: HypClusterState,
-    updates: Iterable[tuple[str, ClusterUpdate]],
-    num_clusters: int,
-) -> HypClusterState:
-    sums: dict[int, RunningMean] = {}
-    sizes: dict[int, int] = {}
-    for client, update in updates:
-        cluster = state.deal.get(client, update.cluster)
-        if cluster not in range(num_clusters):
-            continue  # a client may say anything, and a sum is as large as a model
-        sums.setdefault(cluster, RunningMean()).add(update.weights, update.num_examples)
-        sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
-    means = {k: sums[k].result() for k in sorted(sums)}
-    kept = (_mean(means, sizes),) * num_clusters if state.deal else state.centers
-    centers = tuple(means.get(k, center) for k, center in enumerate(kept))
-    largest = max(means, key=lambda k: sizes[k], default=state.largest)
-    return HypClusterState(centers, largest, {})
+    def aggregate(
+        self, state: HypClusterState, updates: Updates[ClusterUpdate]
+    ) -> HypClusterState:
+        sums: dict[int, RunningMean] = {}
+        sizes: dict[int, int] = {}
+        for client, update in updates:
+            cluster = state.deal.get(client, update.cluster)
+            if cluster not in range(self.settings.num_clusters):
+                continue  # a client may say anything, and a sum is as large as a model
+            sums.setdefault(cluster, RunningMean()).add(
+                update.weights, update.num_examples
+            )
+            sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
+        means = {k: sums[k].result() for k in sorted(sums)}
+        kept = (
+            (_mean(means, sizes),) * self.settings.num_clusters
+            if state.deal
+            else state.centers
+        )
+        centers = tuple(means.get(k, center) for k, center in enumerate(kept))
+        largest = max(means, key=lambda k: sizes[k], default=state.largest)
+        return HypClusterState(centers, largest, {})
 
 
 def _mean(means: dict[int, Tensor], sizes: dict[int, int]) -> Tensor:
@@ -152,18 +148,3 @@ def _mean(means: dict[int, Tensor], sizes: dict[int, int]) -> Tensor:
     for number, mean in means.items():
         everyone.add(mean, sizes[number])
     return everyone.result()
-
-
-SPEC = MethodSpec(
-    title="HypCluster",
-    summary="A few shared models; each client trains and is served the best for it.",
-    source="Mansour et al. 2020, Algorithm HypCluster; three-approaches, section 4.3",
-    build=hypcluster,
-    upload="1",
-    download="K (num_clusters)",
-    client_state="0",
-    server_state="K (num_clusters)",
-    unseen="the shared model with the lowest loss on its own data",
-    reference_title="HypCluster (largest cluster)",
-    settings_type=HypClusterSettings,
-)

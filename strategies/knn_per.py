@@ -1,7 +1,7 @@
 """kNN-Per: the global model and a local memory, mixed at each client.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Algorithm 1 (knn-per.txt).
+Memorization", ICML 2022, Algorithm 1 (Marfoq et al. 2022).
 """
 
 from collections.abc import Sequence
@@ -16,46 +16,34 @@ from knnper.datastore.store import UNNAMED, Store, empty_memory_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.memory import KnnSettings, remember, store_settings_of
-from knnper.strategies.core.method import (
-    EmbeddingPredictor,
-    Method,
-    MethodSpec,
-    PersonalizerSpec,
-    Predictor,
-)
+from knnper.strategies.core.method import Method, Personalizer
+from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
-def with_memory(task: Task, method: Method, settings: KnnSettings) -> Method:
-    """Return ``method`` with a local memory at each client.
+class LocalMemory(Personalizer):
+    """What the method serves and each client's nearest stored examples, mixed."""
 
-    Parameters
-    ----------
-    task
-        What is learned.
-    method
-        Its predictors give the representation and the distribution to mix with.
-    settings
-        The memory.
+    name = "knn"
+    title = "kNN"
+    source = "Marfoq et al. 2022, Algorithm 1; Marfoq et al. 2022 Eq. 3-7"
+    unseen = "remembers like any other client"
 
-    Raises
-    ------
-    ConfigError
-        If the store's settings do not go together, or with the embeddings, or the class
-        prior is for another number of classes.
-    """
-    spec = StoreSpec(task.spec.num_classes)
-    require_settings(settings.store, spec, task.model.module.embedding_dim)
-    require_class_shares(settings.class_prior, spec.num_classes)
+    settings: KnnSettings
+
+    def __init__(self, task: Task, method: Method, settings: KnnSettings) -> None:
+        super().__init__(task, method, settings)
+        spec = StoreSpec(task.spec.num_classes)
+        require_settings(settings.store, spec, task.model.module.embedding_dim)
+        require_class_shares(settings.class_prior, spec.num_classes)
 
     def personalize(
-        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
-        base = require_embeddings(method.personalize(payload, client_state, data, rng))
-        return memorize(base, task.spec.num_classes, data, settings, rng)
-
-    return replace(method, personalize=personalize)
+        served = self.method.personalize(payload, client_state, data, rng)
+        base = require_embeddings(served)
+        return memorize(base, self.task.spec.num_classes, data, self.settings, rng)
 
 
 def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
@@ -93,14 +81,8 @@ def memorize(
     ----------
     base
         Gives φ and the distribution of the global model, or of any other.
-    num_classes
-        c.
-    data
-        The client's training and validation splits; each image is embedded once.
     settings
         k, kernel, σ, the grid of λ, how to choose, and the store.
-    rng
-        Root of what a store's policy leaves to chance, with the policy's own seed.
     """
     embedded = _embedded(base, data)
     store = _empty_store(embedded, num_classes, settings, rng)
@@ -142,26 +124,11 @@ def _embedded(
     return train, validation
 
 
-SPEC = MethodSpec(
-    title="kNN-Per",
-    summary="The global model and each client's nearest stored examples, mixed.",
-    source="Marfoq et al. 2022, Algorithm 1; knn-per.txt Eq. 3-7",
-    build=fedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model and the client's own store",
-    reference_title="FedAvg",
-    personalization="knn",
-    ends_with_global_model=True,
-)
+class KnnPer(FedAvg):
+    """The global model and each client's nearest stored examples, mixed."""
 
-ON_TOP = PersonalizerSpec(
-    title="kNN",
-    summary="What the method serves and each client's nearest stored examples, mixed.",
-    source="Marfoq et al. 2022, Algorithm 1; knn-per.txt Eq. 3-7",
-    settings_type=KnnSettings,
-    apply=with_memory,
-    unseen="remembers like any other client",
-)
+    title = "kNN-Per"
+    source = "Marfoq et al. 2022, Algorithm 1; Marfoq et al. 2022 Eq. 3-7"
+    unseen = "the global model and the client's own store"
+    reference_title = "FedAvg"
+    personalization = "knn"

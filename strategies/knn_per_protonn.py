@@ -1,12 +1,12 @@
 """kNN-Per with a compressed memory: ProtoNN in place of the store.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Appendix B, Figure 11 (knn-per.txt); Gupta et al., "ProtoNN:
-Compressed and Accurate kNN for Resource-scarce Devices", ICML 2017.
+Memorization", ICML 2022, Appendix B, Figure 11 (Marfoq et al. 2022); Gupta et al.,
+"ProtoNN: Compressed and Accurate kNN for Resource-scarce Devices", ICML 2017.
 """
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,14 +24,9 @@ from knnper.datastore.tuning import (
 )
 from knnper.experiment import Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import (
-    EmbeddingPredictor,
-    Method,
-    MethodSpec,
-    PersonalizerSpec,
-)
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.core.method import Personalizer
+from knnper.strategies.core.predictors import EmbeddingPredictor
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.knn_per import require_embeddings
 
 
@@ -55,16 +50,22 @@ class PrototypeSettings(Settings):
     criterion: CriterionName = "accuracy"
 
 
-def with_prototypes(task: Task, method: Method, settings: PrototypeSettings) -> Method:
-    """Return ``method`` with learned prototypes at each client."""
+class Prototypes(Personalizer):
+    """What the method serves and prototypes of the client's examples, mixed."""
+
+    name = "protonn"
+    title = "ProtoNN"
+    source = "Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017"
+    unseen = "makes prototypes like any other client"
+
+    settings: PrototypeSettings
 
     def personalize(
-        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> KnnPredictor:
-        base = require_embeddings(method.personalize(payload, client_state, data, rng))
-        return compress(base, task.spec.num_classes, data, settings, rng)
-
-    return replace(method, personalize=personalize)
+        served = self.method.personalize(payload, client_state, data, rng)
+        base = require_embeddings(served)
+        return compress(base, self.task.spec.num_classes, data, self.settings, rng)
 
 
 def compress(
@@ -84,14 +85,8 @@ def compress(
     ----------
     base
         Gives φ and the distribution of the global model, or of any other.
-    num_classes
-        c.
-    data
-        The client's training and validation splits; each image is embedded once.
     settings
         The prototypes, and how λ is chosen.
-    rng
-        Of where the prototypes start.
     """
     fit = functools.partial(
         fit_protonn,
@@ -127,26 +122,11 @@ def _embedded(base: EmbeddingPredictor, data: ClientData) -> tuple[Tensor, Tenso
     return base.embed(data.train.images), base.embed(data.validation.images)
 
 
-SPEC = MethodSpec(
-    title="kNN-Per (ProtoNN)",
-    summary="The global model and prototypes of each client's examples, mixed.",
-    source="Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017",
-    build=fedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model and prototypes of the client's own examples",
-    reference_title="FedAvg",
-    personalization="protonn",
-    ends_with_global_model=True,
-)
+class KnnPerProtoNN(FedAvg):
+    """The global model and prototypes of each client's examples, mixed."""
 
-ON_TOP = PersonalizerSpec(
-    title="ProtoNN",
-    summary="What the method serves and prototypes of the client's examples, mixed.",
-    source="Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017",
-    settings_type=PrototypeSettings,
-    apply=with_prototypes,
-    unseen="makes prototypes like any other client",
-)
+    title = "kNN-Per (ProtoNN)"
+    source = "Marfoq et al. 2022, Appendix B, Figure 11; Gupta et al. 2017"
+    unseen = "the global model and prototypes of the client's own examples"
+    reference_title = "FedAvg"
+    personalization = "protonn"

@@ -16,20 +16,18 @@ client's wins; in Flower it may be another's, depending on the processor that so
 them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from knnper.experiment import NonNegativeInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import hold, require
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import Updates, hold, require, squared_distances
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import squared_distances
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,33 @@ class KrumSettings(Settings):
     num_malicious: NonNegativeInt = 0
 
 
-def krum(task: Task, settings: KrumSettings) -> Method:
-    """Return Krum on ``task``."""
-    base = fedavg(task, NoSettings())
+class Krum(FedAvg):
+    """The one client's model that is closest to its neighbours."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
-        require_neighbours(len(clients), settings.num_malicious)
-        state: ModelState = base.init(clients, rng)
-        return state
+    title = "Krum"
+    source = "Blanchard et al. 2017, section 4"
+    holds_all_updates = True
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
+    settings: KrumSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
+        self.require_enough(len(clients))
+        return ModelState(self.task.initial_weights)
+
+    def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
         held = hold(updates)
-        require_neighbours(len(held), settings.num_malicious)
-        best, *_ = lowest(squared_distances(held), settings.num_malicious)
-        return ModelState(held[best].weights)
+        self.require_enough(len(held))
+        return ModelState(self.combined(held))
 
-    return replace(base, init=init, aggregate=aggregate)
+    def require_enough(self, num_clients: int) -> None:
+        """Raise an error unless n ≥ 2 f + 3."""
+        f = self.settings.num_malicious
+        require(2 * f + 3, num_clients, f"2 f + 3 with f = {f}")
+
+    def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
+        """Return w of the next round from all updates, sorted by client."""
+        best, *_ = lowest(squared_distances(held), self.settings.num_malicious)
+        return held[best].weights
 
 
 def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
@@ -73,34 +80,9 @@ def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     ----------
     distances
         Squared, shape (n, n).
-    num_malicious
-        f. One neighbour counts where n - f - 2 is less.
     """
     num_closest = max(1, len(distances) - num_malicious - 2)
     # The closest is the client itself.
     closest = np.sort(distances, axis=1)[:, 1 : num_closest + 1]
     order: list[int] = np.argsort(closest.sum(axis=1), kind="stable").tolist()
     return order
-
-
-def require_neighbours(num_clients: int, num_malicious: int) -> None:
-    """Raise an error unless n ≥ 2 f + 3."""
-    reason = f"2 f + 3 with f = {num_malicious}"
-    require(2 * num_malicious + 3, num_clients, reason)
-
-
-SPEC = MethodSpec(
-    title="Krum",
-    summary="The one client's model that is closest to its neighbours.",
-    source="Blanchard et al. 2017, section 4",
-    build=krum,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="Krum",
-    settings_type=KrumSettings,
-    holds_all_updates=True,
-    ends_with_global_model=True,
-)

@@ -1,7 +1,7 @@
 """L2GD: every client trains a model of its own and, by chance, steps towards the mean.
 
 Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models", 2020,
-Algorithm 1; a baseline of fedbasis-pflbed.txt, Table 6. It minimises what Fed-MTL does,
+Algorithm 1; a baseline of Chen et al. 2023, Table 6. It minimises what Fed-MTL does,
 (1/n) Σ_m (f_m(x_m) + λ/2 ||x_m - x̄||²), but each step is on one of the two terms. A
 coin that is the same for all clients decides. With the rate η = α/n:
 
@@ -28,24 +28,23 @@ the model too, for its loss alone. Buffers such as BatchNorm's running statistic
 the client's own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
+from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import average_weights
-from knnper.strategies.core.method import Method, MethodSpec
-from knnper.strategies.core.records import ModelState, ModelUpdate, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.averaging import Updates, average_weights
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.training import LocalModel, LocalStep, local_sgd
-from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
+from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 
 
 @dataclass(frozen=True)
-class L2GDSettings(Settings):
+class L2GDSettings(FedMTLSettings):
     """How near the clients' models stay to each other, and how they get there.
 
     Attributes
@@ -55,76 +54,61 @@ class L2GDSettings(Settings):
     aggregation_probability
         p, of a step towards the mean; 0 is local training. The paper's best p grows
         with λ: λ / (L + λ), where L is the smoothness of the loss.
-    newcomer_epochs
+    unseen_epochs
         Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0
     aggregation_probability: ProperFraction = 0.2
-    newcomer_epochs: PositiveInt = 10
+    unseen_epochs: PositiveInt = 10
 
 
 @dataclass(frozen=True)
-class L2GDState(Record):
-    """The server's state, and what every client gets.
+class L2GDState(ModelPayload):
+    """The server's state, and what every client gets."""
 
-    Attributes
-    ----------
-    weights
-        x̄, shape (num_weights,).
-    seed
-        Of the coins.
-    """
-
-    weights: Tensor
-    seed: int
+    seed: int  # Of the coins
 
 
-def l2gd(task: Task, settings: L2GDSettings) -> Method:
-    """Return L2GD on ``task``."""
-    probability = settings.aggregation_probability
+class L2GD(FedMTL):
+    """Each client trains a model of its own and, by chance, nears the mean."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> L2GDState:
+    title = "L2GD"
+    source = "Hanzely and Richtárik 2020, Algorithm 1; Chen et al. 2023, Table 6"
+    reference_title = "L2GD (mean model)"
+    state_type = L2GDState
+    payload_type = L2GDState
+
+    settings: L2GDSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> L2GDState:
         seed = rng.child("coins").entropy(num_bytes=6)
-        return L2GDState(task.initial_weights, seed)
+        return L2GDState(self.task.initial_weights, seed)
 
-    def broadcast(state: L2GDState, client_id: str, rng: RandomKey) -> L2GDState:
+    def broadcast(self, state: L2GDState, client_id: str, rng: RandomKey) -> L2GDState:
         return state
 
     def client_update(
-        payload: L2GDState,
+        self,
+        payload: Any,  # an L2GDState
         client_state: ModelState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[ModelState, ModelUpdate]:
         own = payload.weights if client_state is None else client_state.weights
-        rate = task.training.learning_rate_at(server_round)
+        rate = self.task.training.learning_rate_at(server_round)
+        model, probability = self.task.model, self.settings.aggregation_probability
         step = coin_step(
-            payload.weights[: task.model.num_parameters].to(task.model.device),
+            payload.weights[: model.num_parameters].to(model.device),
             coins(payload.seed, server_round, probability),
-            settings,
+            self.settings,
         )
-        trained = local_sgd(task, own, data.train, rate, rng, local_step=step)
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return ModelState(trained.weights), update
+        trained = local_sgd(self.task, own, data.train, rate, rng, local_step=step)
+        return ModelState(trained.weights), trained.update(len(data.train))
 
-    def aggregate(
-        state: L2GDState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> L2GDState:
+    def aggregate(self, state: L2GDState, updates: Updates[ModelUpdate]) -> L2GDState:
         return replace(state, weights=average_weights(updates).weights)
-
-    # What a newcomer minimises is the same; it has nobody to share coins with.
-    alike = FedMTLSettings(settings.prox_weight, settings.newcomer_epochs)
-    return replace(
-        fed_mtl(task, alike),
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=aggregate,
-        state_type=L2GDState,
-        payload_type=L2GDState,
-    )
 
 
 def coins(seed: int, server_round: int, probability: float) -> Iterator[bool]:
@@ -141,8 +125,6 @@ def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> Lo
     ----------
     mean
         x̄, shape (num_parameters,), on the model's device.
-    heads
-        The coins.
     settings
         λ and p.
     """
@@ -169,18 +151,3 @@ def _enlarge(model: LocalModel, probability: float) -> None:
     decay = model.task.training.weight_decay
     model.gradient.add_(model.parameters, alpha=probability * decay)
     model.gradient.div_(1 - probability)
-
-
-SPEC = MethodSpec(
-    title="L2GD",
-    summary="Each client trains a model of its own and, by chance, nears the mean.",
-    source="Hanzely and Richtárik 2020, Algorithm 1; fedbasis-pflbed.txt, Table 6",
-    build=l2gd,
-    upload="1",
-    download="1",
-    client_state="1",
-    server_state="1",
-    unseen="the mean model, trained on the client's data and pulled back to it",
-    reference_title="L2GD (mean model)",
-    settings_type=L2GDSettings,
-)

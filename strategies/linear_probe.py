@@ -1,19 +1,19 @@
 """Linear probe (LP): a new head on the representation of what a client is served.
 
-fedbasis-pflbed.txt, section 6: "linear probe (LP) that trains a linear classifier
+Chen et al. 2023, section 6: "linear probe (LP) that trains a linear classifier
 only". The head starts from the served model's.
 """
 
 from dataclasses import dataclass
 
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
-from knnper.strategies.core.method import Method, PersonalizerSpec
-from knnper.strategies.core.task import Task
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from torch import Tensor
+
+from knnper.experiment import PositiveInt
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 
 
 @dataclass(frozen=True)
-class LinearProbeSettings(Settings):
+class LinearProbeSettings(FineTuningSettings):
     """How a client trains its head.
 
     Attributes
@@ -26,23 +26,16 @@ class LinearProbeSettings(Settings):
     """
 
     num_epochs: PositiveInt = 20
-    learning_rate: PositiveFloat | None = None
 
 
-def linearly_probed(
-    task: Task, method: Method, settings: LinearProbeSettings
-) -> Method:
-    """Return ``method`` whose clients train the head of what they would be served."""
-    tuning = FineTuningSettings(settings.num_epochs, settings.learning_rate)
-    return fine_tuned(task, method, tuning, trainable=task.head_mask)
+class LinearProbe(FineTuning):
+    """The served model with a head trained on the client's data."""
 
+    title = "LP"
+    source = "Chen et al. 2023, section 6"
+    unseen = "trains a head like any other client"
 
-ON_TOP = PersonalizerSpec(
-    title="LP",
-    summary="The served model with a head trained on the client's data.",
-    source="fedbasis-pflbed.txt, section 6",
-    settings_type=LinearProbeSettings,
-    apply=linearly_probed,
-    unseen="trains a head like any other client",
-    needs_one_model=True,
-)
+    settings: LinearProbeSettings
+
+    def trained_weights(self) -> Tensor:
+        return self.task.head_mask

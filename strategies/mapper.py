@@ -2,7 +2,7 @@
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
 Federated Learning", 2020, section 6 and appendix E.2
-(three-approaches-hypcluster-dapper-mapper.txt). A client that takes part in a round,
+(Mansour et al. 2020). A client that takes part in a round,
 with h_c the central model that it is sent:
 
     1. for each λ of a cover of [0, 1]
@@ -49,18 +49,11 @@ from knnper.experiment import (
 )
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import (
-    Method,
-    MethodSpec,
-    NoSettings,
-    Predictor,
-    repetitions,
-)
-from knnper.strategies.core.predictors import MixturePredictor, score
+from knnper.strategies.core.method import Method, repetitions
+from knnper.strategies.core.predictors import MixturePredictor, Predictor, score
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
-from knnper.strategies.fedavg import fedavg
 
 Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
 
@@ -92,84 +85,109 @@ class MapperSettings(Settings):
 
 @dataclass(frozen=True)
 class Pair:
-    """A local model and its part.
+    """A local model and its part."""
 
-    Attributes
-    ----------
-    interpolation_weight
-        λ.
-    local
-        h_l, shape (num_weights,).
-    """
-
-    interpolation_weight: float
-    local: Tensor
+    interpolation_weight: float  # λ
+    local: Tensor  # h_l, shape (num_weights,)
 
 
-def mapper(task: Task, settings: MapperSettings) -> Method:
-    """Return Mapper on ``task``."""
-    training = task.training
+class Mapper(Method):
+    """A central and a local model at each client, trained for their mixture."""
 
-    def local_model(
-        central: Tensor, share: float, data: Examples, rate: float, rng: RandomKey
+    title = "Mapper"
+    source = "Mansour et al. 2020, appendix E.2, Eq. 10-12"
+    unseen = "trains and mixes a local model like any other client"
+    reference_title = "Mapper (central model)"
+    serves_one_model = False
+    ends_with_global_model = True
+
+    settings: MapperSettings
+
+    def _local_model(
+        self, central: Tensor, share: float, data: Examples, rate: float, rng: RandomKey
     ) -> Pair:
         if share == 0.0:  # the loss does not depend on it
             return Pair(share, central)
         trained = local_sgd(
-            task,
+            self.task,
             central,
             data,
-            settings.local_learning_rate or rate,
+            self.settings.local_learning_rate or rate,
             rng.child("local"),
-            num_epochs=settings.local_epochs,
-            objective=mixture_loss(task, share, central),
+            num_epochs=self.settings.local_epochs,
+            objective=mixture_loss(self.task, share, central),
         )
         return Pair(share, trained.weights)
 
-    def best(central: Tensor, data: ClientData, rate: float, rng: RandomKey) -> Pair:
+    def _best(
+        self, central: Tensor, data: ClientData, rate: float, rng: RandomKey
+    ) -> Pair:
         pairs = [
-            local_model(central, share, data.train, rate, rng)
-            for share in sorted(settings.interpolation_weights)
+            self._local_model(central, share, data.train, rate, rng)
+            for share in sorted(self.settings.interpolation_weights)
         ]
-        return best_pair(task, central, pairs, data)
+        return best_pair(self.task, central, pairs, data)
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, ModelUpdate]:
-        rate, central = training.learning_rate_at(server_round), payload.weights
-        found = Pair(0.0, central)
-        if server_round > settings.warm_start_fraction * training.num_rounds:
-            found = best(central, data, rate, rng)
-        return NoState(), _central_update(task, central, found, data.train, rate, rng)
+        training, central = self.task.training, payload.weights
+        rate, found = training.learning_rate_at(server_round), Pair(0.0, central)
+        if server_round > self.settings.warm_start_fraction * training.num_rounds:
+            found = self._best(central, data, rate, rng)
+        return NoState(), self._central_update(central, found, data.train, rate, rng)
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        rate, central = training.learning_rate_at(training.num_rounds), payload.weights
-        alone = best(central, data, rate, rng)
+        training, central = self.task.training, payload.weights
+        rate = training.learning_rate_at(training.num_rounds)
+        alone = self._best(central, data, rate, rng)
         if len(data.validation) == 0:
-            return interpolated(task, central, alone)
+            return interpolated(self.task, central, alone)
         share, everything = alone.interpolation_weight, data.train_and_validation()
-        both = local_model(central, share, everything, rate, rng)
+        both = self._local_model(central, share, everything, rate, rng)
         return replace(
-            interpolated(task, central, both),
-            trained_alone=lambda: interpolated(task, central, alone),
+            interpolated(self.task, central, both),
+            trained_alone=lambda: interpolated(self.task, central, alone),
         )
 
-    return replace(
-        fedavg(task, NoSettings()),
-        client_update=client_update,
-        personalize=personalize,
-        serves_global_model=False,
-        personalizes_by_inference=False,
-    )
+    def _central_update(
+        self,
+        central: Tensor,
+        found: Pair,
+        examples: Examples,
+        rate: float,
+        rng: RandomKey,
+    ) -> ModelUpdate:
+        """Return h_c trained for its part of the mixture, Eq. 12; as it is with none.
+
+        A step along no gradient would still make weights decay and move buffers.
+        """
+        share = found.interpolation_weight
+        if share == 1.0:
+            loss = float(self.task.losses(found.local, examples).mean())
+            return ModelUpdate(central, len(examples), loss)
+        objective = mixture_loss(self.task, 1 - share, found.local)
+        trained = local_sgd(
+            self.task, central, examples, rate, rng, objective=objective
+        )
+        return trained.update(len(examples))
+
+    @staticmethod
+    def check(settings: MapperSettings, experiment: Experiment) -> Sequence[Problem]:
+        return repetitions(
+            "method.interpolation_weights", settings.interpolation_weights
+        )
 
 
 def interpolated(task: Task, central: Tensor, pair: Pair) -> MixturePredictor:
@@ -187,18 +205,12 @@ def best_pair(
 
     On the validation split; without one on the training split. Of equals the first;
     without training data the central model alone, whatever the pairs are.
-    three-approaches-hypcluster-dapper-mapper.txt, Eq. 11.
+    Mansour et al. 2020, Eq. 11.
 
     Parameters
     ----------
-    task
-        Gives the architecture.
     central
         h_c, shape (num_weights,).
-    pairs
-        At least one; local models trained on the training split.
-    data
-        The client's splits.
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -218,27 +230,6 @@ def best_pair(
     return min(pairs, key=log_loss)
 
 
-def _central_update(
-    task: Task,
-    central: Tensor,
-    found: Pair,
-    examples: Examples,
-    rate: float,
-    rng: RandomKey,
-) -> ModelUpdate:
-    """Return h_c trained for its part of the mixture, Eq. 12; as it is if it has none.
-
-    A step along no gradient would still make weights decay and move buffers.
-    """
-    share = found.interpolation_weight
-    if share == 1.0:
-        loss = float(task.losses(found.local, examples).mean())
-        return ModelUpdate(central, len(examples), loss)
-    objective = mixture_loss(task, 1 - share, found.local)
-    trained = local_sgd(task, central, examples, rate, rng, objective=objective)
-    return ModelUpdate(trained.weights, len(examples), trained.train_loss)
-
-
 def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     """Return -log(s h(x)[y] + (1 - s) h'(x)[y]) as an objective for h.
 
@@ -246,10 +237,6 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
 
     Parameters
     ----------
-    task
-        Gives the architecture.
-    share
-        s, the part of the model that is trained, above 0.
     fixed
         Weights of h', shape (num_weights,); it is in evaluation mode.
     """
@@ -274,28 +261,3 @@ def _second_model(task: Task, weights: Tensor) -> EmbeddingModel:
     copied.load(weights)
     copied.module.eval()
     return copied.module
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.method.settings
-    if not isinstance(settings, MapperSettings):
-        raise TypeError(f"expected MapperSettings, found {type(settings).__name__}")
-    return repetitions("method.interpolation_weights", settings.interpolation_weights)
-
-
-SPEC = MethodSpec(
-    title="Mapper",
-    summary="A central and a local model at each client, trained for their mixture.",
-    source="Mansour et al. 2020, appendix E.2, Eq. 10-12",
-    build=mapper,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="trains and mixes a local model like any other client",
-    reference_title="Mapper (central model)",
-    settings_type=MapperSettings,
-    serves_one_model=False,
-    ends_with_global_model=True,
-    check=_check,
-)

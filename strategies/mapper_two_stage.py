@@ -22,7 +22,7 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, PersonalizerSpec, repetitions
+from knnper.strategies.core.method import Method, Personalizer, repetitions
 from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
@@ -52,70 +52,55 @@ class TwoStageSettings(Settings):
     local_learning_rate: PositiveFloat | None = None
 
 
-def with_local_model(task: Task, method: Method, settings: TwoStageSettings) -> Method:
-    """Return ``method`` with a local model at each client.
+class TwoStageMapper(Personalizer):
+    """The served model and one that each client trains from it, mixed."""
 
-    Parameters
-    ----------
-    task
-        What is learned.
-    method
-        Serves one model a client.
-    settings
-        How the local model is trained, and the grid of λ.
-    """
-    last_rate = task.training.learning_rate_at(task.training.num_rounds)
-    cover = sorted(settings.interpolation_weights)
+    title = "Mapper (two stages)"
+    source = "Mansour et al. 2020, section 6"
+    unseen = "trains and mixes a local model like any other client"
+    needs_one_model = True
+    trains = True
 
-    def trained(central: Tensor, examples: Examples, rng: RandomKey) -> Tensor:
+    settings: TwoStageSettings
+
+    def __init__(self, task: Task, method: Method, settings: TwoStageSettings) -> None:
+        super().__init__(task, method, settings)
+        last_rate = task.training.learning_rate_at(task.training.num_rounds)
+        self._rate = settings.local_learning_rate or last_rate
+
+    def _trained(self, central: Tensor, examples: Examples, rng: RandomKey) -> Tensor:
         return local_sgd(
-            task,
+            self.task,
             central,
             examples,
-            settings.local_learning_rate or last_rate,
+            self._rate,
             rng,
-            num_epochs=settings.local_epochs,
+            num_epochs=self.settings.local_epochs,
         ).weights
 
-    def mixed(base: ModelPredictor, pair: Pair) -> MixturePredictor:
-        mixture = interpolated(task, base.weights, pair)
+    def _mixed(self, base: ModelPredictor, pair: Pair) -> MixturePredictor:
+        mixture = interpolated(self.task, base.weights, pair)
         return replace(mixture, chosen={**base.chosen, **mixture.chosen})
 
     def personalize(
-        payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> MixturePredictor:
-        base = one_model(method.personalize(payload, client_state, data, rng))
+        base = one_model(self.method.personalize(payload, client_state, data, rng))
         nothing_held_out = len(data.validation) == 0
         before = base if nothing_held_out else base.without_validation()
-        local = trained(before.weights, data.train, rng)
+        local = self._trained(before.weights, data.train, rng)
+        cover = sorted(self.settings.interpolation_weights)
         pairs = [Pair(share, local) for share in cover]
-        alone = best_pair(task, before.weights, pairs, data)
+        alone = best_pair(self.task, before.weights, pairs, data)
         if nothing_held_out:
-            return mixed(base, alone)
-        both = trained(base.weights, data.train_and_validation(), rng)
+            return self._mixed(base, alone)
+        both = self._trained(base.weights, data.train_and_validation(), rng)
         return replace(
-            mixed(base, replace(alone, local=both)),
-            trained_alone=lambda: mixed(before, alone),
+            self._mixed(base, replace(alone, local=both)),
+            trained_alone=lambda: self._mixed(before, alone),
         )
 
-    return replace(method, personalize=personalize, personalizes_by_inference=False)
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.personalization.settings
-    if not isinstance(settings, TwoStageSettings):
-        raise TypeError(f"expected TwoStageSettings, found {type(settings).__name__}")
-    grid = settings.interpolation_weights
-    return repetitions("personalization.interpolation_weights", grid)
-
-
-ON_TOP = PersonalizerSpec(
-    title="Mapper (two stages)",
-    summary="The served model and one that each client trains from it, mixed.",
-    source="Mansour et al. 2020, section 6",
-    settings_type=TwoStageSettings,
-    apply=with_local_model,
-    unseen="trains and mixes a local model like any other client",
-    needs_one_model=True,
-    check=_check,
-)
+    @staticmethod
+    def check(settings: TwoStageSettings, experiment: Experiment) -> Sequence[Problem]:
+        grid = settings.interpolation_weights
+        return repetitions("personalization.interpolation_weights", grid)

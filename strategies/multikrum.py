@@ -13,22 +13,19 @@ Flower does, so that with m = n it is FedAvg; the paper weights them equally. Di
 cover all weights, buffers such as BatchNorm's running statistics too.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean, hold, require
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
-from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import squared_distances
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.krum import lowest, require_neighbours
+from torch import Tensor
+
+from knnper.experiment import PositiveInt
+from knnper.strategies.core.averaging import RunningMean, require, squared_distances
+from knnper.strategies.core.records import ModelUpdate
+from knnper.strategies.krum import Krum, KrumSettings, lowest
 
 
 @dataclass(frozen=True)
-class MultiKrumSettings(Settings):
+class MultiKrumSettings(KrumSettings):
     """Whom the server expects, and how many it takes.
 
     Attributes
@@ -41,53 +38,27 @@ class MultiKrumSettings(Settings):
         are not expected to be bad.
     """
 
-    num_malicious: NonNegativeInt = 0
     num_selected: PositiveInt | None = None
 
 
-def multikrum(task: Task, settings: MultiKrumSettings) -> Method:
-    """Return Multi-Krum on ``task``."""
-    base = fedavg(task, NoSettings())
+class MultiKrum(Krum):
+    """The mean of the models that are closest to their neighbours."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
-        _require_enough(len(clients), settings)
-        state: ModelState = base.init(clients, rng)
-        return state
+    title = "Multi-Krum"
+    source = "Blanchard et al. 2017, section 5"
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
-        held = hold(updates)
-        _require_enough(len(held), settings)
-        num_malicious = settings.num_malicious
-        num_selected = settings.num_selected or len(held) - num_malicious
+    settings: MultiKrumSettings
+
+    def require_enough(self, num_clients: int) -> None:
+        super().require_enough(num_clients)
+        least = self.settings.num_selected
+        if least is not None:
+            require(least, num_clients, f"method.num_selected is {least}")
+
+    def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
+        num_malicious = self.settings.num_malicious
+        num_selected = self.settings.num_selected or len(held) - num_malicious
         mean = RunningMean()
         for position in lowest(squared_distances(held), num_malicious)[:num_selected]:
             mean.add(held[position].weights, held[position].num_examples)
-        return ModelState(mean.result())
-
-    return replace(base, init=init, aggregate=aggregate)
-
-
-def _require_enough(num_clients: int, settings: MultiKrumSettings) -> None:
-    require_neighbours(num_clients, settings.num_malicious)
-    if settings.num_selected is not None:
-        reason = f"method.num_selected is {settings.num_selected}"
-        require(settings.num_selected, num_clients, reason)
-
-
-SPEC = MethodSpec(
-    title="Multi-Krum",
-    summary="The mean of the models that are closest to their neighbours.",
-    source="Blanchard et al. 2017, section 5",
-    build=multikrum,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="Multi-Krum",
-    settings_type=MultiKrumSettings,
-    holds_all_updates=True,
-    ends_with_global_model=True,
-)
+        return mean.result()

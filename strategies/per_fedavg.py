@@ -2,7 +2,7 @@
 
 Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
 Guarantees: A Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1; a
-baseline of fedbasis-pflbed.txt, section 6. The server minimises the mean of
+baseline of Chen et al. 2023, section 6. The server minimises the mean of
 
     F_i(w) = f_i(w - α ∇f_i(w))
 
@@ -43,17 +43,16 @@ from knnper.experiment import (
     Settings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import average_weights
-from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import (
-    ModelPayload,
-    ModelState,
-    ModelUpdate,
-    NoState,
+from knnper.strategies.core.records import ModelPayload, NoState
+from knnper.strategies.core.training import (
+    Batch,
+    LocalModel,
+    LocalResult,
+    LocalStep,
+    local_sgd,
 )
-from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 
 
 @dataclass(frozen=True)
@@ -81,31 +80,25 @@ class PerFedAvgSettings(Settings):
     adaptation_epochs: NonNegativeInt = 1
 
 
-def per_fedavg(task: Task, settings: PerFedAvgSettings) -> Method:
-    """Return Per-FedAvg on ``task``."""
-    step = meta_step(settings)
+class PerFedAvg(Method):
+    """One global model, trained to be good after a step on a client's data."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
-        return ModelState(task.initial_weights)
+    title = "Per-FedAvg"
+    source = "Fallah et al. 2020, Algorithm 1"
+    unseen = "the global model, after steps on the client's data"
+    reference_title = "Per-FedAvg (before its step)"
+    ends_with_global_model = True
 
-    def broadcast(state: ModelState, client_id: str, rng: RandomKey) -> ModelPayload:
-        return ModelPayload(state.weights)
+    settings: PerFedAvgSettings
 
-    def client_update(
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ModelUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, local_step=step
-        )
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return NoState(), update
+    def train(
+        self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
+    ) -> LocalResult:
+        step = meta_step(self.settings)
+        return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: NoState | None,
         data: ClientData,
@@ -114,23 +107,39 @@ def per_fedavg(task: Task, settings: PerFedAvgSettings) -> Method:
         """Return the model after steps on both splits: nothing is chosen."""
 
         def adapted(examples: Examples) -> ModelPredictor:
-            weights = _adapted(task, payload.weights, examples, settings, rng)
-            return ModelPredictor(task, weights)
+            weights = self._adapted(payload.weights, examples, rng)
+            return ModelPredictor(self.task, weights)
 
         served = adapted(data.train_and_validation())
         return replace(served, trained_alone=lambda: adapted(data.train))
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=lambda state, updates: average_weights(updates),
-        personalize=personalize,
-        state_type=ModelState,
-        payload_type=ModelPayload,
-        update_type=ModelUpdate,
-        num_rounds=task.training.num_rounds,
-    )
+    def _adapted(self, weights: Tensor, examples: Examples, rng: RandomKey) -> Tensor:
+        # Plain steps, as those that the weights were trained for.
+        training = replace(self.task.training, momentum=0.0, weight_decay=0.0)
+        return local_sgd(
+            replace(self.task, training=training),
+            weights,
+            examples,
+            self.settings.inner_learning_rate,
+            rng,
+            num_epochs=self.settings.adaptation_epochs,
+        ).weights
+
+    @staticmethod
+    def check(settings: PerFedAvgSettings, experiment: Experiment) -> Sequence[Problem]:
+        if (
+            settings.variant == "first_order"
+            or experiment.training.precision == "float32"
+        ):
+            return ()
+        return (
+            Problem(
+                "training.precision",
+                f"found {experiment.training.precision}, expected float32 with variant "
+                "= hessian_free: its small differences of gradients are lost in "
+                "rounding; remove the setting or choose first_order",
+            ),
+        )
 
 
 def meta_step(settings: PerFedAvgSettings) -> LocalStep:
@@ -160,10 +169,6 @@ def hessian_product(
 
     Parameters
     ----------
-    model
-        At w; its gradient is overwritten.
-    batch
-        D''.
     vector
         v, shape (num_parameters,).
     finite_difference
@@ -177,57 +182,3 @@ def hessian_product(
     ahead = model.gradient.clone()
     model.backward(batch, at=model.parameters - moved)
     return (ahead - model.gradient) / (2 * finite_difference)
-
-
-def _adapted(
-    task: Task,
-    weights: Tensor,
-    examples: Examples,
-    settings: PerFedAvgSettings,
-    rng: RandomKey,
-) -> Tensor:
-    # Plain steps, as those that the weights were trained for.
-    training = replace(task.training, momentum=0.0, weight_decay=0.0)
-    return local_sgd(
-        replace(task, training=training),
-        weights,
-        examples,
-        settings.inner_learning_rate,
-        rng,
-        num_epochs=settings.adaptation_epochs,
-    ).weights
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.method.settings
-    if (
-        not isinstance(settings, PerFedAvgSettings)
-        or settings.variant == "first_order"
-        or experiment.training.precision == "float32"
-    ):
-        return ()
-    return (
-        Problem(
-            "training.precision",
-            f"found {experiment.training.precision}, expected float32 with variant = "
-            "hessian_free: its small differences of gradients are lost in rounding; "
-            "remove the setting or choose first_order",
-        ),
-    )
-
-
-SPEC = MethodSpec(
-    title="Per-FedAvg",
-    summary="One global model, trained to be good after a step on a client's data.",
-    source="Fallah et al. 2020, Algorithm 1",
-    build=per_fedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model, after steps on the client's data",
-    reference_title="Per-FedAvg (before its step)",
-    settings_type=PerFedAvgSettings,
-    ends_with_global_model=True,
-    check=_check,
-)

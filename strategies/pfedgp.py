@@ -3,9 +3,9 @@
 Achituve, Shamsian, Navon, Chechik, Fetaya, "Personalized Federated Learning with
 Gaussian Processes", NeurIPS 2021, section 4 and Algorithm 1, with the tree of binary
 processes of Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process
-Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of knn-per.txt
-(section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone; a
-client's classifier is a Gaussian process with the kernel
+Classifier for Few-Shot Incremental Learning", ICML 2021; a baseline of Marfoq et al.
+2022 (section 5, Tables 2 and 3), which gives no formulas. The server averages φ alone;
+a client's classifier is a Gaussian process with the kernel
 
     k(x, x') = s κ(φ(x) / l, φ(x') / l)
 
@@ -22,7 +22,7 @@ examples, the authors' code weights clients equally. Only full Gaussian processe
 inducing points.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ from knnper.data.examples import ClientData
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import average_weights
+from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.gaussian_process import (
     Kernel,
     KernelName,
@@ -42,7 +42,7 @@ from knnper.strategies.core.gaussian_process import (
     levels_of,
     predictive_objective,
 )
-from knnper.strategies.core.method import Method, MethodSpec, of_shapes
+from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
@@ -80,37 +80,22 @@ class SharedNetwork(Record):
     """The server's state, and what it sends.
 
     It is no `ModelState`: nobody is served its head, which is never trained.
-
-    Attributes
-    ----------
-    network
-        φ and the head as it was at first, shape (num_weights,).
     """
 
-    network: Tensor
+    network: Tensor  # φ and the head as it was at first, shape (num_weights,)
 
 
 @dataclass(frozen=True)
 class GaussianProcessPredictor:
-    """Serves a client's Gaussian processes on φ.
+    """Serves a client's Gaussian processes on φ."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    network
-        φ, as in `SharedNetwork`.
-    head
-        From representations (n, p) to probabilities (n, c); the same for all who have
-        no examples.
-    trained_alone
-        Makes the predictor that does not know the validation split; None where this
-        one does not.
-    """
-
-    task: Task
-    network: Tensor
+    task: Task  # Gives the architecture
+    network: Tensor  # φ, as in `SharedNetwork`
+    # From representations (n, p) to probabilities (n, c); the same for all who have no
+    # examples.
     head: TreeClassifier
+    # Makes the predictor that does not know the validation split; None where this one
+    # does not.
     trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -130,89 +115,114 @@ class GaussianProcessPredictor:
         return {"num_gp_examples": float(self.head.num_examples)}
 
 
-def pfedgp(task: Task, settings: PFedGPSettings) -> Method:
-    """Return pFedGP on ``task``."""
-    kernel = Kernel(settings.kernel, settings.output_scale, settings.length_scale)
-    num_classes, of_network = task.spec.num_classes, ~task.head_mask
+class PFedGP(Method):
+    """A shared network; each client's classifier is Gaussian processes on it."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> SharedNetwork:
-        return SharedNetwork(task.initial_weights)
+    title = "pFedGP"
+    source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; Marfoq et al. 2022"
+    unseen = "the shared network and Gaussian processes over the client's own examples"
+    reference_title = None
+    serves_one_model = False
+    personalizes_by_inference = True
+    state_type = SharedNetwork
+    payload_type = SharedNetwork
+
+    settings: PFedGPSettings
+
+    def __init__(self, task: Task, settings: PFedGPSettings) -> None:
+        super().__init__(task, settings)
+        self._kernel = Kernel(
+            settings.kernel, settings.output_scale, settings.length_scale
+        )
+        self._num_classes, self._of_network = task.spec.num_classes, ~task.head_mask
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> SharedNetwork:
+        return SharedNetwork(self.task.initial_weights)
 
     def broadcast(
-        state: SharedNetwork, client_id: str, rng: RandomKey
+        self, state: SharedNetwork, client_id: str, rng: RandomKey
     ) -> SharedNetwork:
         return state
 
     def client_update(
+        self,
         payload: SharedNetwork,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, ModelUpdate]:
-        embeddings = task.embed(payload.network, data.train.images)
+        embeddings = self.task.embed(payload.network, data.train.images)
         tree = class_tree(embeddings, data.train.labels)
-        levels = levels_of(tree, num_classes, task.model.device)
+        levels = levels_of(tree, self._num_classes, self.task.model.device)
         trained = local_sgd(
-            task,
+            self.task,
             payload.network,
             data.train,
-            task.training.learning_rate_at(server_round),
+            self.task.training.learning_rate_at(server_round),
             rng,
-            trainable=of_network,
-            objective=predictive_objective(levels, kernel, settings.num_iterations),
+            trainable=self._of_network,
+            objective=predictive_objective(
+                levels, self._kernel, self.settings.num_iterations
+            ),
         )
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return NoState(), update
+        return NoState(), trained.update(len(data.train))
 
-    def fit(embeddings: Tensor, labels: Tensor, rng: RandomKey) -> TreeClassifier:
-        chosen = _at_most(settings.max_examples, len(labels), rng)
+    def _fit(
+        self, embeddings: Tensor, labels: Tensor, rng: RandomKey
+    ) -> TreeClassifier:
+        chosen = _at_most(self.settings.max_examples, len(labels), rng)
         return fit_classifier(
             embeddings[chosen],
             labels[chosen],
-            num_classes,
-            kernel,
-            settings.num_iterations,
+            self._num_classes,
+            self._kernel,
+            self.settings.num_iterations,
         )
 
     def personalize(
+        self,
         payload: SharedNetwork,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> GaussianProcessPredictor:
         network, (train, held_out) = payload.network, (data.train, data.validation)
-        of_train = task.embed(network, train.images)
-        of_both = torch.cat([of_train, task.embed(network, held_out.images)])
+        of_train = self.task.embed(network, train.images)
+        of_both = torch.cat([of_train, self.task.embed(network, held_out.images)])
 
         def alone() -> GaussianProcessPredictor:
-            head = fit(of_train, train.labels, rng)
-            return GaussianProcessPredictor(task, network, head)
+            head = self._fit(of_train, train.labels, rng)
+            return GaussianProcessPredictor(self.task, network, head)
 
-        head = fit(of_both, torch.cat([train.labels, held_out.labels]), rng)
+        head = self._fit(of_both, torch.cat([train.labels, held_out.labels]), rng)
         trained_alone = alone if len(held_out) else None
-        return GaussianProcessPredictor(task, network, head, trained_alone)
+        return GaussianProcessPredictor(self.task, network, head, trained_alone)
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=_aggregate,
-        personalize=personalize,
-        state_type=SharedNetwork,
-        payload_type=SharedNetwork,
-        update_type=ModelUpdate,
-        num_rounds=task.training.num_rounds,
-        personalizes_by_inference=True,
-        update_problem=of_shapes(weights=(task.model.num_weights,)),
-        started_from=lambda payload, update: {"weights": payload.network},
-    )
+    def aggregate(
+        self, state: SharedNetwork, updates: Updates[ModelUpdate]
+    ) -> SharedNetwork:
+        return SharedNetwork(average_weights(updates).weights)
 
+    def update_problem(self, payload: SharedNetwork, update: ModelUpdate) -> str | None:
+        return wrong_shape(update, weights=(self.task.model.num_weights,))
 
-def _aggregate(
-    state: SharedNetwork, updates: Iterable[tuple[str, ModelUpdate]]
-) -> SharedNetwork:
-    return SharedNetwork(average_weights(updates).weights)
+    def started_from(
+        self, payload: SharedNetwork, update: ModelUpdate
+    ) -> Mapping[str, Tensor]:
+        return {"weights": payload.network}
+
+    @staticmethod
+    def check(settings: PFedGPSettings, experiment: Experiment) -> Sequence[Problem]:
+        if experiment.training.batch_size > 1:
+            return ()
+        return (
+            Problem(
+                "training.batch_size",
+                "found 1, expected 2 or more with pfedgp: each example is predicted "
+                "from the others of its mini-batch; the larger it is, the better",
+            ),
+        )
 
 
 def _at_most(number: int, num_examples: int, rng: RandomKey) -> Tensor:
@@ -222,33 +232,3 @@ def _at_most(number: int, num_examples: int, rng: RandomKey) -> Tensor:
     generator = rng.child("examples").numpy()
     drawn = generator.choice(num_examples, size=number, replace=False)
     return torch.from_numpy(drawn).sort().values
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    if experiment.training.batch_size > 1:
-        return ()
-    return (
-        Problem(
-            "training.batch_size",
-            "found 1, expected 2 or more with pfedgp: each example is predicted from "
-            "the others of its mini-batch; the larger it is, the better",
-        ),
-    )
-
-
-SPEC = MethodSpec(
-    title="pFedGP",
-    summary="A shared network; each client's classifier is a tree of Gaussian "
-    "processes over its own examples.",
-    source="Achituve et al. 2021 (NeurIPS), Algorithm 1; knn-per.txt, section 5",
-    build=pfedgp,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the shared network and Gaussian processes over the client's own examples",
-    reference_title=None,
-    settings_type=PFedGPSettings,
-    serves_one_model=False,
-    check=_check,
-)

@@ -20,7 +20,7 @@ such as BatchNorm's running statistics are averaged as in FedAvg. The server kee
 ``hidden_dim`` times the size of the model, whatever the number of clients.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,8 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings, Predictor
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.networks import (
     Hypernetwork,
     generate,
@@ -38,11 +38,9 @@ from knnper.strategies.core.networks import (
     hypernetwork_step,
     new_hypernetwork,
 )
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, newcomer_rate
-from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class PFedHNSettings(Settings):
         α, of the steps on φ and v.
     weight_decay
         On φ only.
-    newcomer_steps
+    unseen_steps
         Steps on v of a client that took no part in training, each after one round's
         worth of local training at the first round's rate.
     """
@@ -72,140 +70,124 @@ class PFedHNSettings(Settings):
     num_hidden_layers: PositiveInt = 1
     learning_rate: PositiveFloat = 0.01
     weight_decay: NonNegativeFloat = 0.0
-    newcomer_steps: PositiveInt = 20
+    unseen_steps: PositiveInt = 20
 
 
 @dataclass(frozen=True)
 class PFedHNState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    clients
-        Names of the seen clients, sorted.
-    embeddings
-        v, shape (num_clients, embedding_dim), in the order of ``clients``.
-    hypernetwork
-        φ.
-    buffers
-        What is averaged, not generated: shape (num_weights - num_parameters,).
-    """
-
-    clients: tuple[str, ...]
+    clients: tuple[str, ...]  # Names of the seen clients, sorted
+    # v, shape (num_clients, embedding_dim), in the order of ``clients``.
     embeddings: Tensor
-    hypernetwork: Hypernetwork
+    hypernetwork: Hypernetwork  # φ
+    # What is averaged, not generated: shape (num_weights - num_parameters,).
     buffers: Tensor
 
 
 @dataclass(frozen=True)
 class PFedHNPayload(Record):
-    """What a client gets.
+    """What a client gets."""
 
-    Attributes
-    ----------
-    weights
-        θ_i and the buffers, shape (num_weights,); for a client that took no part,
-        generated from the mean of all embeddings.
-    embedding, hypernetwork
-        What ``weights`` were generated from, for a client that took no part: v of
-        shape (embedding_dim,), and φ. None for the others.
-    """
-
+    # θ_i and the buffers, shape (num_weights,); for a client that took no part,
+    # generated from the mean of all embeddings.
     weights: Tensor
+    # embedding, hypernetwork: What ``weights`` were generated from, for a client that
+    # took no part: v of shape (embedding_dim,), and φ. None for the others.
     embedding: Tensor | None = None
     hypernetwork: Hypernetwork | None = None
 
 
-def pfedhn(task: Task, settings: PFedHNSettings) -> Method:
-    """Return pFedHN on ``task``."""
-    num_parameters = task.model.num_parameters
+class PFedHN(Method):
+    """A hypernetwork on the server generates a model for each client."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> PFedHNState:
-        parameters, buffers = _split(task.initial_weights, num_parameters)
-        hidden_sizes = [settings.hidden_dim] * settings.num_hidden_layers
+    title = "pFedHN"
+    source = "Shamsian et al. 2021, Algorithm 1"
+    download = "1 (a newcomer: hidden_dim + 2)"
+    server_state = "hidden_dim + 1"
+    unseen = "the generated model of an embedding that it finds with its own data"
+    reference_title = "pFedHN (mean embedding)"
+    state_type = PFedHNState
+    payload_type = PFedHNPayload
+
+    settings: PFedHNSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> PFedHNState:
+        parameters, buffers = _split(
+            self.task.initial_weights, self.task.model.num_parameters
+        )
+        hidden_sizes = [self.settings.hidden_dim] * self.settings.num_hidden_layers
         network = new_hypernetwork(
-            [settings.embedding_dim, *hidden_sizes], parameters, rng.child("network")
+            [self.settings.embedding_dim, *hidden_sizes],
+            parameters,
+            rng.child("network"),
         )
         with rng.child("embeddings").torch():
-            embeddings = torch.randn(len(clients), settings.embedding_dim)
+            embeddings = torch.randn(len(clients), self.settings.embedding_dim)
         return PFedHNState(tuple(clients), embeddings, network, buffers)
 
     def personalize(
+        self,
         payload: PFedHNPayload,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        return ModelPredictor(task, _adapt(task, settings, payload, data.train, rng))
+        return ModelPredictor(self.task, self._adapt(payload, data.train, rng))
 
-    return Method(
-        init=init,
-        broadcast=_broadcast,
-        client_update=fedavg(task, NoSettings()).client_update,
-        aggregate=lambda state, updates: _aggregate(state, updates, settings),
-        personalize=personalize,
-        state_type=PFedHNState,
-        payload_type=PFedHNPayload,
-        update_type=ModelUpdate,
-        num_rounds=task.training.num_rounds,
-    )
+    def broadcast(
+        self, state: PFedHNState, client_id: str, rng: RandomKey
+    ) -> PFedHNPayload:
+        network, buffers = state.hypernetwork, state.buffers
+        if client_id in state.clients:
+            embedding = state.embeddings[state.clients.index(client_id)]
+            return PFedHNPayload(_weights(network, embedding, buffers))
+        embedding = state.embeddings.mean(dim=0)
+        return PFedHNPayload(_weights(network, embedding, buffers), embedding, network)
 
+    def aggregate(
+        self, state: PFedHNState, updates: Updates[ModelUpdate]
+    ) -> PFedHNState:
+        network, rate = state.hypernetwork, self.settings.learning_rate
+        embeddings, mean_buffers = state.embeddings.clone(), RunningMean()
+        mean_gradients = [RunningMean() for _ in range(2 * len(network.layers))]
+        for client_id, update in updates:
+            index = state.clients.index(client_id)
+            num_parameters = len(update.weights) - len(state.buffers)
+            trained, buffers = _split(update.weights, num_parameters)
+            found = hypernetwork_gradients(network, state.embeddings[index], trained)
+            embeddings[index] -= rate * found.embedding
+            for mean, gradient in zip(mean_gradients, found.layers, strict=True):
+                mean.add(gradient, 1)
+            mean_buffers.add(buffers, update.num_examples)
+        directions = [mean.result() for mean in mean_gradients]
+        stepped = hypernetwork_step(
+            network, directions, rate, self.settings.weight_decay
+        )
+        return PFedHNState(state.clients, embeddings, stepped, mean_buffers.result())
 
-def _broadcast(state: PFedHNState, client_id: str, rng: RandomKey) -> PFedHNPayload:
-    network, buffers = state.hypernetwork, state.buffers
-    if client_id in state.clients:
-        embedding = state.embeddings[state.clients.index(client_id)]
-        return PFedHNPayload(_weights(network, embedding, buffers))
-    embedding = state.embeddings.mean(dim=0)
-    return PFedHNPayload(_weights(network, embedding, buffers), embedding, network)
-
-
-def _aggregate(
-    state: PFedHNState,
-    updates: Iterable[tuple[str, ModelUpdate]],
-    settings: PFedHNSettings,
-) -> PFedHNState:
-    network, rate = state.hypernetwork, settings.learning_rate
-    embeddings, mean_buffers = state.embeddings.clone(), RunningMean()
-    mean_gradients = [RunningMean() for _ in range(2 * len(network.layers))]
-    for client_id, update in updates:
-        index = state.clients.index(client_id)
-        num_parameters = len(update.weights) - len(state.buffers)
-        trained, buffers = _split(update.weights, num_parameters)
-        found = hypernetwork_gradients(network, state.embeddings[index], trained)
-        embeddings[index] -= rate * found.embedding
-        for mean, gradient in zip(mean_gradients, found.layers, strict=True):
-            mean.add(gradient, 1)
-        mean_buffers.add(buffers, update.num_examples)
-    directions = [mean.result() for mean in mean_gradients]
-    stepped = hypernetwork_step(network, directions, rate, settings.weight_decay)
-    return PFedHNState(state.clients, embeddings, stepped, mean_buffers.result())
-
-
-def _adapt(
-    task: Task,
-    settings: PFedHNSettings,
-    payload: PFedHNPayload,
-    examples: Examples,
-    rng: RandomKey,
-) -> Tensor:
-    """Return the client's weights: a newcomer with data first finds its own v."""
-    network, embedding, weights = (
-        payload.hypernetwork,
-        payload.embedding,
-        payload.weights,
-    )
-    if network is None or embedding is None or len(examples) == 0:
+    def _adapt(
+        self, payload: PFedHNPayload, examples: Examples, rng: RandomKey
+    ) -> Tensor:
+        """Return the client's weights: a newcomer with data first finds its own v."""
+        network, embedding, weights = (
+            payload.hypernetwork,
+            payload.embedding,
+            payload.weights,
+        )
+        if network is None or embedding is None or len(examples) == 0:
+            return weights
+        rate = newcomer_rate(self.task)
+        _, buffers = _split(weights, self.task.model.num_parameters)
+        for number in range(self.settings.unseen_steps):
+            result = local_sgd(
+                self.task, weights, examples, rate, rng.child("step", number)
+            )
+            trained, _ = _split(result.weights, self.task.model.num_parameters)
+            slope = hypernetwork_gradients(network, embedding, trained).embedding
+            embedding = embedding - self.settings.learning_rate * slope
+            weights = _weights(network, embedding, buffers)
         return weights
-    rate = newcomer_rate(task)
-    _, buffers = _split(weights, task.model.num_parameters)
-    for number in range(settings.newcomer_steps):
-        result = local_sgd(task, weights, examples, rate, rng.child("step", number))
-        trained, _ = _split(result.weights, task.model.num_parameters)
-        slope = hypernetwork_gradients(network, embedding, trained).embedding
-        embedding = embedding - settings.learning_rate * slope
-        weights = _weights(network, embedding, buffers)
-    return weights
 
 
 def _weights(network: Hypernetwork, embedding: Tensor, buffers: Tensor) -> Tensor:
@@ -215,18 +197,3 @@ def _weights(network: Hypernetwork, embedding: Tensor, buffers: Tensor) -> Tenso
 def _split(weights: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
     """Return parameters and buffers, views into ``weights``."""
     return weights[:num_parameters], weights[num_parameters:]
-
-
-SPEC = MethodSpec(
-    title="pFedHN",
-    summary="A hypernetwork on the server generates a model for each client.",
-    source="Shamsian et al. 2021, Algorithm 1",
-    build=pfedhn,
-    upload="1",
-    download="1 (a newcomer: hidden_dim + 2)",
-    client_state="0",
-    server_state="hidden_dim + 1",
-    unseen="the generated model of an embedding that it finds with its own data",
-    reference_title="pFedHN (mean embedding)",
-    settings_type=PFedHNSettings,
-)

@@ -1,7 +1,7 @@
 """pFedMe: clients train the Moreau envelope of their loss, and serve its minimiser.
 
 T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS
-2020, Algorithm 1; a baseline of heterogeneity-talk-fedem-knnper.txt. The global model w
+2020, Algorithm 1; a baseline of Marfoq 2023 (talk). The global model w
 minimises the mean of F_m(w) = min_θ f_m(θ) + λ/2 ||θ - w||², and θ is what client m is
 served. A local step draws one mini-batch, starts from θ = w_m, makes K inner steps
 
@@ -23,12 +23,12 @@ are weighted by their number of examples, by the paper equally. K is fixed; the 
 goes on up to an accuracy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import (
     Experiment,
@@ -38,8 +38,8 @@ from knnper.experiment import (
     Settings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import (
     ModelPayload,
@@ -47,15 +47,14 @@ from knnper.strategies.core.records import (
     ModelUpdate,
     NoState,
 )
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LocalModel,
+    LocalResult,
     LocalStep,
     local_sgd,
     pull,
     trained_on_both_splits,
 )
-from knnper.strategies.fedavg import fedavg
 
 
 @dataclass(frozen=True)
@@ -86,58 +85,65 @@ class PFedMeSettings(Settings):
     personal_epochs: PositiveInt = 5
 
 
-def pfedme(task: Task, settings: PFedMeSettings) -> Method:
-    """Return pFedMe on ``task``."""
-    num_parameters = task.model.num_parameters
+class PFedMe(Method):
+    """Each client is served a model near the global one, which is their mean."""
 
-    def client_update(
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ModelUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        step = envelope_step(settings)
-        trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, local_step=step
-        )
-        update = ModelUpdate(trained.weights, len(data.train), trained.train_loss)
-        return NoState(), update
+    title = "pFedMe"
+    source = "T. Dinh et al. 2020, Algorithm 1"
+    unseen = "finds a model near the global one, like any other client"
+    reference_title = "pFedMe (global model)"
+    ends_with_global_model = True
 
-    def aggregate(
-        state: ModelState, updates: Iterable[tuple[str, ModelUpdate]]
-    ) -> ModelState:
-        rate = settings.server_learning_rate
-        return _aggregate(state, updates, rate, num_parameters)
+    settings: PFedMeSettings
+
+    def train(
+        self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
+    ) -> LocalResult:
+        step = envelope_step(self.settings)
+        return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        rate, decay = settings.inner_learning_rate, task.training.weight_decay
+        rate, decay = self.settings.inner_learning_rate, self.task.training.weight_decay
         # Without momentum, as the θ of the rounds.
-        training = replace(task.training, momentum=0.0)
+        training = replace(self.task.training, momentum=0.0)
         return trained_on_both_splits(
-            replace(task, training=training),
+            replace(self.task, training=training),
             payload.weights,
             data,
             rng,
-            num_epochs=settings.personal_epochs,
+            num_epochs=self.settings.personal_epochs,
             learning_rate=rate,
-            gradient_hook=pull(payload.weights, settings.prox_weight, rate, decay),
+            gradient_hook=pull(payload.weights, self.settings.prox_weight, rate, decay),
         )
 
-    return replace(
-        fedavg(task, NoSettings()),
-        client_update=client_update,
-        aggregate=aggregate,
-        personalize=personalize,
-        serves_global_model=False,
-        personalizes_by_inference=False,
-    )
+    def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
+        rate, mean = self.settings.server_learning_rate, RunningMean()
+        for _, update in updates:
+            mean.add(update.weights, update.num_examples)
+        weights = mean.result_float64()
+        # Buffers follow the mean: a running variance must not be extrapolated.
+        parameters = slice(0, self.task.model.num_parameters)
+        kept = (1 - rate) * state.weights[parameters].double()
+        weights[parameters] = kept + rate * weights[parameters]
+        return ModelState(weights.float())
+
+    @staticmethod
+    def check(settings: PFedMeSettings, experiment: Experiment) -> Sequence[Problem]:
+        product = settings.inner_learning_rate * settings.prox_weight
+        if product < 2:
+            return ()
+        message = (
+            f"found {settings.inner_learning_rate} with prox_weight "
+            f"{settings.prox_weight}, expected less than 2 / prox_weight = "
+            f"{2 / settings.prox_weight:g}, or the inner steps diverge; lower either"
+        )
+        return (Problem("method.inner_learning_rate", message),)
 
 
 def envelope_step(settings: PFedMeSettings) -> LocalStep:
@@ -159,52 +165,3 @@ def envelope_step(settings: PFedMeSettings) -> LocalStep:
         return loss
 
     return step
-
-
-def _aggregate(
-    state: ModelState,
-    updates: Iterable[tuple[str, ModelUpdate]],
-    rate: float,
-    num_parameters: int,
-) -> ModelState:
-    mean = RunningMean()
-    for _, update in updates:
-        mean.add(update.weights, update.num_examples)
-    weights = mean.result_float64()
-    # Buffers follow the mean: a running variance must not be extrapolated.
-    parameters = slice(0, num_parameters)
-    kept = (1 - rate) * state.weights[parameters].double()
-    weights[parameters] = kept + rate * weights[parameters]
-    return ModelState(weights.float())
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    settings = experiment.method.settings
-    if not isinstance(settings, PFedMeSettings):
-        raise TypeError(f"expected PFedMeSettings, found {type(settings).__name__}")
-    product = settings.inner_learning_rate * settings.prox_weight
-    if product < 2:
-        return ()
-    message = (
-        f"found {settings.inner_learning_rate} with prox_weight "
-        f"{settings.prox_weight}, expected less than 2 / prox_weight = "
-        f"{2 / settings.prox_weight:g}, or the inner steps diverge; lower either"
-    )
-    return (Problem("method.inner_learning_rate", message),)
-
-
-SPEC = MethodSpec(
-    title="pFedMe",
-    summary="Each client is served a model near the global one, which is their mean.",
-    source="T. Dinh et al. 2020, Algorithm 1",
-    build=pfedme,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="finds a model near the global one, like any other client",
-    reference_title="pFedMe (global model)",
-    settings_type=PFedMeSettings,
-    ends_with_global_model=True,
-    check=_check,
-)

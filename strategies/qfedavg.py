@@ -19,8 +19,8 @@ a learning-rate schedule, L follows it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +29,11 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import NonNegativeFloat, PositiveFloat, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, NoSettings, of_shapes
-from knnper.strategies.core.records import ModelPayload, NoState, Record
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import wrong_shape
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -55,84 +55,67 @@ class QFedAvgSettings(Settings):
 
 @dataclass(frozen=True)
 class QFedAvgState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    weights
-        w, shape (num_weights,).
-    num_rounds
-        Rounds that were made.
-    """
-
-    weights: Tensor
-    num_rounds: int
+    weights: Tensor  # w, shape (num_weights,)
+    num_rounds: int  # Rounds that were made
 
 
 @dataclass(frozen=True)
-class QFedAvgUpdate(Record):
-    """What a client sends back.
+class QFedAvgUpdate(ModelUpdate):
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    weights
-        w̄_k, shape (num_weights,).
-    received_loss
-        F_k(w), shape (): a tensor, since the server passes over a client whose tensors
-        are not finite.
-    num_examples, train_loss
-        See `Update`.
-    """
-
-    weights: Tensor
+    # F_k(w), shape (): a tensor, since the server passes over a client whose tensors
+    # are not finite.
     received_loss: Tensor
-    num_examples: int
-    train_loss: float
 
 
-def qfedavg(task: Task, settings: QFedAvgSettings) -> Method:
-    """Return q-FedAvg on ``task``."""
-    base = fedavg(task, NoSettings())
+class QFedAvg(FedAvg):
+    """Clients on which the model does badly count for more."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> QFedAvgState:
-        return QFedAvgState(task.initial_weights, 0)
+    title = "q-FedAvg"
+    source = "Li et al. 2020, Algorithm 2"
+    needs_metrics = True
+    state_type = QFedAvgState
+    update_type = QFedAvgUpdate
+
+    settings: QFedAvgSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> QFedAvgState:
+        return QFedAvgState(self.task.initial_weights, 0)
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[NoState, QFedAvgUpdate]:
-        loss = mean_loss(task, payload.weights, data.train)
-        memory, trained = base.client_update(
-            payload, client_state, data, server_round, rng
-        )
-        return memory, QFedAvgUpdate(
-            trained.weights, loss, trained.num_examples, trained.train_loss
+        loss = mean_loss(self.task, payload.weights, data.train)
+        rate = self.task.training.learning_rate_at(server_round)
+        trained = self.train(payload.weights, data.train, rate, rng)
+        num_examples = len(data.train)
+        return NoState(), QFedAvgUpdate(
+            trained.weights, num_examples, trained.train_loss, loss
         )
 
     def aggregate(
-        state: QFedAvgState, updates: Iterable[tuple[str, QFedAvgUpdate]]
+        self, state: QFedAvgState, updates: Updates[QFedAvgUpdate]
     ) -> QFedAvgState:
         this_round = state.num_rounds + 1
-        rate = task.training.learning_rate_at(this_round)
-        lipschitz = settings.lipschitz_constant or 1 / rate
-        num_parameters = task.model.num_parameters
-        sums = _FairSums(state.weights[:num_parameters], settings.fairness, lipschitz)
+        rate = self.task.training.learning_rate_at(this_round)
+        lipschitz = self.settings.lipschitz_constant or 1 / rate
+        parameters = state.weights[: self.task.model.num_parameters]
+        sums = _FairSums(parameters, self.settings.fairness, lipschitz)
         for client, update in updates:
             sums.add(client, update)
         return QFedAvgState(sums.next_weights(), this_round)
 
-    return replace(
-        base,
-        init=init,
-        client_update=client_update,
-        aggregate=aggregate,
-        state_type=QFedAvgState,
-        update_type=QFedAvgUpdate,
-        update_problem=of_shapes(received_loss=()),
-    )
+    def update_problem(
+        self, payload: ModelPayload, update: QFedAvgUpdate
+    ) -> str | None:
+        return wrong_shape(update, received_loss=())
 
 
 def mean_loss(task: Task, weights: Tensor, examples: Examples) -> Tensor:
@@ -149,8 +132,6 @@ def fair_terms(
     ----------
     parameters, trained
         w and w̄_k, each of shape (d,).
-    q, lipschitz, loss
-        q, L and F_k(w). Powers that overflow are infinite.
     """
     gradient = lipschitz * (parameters.double() - trained.double())
     positive = torch.tensor(loss, dtype=torch.float64) + 1e-10
@@ -206,20 +187,3 @@ class _FairSums:
             )
         parameters = (self._parameters.double() - step).float()
         return torch.cat([parameters, self._mean_buffers.result()])
-
-
-SPEC = MethodSpec(
-    title="q-FedAvg",
-    summary="Clients on which the model does badly count for more.",
-    source="Li et al. 2020, Algorithm 2",
-    build=qfedavg,
-    upload="1",
-    download="1",
-    client_state="0",
-    server_state="1",
-    unseen="the global model",
-    reference_title="q-FedAvg",
-    settings_type=QFedAvgSettings,
-    ends_with_global_model=True,
-    needs_metrics=True,
-)

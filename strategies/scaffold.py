@@ -18,7 +18,7 @@ variates cover parameters; buffers such as BatchNorm's running statistics have n
 gradient and are averaged only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +28,11 @@ from knnper.data.examples import ClientData
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, MethodSpec, Predictor, of_shapes
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import wrong_shape
+from knnper.strategies.core.records import ModelUpdate, Record
 from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -52,188 +51,121 @@ class ScaffoldSettings(Settings):
 
 @dataclass(frozen=True)
 class ScaffoldState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    weights
-        x, shape (num_weights,).
-    control
-        c, shape (num_parameters,).
-    num_clients
-        N, the seen clients, whether or not they have replied yet.
-    """
-
-    weights: Tensor
-    control: Tensor
-    num_clients: int
+    weights: Tensor  # x, shape (num_weights,)
+    control: Tensor  # c, shape (num_parameters,)
+    num_clients: int  # N, the seen clients, whether or not they have replied yet
 
 
 @dataclass(frozen=True)
 class ScaffoldPayload(Record):
-    """What every client gets.
+    """What every client gets."""
 
-    Attributes
-    ----------
-    weights
-        x, shape (num_weights,).
-    control
-        c, shape (num_parameters,).
-    """
-
-    weights: Tensor
-    control: Tensor
+    weights: Tensor  # x, shape (num_weights,)
+    control: Tensor  # c, shape (num_parameters,)
 
 
 @dataclass(frozen=True)
 class ScaffoldClientState(Record):
-    """What a client keeps between rounds.
+    """What a client keeps between rounds."""
 
-    Attributes
-    ----------
-    control
-        c_i, shape (num_parameters,); zero before its first round.
-    """
-
-    control: Tensor
+    control: Tensor  # c_i, shape (num_parameters,); zero before its first round
 
 
 @dataclass(frozen=True)
-class ScaffoldUpdate(Record):
-    """What a client sends back.
+class ScaffoldUpdate(ModelUpdate):
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    weights
-        y_i, shape (num_weights,).
-    control_change
-        c_i⁺ - c_i, shape (num_parameters,).
-    num_examples, train_loss
-        See `Update`.
-    """
-
-    weights: Tensor
-    control_change: Tensor
-    num_examples: int
-    train_loss: float
+    control_change: Tensor  # c_i⁺ - c_i, shape (num_parameters,)
 
 
-def scaffold(task: Task, settings: ScaffoldSettings) -> Method:
-    """Return SCAFFOLD on ``task``."""
-    num_parameters = task.model.num_parameters
+class Scaffold(FedAvg):
+    """One global model; control variates correct the clients' drift."""
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ScaffoldState:
-        control = torch.zeros(num_parameters)
-        return ScaffoldState(task.initial_weights, control, len(clients))
+    title = "SCAFFOLD"
+    source = "Karimireddy et al. 2020, Algorithm 1, option II"
+    upload = "2"
+    download = "2"
+    client_state = "1"
+    server_state = "2"
+    state_type = ScaffoldState
+    payload_type = ScaffoldPayload
+    update_type = ScaffoldUpdate
+    client_state_type = ScaffoldClientState
+
+    settings: ScaffoldSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ScaffoldState:
+        control = torch.zeros(self.task.model.num_parameters)
+        return ScaffoldState(self.task.initial_weights, control, len(clients))
 
     def broadcast(
-        state: ScaffoldState, client_id: str, rng: RandomKey
+        self, state: ScaffoldState, client_id: str, rng: RandomKey
     ) -> ScaffoldPayload:
         return ScaffoldPayload(state.weights, state.control)
 
     def client_update(
+        self,
         payload: ScaffoldPayload,
         client_state: ScaffoldClientState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        zero = torch.zeros(num_parameters)
+        rate = self.task.training.learning_rate_at(server_round)
+        zero = torch.zeros(self.task.model.num_parameters)
         old = zero if client_state is None else client_state.control
-        correction = (payload.control - old).to(task.model.device)
+        correction = (payload.control - old).to(self.task.model.device)
 
         def correct(gradient: Tensor, parameters: Tensor) -> None:
             gradient.add_(correction)
 
         trained = local_sgd(
-            task, payload.weights, data.train, rate, rng, gradient_hook=correct
+            self.task, payload.weights, data.train, rate, rng, gradient_hook=correct
         )
         change = zero
         if trained.num_steps > 0:
-            moved = (payload.weights - trained.weights)[:num_parameters]
+            moved = (payload.weights - trained.weights)[: len(zero)]
             change = moved / (trained.num_steps * rate) - payload.control
         update = ScaffoldUpdate(
-            trained.weights, change, len(data.train), trained.train_loss
+            trained.weights, len(data.train), trained.train_loss, change
         )
         return ScaffoldClientState(old + change), update
 
     def aggregate(
-        state: ScaffoldState, updates: Iterable[tuple[str, ScaffoldUpdate]]
+        self, state: ScaffoldState, updates: Updates[ScaffoldUpdate]
     ) -> ScaffoldState:
-        return _aggregate(state, updates, settings.global_learning_rate)
+        models, changes, num_replies = RunningMean(), RunningMean(), 0
+        for _, update in updates:
+            models.add(update.weights, update.num_examples)
+            changes.add(update.control_change, 1)
+            num_replies += 1
+        weights = models.result_float64()
+        # Buffers follow the parameters: a running variance must not be extrapolated.
+        parameters = slice(0, len(state.control))
+        rate = self.settings.global_learning_rate
+        kept = (1 - rate) * state.weights[parameters].double()
+        weights[parameters] = kept + rate * weights[parameters]
+        fraction = num_replies / state.num_clients
+        control = state.control.double() + fraction * changes.result_float64()
+        return ScaffoldState(weights.float(), control.float(), state.num_clients)
 
-    def personalize(
-        payload: ScaffoldPayload,
-        client_state: ScaffoldClientState | None,
-        data: ClientData,
-        rng: RandomKey,
-    ) -> Predictor:
-        return ModelPredictor(task, payload.weights)
+    def update_problem(
+        self, payload: ScaffoldPayload, update: ScaffoldUpdate
+    ) -> str | None:
+        return wrong_shape(update, control_change=(self.task.model.num_parameters,))
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=aggregate,
-        personalize=personalize,
-        state_type=ScaffoldState,
-        payload_type=ScaffoldPayload,
-        update_type=ScaffoldUpdate,
-        num_rounds=task.training.num_rounds,
-        client_state_type=ScaffoldClientState,
-        serves_global_model=True,
-        personalizes_by_inference=True,
-        update_problem=of_shapes(control_change=(num_parameters,)),
-    )
-
-
-def _aggregate(
-    state: ScaffoldState,
-    updates: Iterable[tuple[str, ScaffoldUpdate]],
-    global_learning_rate: float,
-) -> ScaffoldState:
-    models, changes, num_replies = RunningMean(), RunningMean(), 0
-    for _, update in updates:
-        models.add(update.weights, update.num_examples)
-        changes.add(update.control_change, 1)
-        num_replies += 1
-    weights = models.result_float64()
-    # Buffers follow the parameters: a running variance must not be extrapolated.
-    parameters = slice(0, len(state.control))
-    kept = (1 - global_learning_rate) * state.weights[parameters].double()
-    weights[parameters] = kept + global_learning_rate * weights[parameters]
-    fraction = num_replies / state.num_clients
-    control = state.control.double() + fraction * changes.result_float64()
-    return ScaffoldState(weights.float(), control.float(), state.num_clients)
-
-
-def _check(experiment: Experiment) -> Sequence[Problem]:
-    momentum = experiment.training.momentum
-    if momentum == 0:
-        return ()
-    return (
-        Problem(
-            "training.momentum",
-            f"found {momentum}, expected 0 with scaffold: its control variates are "
-            "estimated as (x - y) / (K η), the mean gradient of plain SGD only; "
-            "remove the setting or choose another method",
-        ),
-    )
-
-
-SPEC = MethodSpec(
-    title="SCAFFOLD",
-    summary="One global model; control variates correct the clients' drift.",
-    source="Karimireddy et al. 2020, Algorithm 1, option II",
-    build=scaffold,
-    upload="2",
-    download="2",
-    client_state="1",
-    server_state="2",
-    unseen="the global model",
-    reference_title="SCAFFOLD",
-    settings_type=ScaffoldSettings,
-    ends_with_global_model=True,
-    check=_check,
-)
+    @staticmethod
+    def check(settings: ScaffoldSettings, experiment: Experiment) -> Sequence[Problem]:
+        momentum = experiment.training.momentum
+        if momentum == 0:
+            return ()
+        return (
+            Problem(
+                "training.momentum",
+                f"found {momentum}, expected 0 with scaffold: its control variates are "
+                "estimated as (x - y) / (K η), the mean gradient of plain SGD only; "
+                "remove the setting or choose another method",
+            ),
+        )

@@ -1,5 +1,6 @@
 """What a process may use: cores, threads, a GPU, memory."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -17,6 +18,7 @@ from knnper.process import (
     num_threads,
     num_workers,
     prepare_process,
+    require_precision,
     with_fixed_threads,
 )
 from knnper.simulation.workbench import experiment_catalogue
@@ -138,3 +140,29 @@ def test_memory_is_kept_where_glibc_allocates_it(
     keep_freed_memory()
     # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
     assert made == [(-3, 2**30), (-1, 2**30)][:calls]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_bfloat16_is_refused_where_it_kills_a_process(
+    monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGILL)" if dies else ""
+    monkeypatch.setattr(machine, "_has_amx", lambda: True)
+    monkeypatch.setattr(machine, "_IN_BFLOAT16", script)
+    machine._tried_in_bfloat16.cache_clear()
+    require_precision("float32", CPU)
+    require_precision("bfloat16", torch.device("cuda"))
+    with contextlib.ExitStack() as stack:
+        if dies:
+            message = "status -4.*ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16.*float32"
+            stack.enter_context(pytest.raises(RunError, match=message))
+        require_precision("bfloat16", CPU)
+    machine._tried_in_bfloat16.cache_clear()
+
+
+@pytest.mark.slow
+def test_the_hint_for_bfloat16_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    machine._tried_in_bfloat16.cache_clear()
+    assert machine._tried_in_bfloat16() == 0
+    machine._tried_in_bfloat16.cache_clear()

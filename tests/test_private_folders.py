@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from knnper.client.flower_node import locked
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.files import is_private, make_private
 
 
@@ -45,7 +45,7 @@ def test_the_folder_of_another_user_is_left_alone(
 
 
 def test_whatever_makes_a_state_folder_makes_it_private(tmp_path: Path) -> None:
-    Residence(tmp_path / "residence", "site-a")
+    SiteState(tmp_path / "site_state", "site-a")
     with locked(tmp_path / "node"):
         pass
-    assert mode(tmp_path / "residence") == mode(tmp_path / "node") == 0o700
+    assert mode(tmp_path / "site_state") == mode(tmp_path / "node") == 0o700

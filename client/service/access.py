@@ -68,11 +68,9 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Token:
-    """A token as it is kept: enough to know it again, not enough to use it.
+    """A token as it is kept: enough to know it again, not enough to use it."""
 
-    It has 256 random bits, so that no slow hash is needed. ``made`` is in seconds since
-    1970 (UTC); a scope that includes others does not name them.
-    """
+    # It has 256 random bits, so that no slow hash is needed.
 
     name: str
     scopes: tuple[Scope, ...]
@@ -97,13 +95,7 @@ _TOKENS = TypeAdapter(tuple[Token, ...])
 
 
 def read_tokens(state: Path) -> tuple[Token, ...]:
-    """Return the named tokens of a client's state folder, oldest first.
-
-    Raises
-    ------
-    RunError
-        If their file is damaged.
-    """
+    """Return the named tokens of a client's state folder, oldest first."""
     path = _tokens_file(state)
     try:
         return _TOKENS.validate_json(path.read_bytes())
@@ -117,24 +109,7 @@ def read_tokens(state: Path) -> tuple[Token, ...]:
 
 
 def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
-    """Make a token, which a service that runs knows from then on, and return it.
-
-    It can never be shown again.
-
-    Parameters
-    ----------
-    state
-        The client's state folder.
-    name
-        Of the token: letters, digits, ``.``, ``_`` and ``-``.
-    scopes
-        What it may.
-
-    Raises
-    ------
-    RunError
-        If the name is taken or is none.
-    """
+    """Make a token, which a service that runs knows from then on, and return it."""
     if not is_name(name) or name == OWNER:
         raise RunError(
             f"found the name {name!r}, expected letters, digits, '.', '_' and '-', "
@@ -155,13 +130,7 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
 
 
 def revoke_token(state: Path, name: str) -> None:
-    """Forget a token; a service that runs refuses it from then on.
-
-    Raises
-    ------
-    RunError
-        If there is none of this name.
-    """
+    """Forget a token; a service that runs refuses it from then on."""
     with Places(state).committing():
         known = read_tokens(state)
         left = tuple(one for one in known if one.name != name)
@@ -184,14 +153,7 @@ def _digest(secret: str) -> str:
 
 
 def read_or_create_owner_token(path: Path) -> str:
-    """Return the token in a file; a new one, readable by its owner only, if none is.
-
-    Raises
-    ------
-    KnnPerError
-        If the file cannot be read or written, others may read it, or what is in it is
-        too short to be a secret.
-    """
+    """Return the token in a file; a new one, readable by its owner only, if none is."""
     try:
         if not path.exists():
             write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), SECRET)
@@ -212,20 +174,7 @@ def read_or_create_owner_token(path: Path) -> str:
 
 
 class Tokens:
-    """The tokens that a service knows, while others are made and revoked.
-
-    Parameters
-    ----------
-    state
-        The client's state folder, whose named tokens are read again when they change.
-    owner
-        The token that may do everything.
-
-    Raises
-    ------
-    RunError
-        If the file of the named tokens is damaged.
-    """
+    """The tokens that a service knows, while others are made and revoked."""
 
     def __init__(self, state: Path, owner: str) -> None:
         self._state = state
@@ -234,10 +183,8 @@ class Tokens:
         self._callers = self._read()
 
     def caller(self, header: str) -> Caller | None:
-        """Return whose token an ``Authorization`` header bears; None if nobody's.
-
-        It takes as long for a token that is nearly right as for any other.
-        """
+        """Return whose token an ``Authorization`` header bears; None if nobody's."""
+        # It takes as long for a token that is nearly right as for any other.
         self._follow()
         scheme, _, secret = header.partition(" ")
         digest, found = _digest(secret.strip()), None

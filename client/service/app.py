@@ -9,9 +9,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +25,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
 
 import knnper
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel
 from knnper.client.service.access import Guard, Tokens
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
 from knnper.client.service.inputs import (
@@ -48,6 +46,7 @@ from knnper.client.service.inputs import (
     answer_unknown,
 )
 from knnper.client.service.session import Current, Metered, Metrics, Workers
+from knnper.client.settings import ServiceSettings
 from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import Server, SocketLimits, listen
 
@@ -67,19 +66,7 @@ def make_service(
     tokens: Tokens | None,
     limits: Limits | None = None,
 ) -> ASGIApp:
-    """Return the service of one client, which opens what is served when it starts.
-
-    Parameters
-    ----------
-    client_name
-        Told to whoever asks.
-    open_served
-        Opens model and store; tried again and again while it raises a `KnnPerError`.
-    tokens
-        Of which requests must bear one; None needs none, and answers this machine only.
-    limits
-        What requests may cost.
-    """
+    """Return the service of one client, which opens what is served when it starts."""
     limits = limits or Limits()
     current = Current(open_served, limits.poll_s)
     waiting, seconds = limits.max_waiting, limits.seconds
@@ -161,12 +148,9 @@ def _methods(all_routes: Sequence[BaseRoute], request: Request) -> Iterator[str]
 
 
 def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
-    """Return the OpenAPI document, which says what the model of now takes.
-
-    Endpoints read their bodies themselves: FastAPI would parse them before anybody has
-    looked at who sends them and how large they are, and while no other request is
-    answered.
-    """
+    """Return the OpenAPI document, which says what the model of now takes."""
+    # Endpoints read their bodies themselves: FastAPI would parse them before anybody
+    # has looked at the scopes and the size, and while no other request is answered.
     found = get_openapi(
         title=app.title,
         version=app.version,
@@ -235,29 +219,6 @@ _BETWEEN_NOTICES_S = 60
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Binding:
-    """Where the service listens.
-
-    Attributes
-    ----------
-    host, port
-        Port 0 is any free one.
-    certificate, key
-        PEM files for TLS; without them it is plain HTTP.
-    """
-
-    host: str
-    port: int
-    certificate: Path | None = None
-    key: Path | None = None
-
-    @property
-    def scheme(self) -> str:
-        """``https`` or ``http``."""
-        return "http" if self.certificate is None else "https"
-
-
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine for sure."""
     try:
@@ -268,28 +229,11 @@ def is_loopback(host: str) -> bool:
 
 def serve(
     app: ASGIApp,
-    binding: Binding,
+    binding: ServiceSettings,
     on_listening: Callable[[str], None],
     limits: SocketLimits | None = None,
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT; what has begun is finished first.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    binding
-        Where to listen.
-    on_listening
-        Is told the address, as in ``http://127.0.0.1:8080``.
-    limits
-        What connections may take up.
-
-    Raises
-    ------
-    RunError
-        If the address cannot be listened at, or the TLS files are of no use.
-    """
+    """Answer requests until SIGTERM or SIGINT; what has begun is finished first."""
     server = make_server(app, binding, limits)
     with listen(
         binding.host,
@@ -297,8 +241,9 @@ def serve(
         "choose another `service.port` or `service.host`, or stop what listens there",
     ) as listener:
         host, port = listener.getsockname()[:2]
+        scheme = "http" if binding.tls is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        on_listening(f"{binding.scheme}://{shown}:{port}")
+        on_listening(f"{scheme}://{shown}:{port}")
         # Once stopped, uvicorn raises the signal again, for whoever had it before.
         before = signal.signal(signal.SIGTERM, _ignore)
         try:
@@ -308,15 +253,11 @@ def serve(
 
 
 def make_server(
-    app: ASGIApp, binding: Binding, limits: SocketLimits | None = None
+    app: ASGIApp, binding: ServiceSettings, limits: SocketLimits | None = None
 ) -> Server:
-    """Return what serves the application on sockets that listen.
-
-    Raises
-    ------
-    RunError
-        If the TLS files are of no use.
-    """
+    """Return what serves the application on sockets that listen."""
+    tls = binding.tls
+    certificate, key = (tls.certificate, tls.key) if tls else (None, None)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -326,15 +267,15 @@ def make_server(
         ws="none",
         lifespan="on",
         timeout_graceful_shutdown=_STOPPING_S,
-        ssl_certfile=binding.certificate,
-        ssl_keyfile=binding.key,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
     try:
         return Server(config, limits or SocketLimits(), _Notices().ended)
     except (OSError, ssl.SSLError) as error:
         raise RunError(
-            f"TLS cannot be used with {binding.certificate} and {binding.key}: {error}"
-            "; expected a certificate and its key, as PEM files that can be read"
+            f"TLS cannot be used with {certificate} and {key}: {error}; "
+            "expected a certificate and its key, as PEM files that can be read"
         ) from error
 
 

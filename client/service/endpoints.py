@@ -3,10 +3,10 @@
 import functools
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Path, Request, Response
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import knnper
-from knnper.client.served import ServedModel
-from knnper.client.service.access import SCOPES, Caller, needs
+from knnper.client.install import ServedModel
+from knnper.client.service.access import SCOPES, Caller, Scope, needs
 from knnper.client.service.inputs import (
     Bodies,
     Body,
@@ -35,11 +35,33 @@ from knnper.client.state import Accuracy
 from knnper.datastore.examples import ExamplesMissingError, NotErasedError, Selection
 from knnper.datastore.prediction import Prediction
 
+D = TypeVar("D", bound=BaseModel)
+R = TypeVar("R")
+
 
 class Document(BaseModel):
     """Base of every answer."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def hidden_from(cls, caller: Caller) -> dict[str, Any]:
+        """Return the fields that the caller's scopes do not give."""
+        return {
+            name: True
+            for name, field in cls.model_fields.items()
+            if isinstance(field.json_schema_extra, dict)
+            and not caller.may(field.json_schema_extra["x-scope"])  # type: ignore[arg-type]
+        }
+
+
+def given_to(scope: Scope, description: str) -> Any:
+    """Return a field of an answer that only a token with the scope is given."""
+    extra: dict[str, Any] = {"x-scope": scope}
+    return Field(default=None, description=description, json_schema_extra=extra)
+
+
+_Shares = dict[str, float] | None
 
 
 class NeighborDocument(Document):
@@ -58,28 +80,22 @@ class InputPrediction(Document):
 
     label: int = Field(description="Number of the most probable class.")
     class_name: str = Field(description="Name of the most probable class.")
-    probabilities: dict[str, float] | None = Field(
-        default=None,
-        description="By class: what is predicted, λ·p_kNN + (1 - λ)·p_global. From "
-        "here on for the scope probabilities.",
+    probabilities: _Shares = given_to(
+        "probabilities",
+        "By class: what is predicted, λ·p_kNN + (1 - λ)·p_global.",
     )
-    global_probabilities: dict[str, float] | None = Field(
-        default=None,
-        description="By class: what the global model says. From here on for the scope "
-        "neighbors.",
+    global_probabilities: _Shares = given_to(
+        "neighbors", "By class: what the global model says."
     )
-    adapted_probabilities: dict[str, float] | None = Field(
-        default=None,
-        description="By class: what the global model says, given how often each class "
+    adapted_probabilities: _Shares = given_to(
+        "neighbors",
+        "By class: what the global model says, given how often each class "
         "is stored; it is p_global where there is such a class prior, else null.",
     )
-    knn_probabilities: dict[str, float] | None = Field(
-        default=None,
-        description="By class: what the neighbours say; null where none are stored.",
+    knn_probabilities: _Shares = given_to(
+        "neighbors", "By class: what the neighbours say; null where none are stored."
     )
-    neighbors: list[NeighborDocument] | None = Field(
-        default=None, description="Nearest first."
-    )
+    neighbors: list[NeighborDocument] | None = given_to("neighbors", "Nearest first.")
 
 
 class Predictions(Document):
@@ -87,13 +103,11 @@ class Predictions(Document):
 
     predictions: list[InputPrediction] = Field(description="One an input, in order.")
     model: str = Field(description="Fingerprint of the model that was used.")
-    knn_weight: float | None = Field(
-        default=None,
-        description="λ as it was used: 0 with an empty store. From here on for the "
-        "scope neighbors.",
+    knn_weight: float | None = given_to(
+        "neighbors", "λ as it was used: 0 with an empty store."
     )
-    num_stored: int | None = Field(
-        default=None, description="Examples in the store that was searched."
+    num_stored: int | None = given_to(
+        "neighbors", "Examples in the store that was searched."
     )
 
 
@@ -163,73 +177,83 @@ class Info(Document):
     )
     takes_pictures: bool = Field(description="Whether PNG and JPEG files are taken.")
     takes_text: bool = Field(description="Whether text is taken.")
-    knn_weight: float | None = Field(
-        default=None,
-        description="λ, the weight of the neighbours. From here on for the scope "
-        "neighbors.",
+    knn_weight: float | None = given_to("neighbors", "λ, the weight of the neighbours.")
+    num_neighbors: int | None = given_to(
+        "neighbors", "k, how many neighbours have a say."
     )
-    num_neighbors: int | None = Field(
-        default=None, description="k, how many neighbours have a say."
+    kernel: str | None = given_to("neighbors", "How a neighbour's distance counts.")
+    kernel_scale: float | None = given_to(
+        "neighbors", "The scale of the distances, sigma."
     )
-    kernel: str | None = Field(
-        default=None, description="How a neighbour's distance counts."
+    class_prior: bool | None = given_to(
+        "neighbors",
+        "Whether the global model is adapted to how often each class is stored.",
     )
-    kernel_scale: float | None = Field(
-        default=None, description="The scale of the distances, sigma."
-    )
-    class_prior: bool | None = Field(
-        default=None,
-        description="Whether the global model is adapted to how often each class is "
-        "stored.",
-    )
-    accuracy: Accuracy | None = Field(
-        default=None, description="As measured when λ was chosen."
-    )
-    store: StoreInfo | None = Field(
-        default=None, description="The client's memory, for the scope read."
-    )
+    accuracy: Accuracy | None = given_to("neighbors", "As measured when λ was chosen.")
+    store: StoreInfo | None = given_to("read", "The client's memory.")
 
 
-def predictions(
-    prediction: Prediction, class_names: Sequence[str], caller: Caller
-) -> Predictions:
-    """Return the document of predictions for n inputs, as far as the caller may see."""
+def predictions(prediction: Prediction, class_names: Sequence[str]) -> Predictions:
+    """Return the document of predictions for n inputs."""
+    vote = prediction.vote
     labels: list[int] = prediction.labels.tolist()
-    columns: dict[str, Sequence[object]] = {
-        "label": labels,
-        "class_name": [class_names[label] for label in labels],
-    }
-    if caller.may("probabilities"):
-        columns["probabilities"] = _by_class(prediction.probabilities, class_names)
-    explained = caller.may("neighbors")
-    if explained:
-        columns |= {
-            name: [None] * len(labels) if one is None else _by_class(one, class_names)
-            for name, one in (
-                ("global_probabilities", prediction.global_probabilities),
-                ("adapted_probabilities", prediction.adapted_probabilities),
-                ("knn_probabilities", prediction.vote.probabilities),
-            )
-        }
-        columns["neighbors"] = _neighbors(prediction, class_names)
-    rows = zip(*columns.values(), strict=True)
-    # Made of our own numbers, which need not be validated one by one.
-    each = [
-        InputPrediction.model_construct(**dict(zip(columns, row, strict=True)))
-        for row in rows
-    ]
-    found = Predictions.model_construct(
-        predictions=each, model=prediction.vote.fingerprint
+    distances, count = vote.neighbors.squared_distances.sqrt(), len(labels)
+    neighbors = zip(
+        vote.neighbors.ids.tolist(),
+        vote.names,
+        vote.neighbors.labels.tolist(),
+        [[class_names[one] for one in row] for row in vote.neighbors.labels.tolist()],
+        distances.tolist(),
+        vote.weights.tolist(),
+        strict=True,
     )
-    if explained:
-        found.knn_weight = prediction.knn_weight
-        found.num_stored = prediction.vote.num_stored
-    return found
+    rows = zip(
+        labels,
+        [class_names[label] for label in labels],
+        _by_class(prediction.probabilities, class_names, count),
+        _by_class(prediction.global_probabilities, class_names, count),
+        _by_class(prediction.adapted_probabilities, class_names, count),
+        _by_class(vote.probabilities, class_names, count),
+        [list(_made(NeighborDocument, zip(*one, strict=True))) for one in neighbors],
+        strict=True,
+    )
+    return Predictions.model_construct(
+        predictions=list(_made(InputPrediction, rows)),
+        model=vote.fingerprint,
+        knn_weight=prediction.knn_weight,
+        num_stored=vote.num_stored,
+    )
+
+
+def shown_to(caller: Caller, answer: Predictions) -> str:
+    """Return predictions as JSON, as far as the caller may see them."""
+    of_each = {"__all__": InputPrediction.hidden_from(caller)}
+    return answer.model_dump_json(
+        exclude=Predictions.hidden_from(caller) | {"predictions": of_each}
+    )
+
+
+def _made(document: type[D], rows: Iterable[Sequence[Any]]) -> Iterator[D]:
+    """Yield documents of rows of values, in the order of the fields."""
+    # They are our own numbers, which need not be validated one by one.
+    for row in rows:
+        values = dict(zip(document.model_fields, row, strict=True))
+        yield document.model_construct(**values)
+
+
+def _by_class(
+    probabilities: Tensor | None, names: Sequence[str], count: int
+) -> Sequence[_Shares]:
+    if probabilities is None:
+        return [None] * count
+    return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
 
 
 def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) -> Info:
-    """Return what is served, as far as the caller may see."""
-    found = Info(
+    """Return what is served."""
+    serving, store, contents = served.serving, served.store, served.store.contents()
+    counts = np.bincount(contents.labels, minlength=len(reader.class_names))
+    return Info(
         client=client_name,
         version=knnper.__version__,
         token=caller.name,
@@ -240,27 +264,20 @@ def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) 
         input_type=reader.spec.dtype,
         takes_pictures=reader.takes_pictures,
         takes_text=reader.takes_text,
-    )
-    if caller.may("neighbors"):
-        serving = served.serving
-        found.knn_weight, found.num_neighbors = (
-            serving.knn_weight,
-            serving.num_neighbors,
-        )
-        found.kernel, found.kernel_scale = serving.kernel, serving.kernel_scale
-        found.class_prior = serving.class_prior is not None
-        found.accuracy = serving.accuracy
-    if caller.may("read"):
-        store, contents = served.store, served.store.contents()
-        counts = np.bincount(contents.labels, minlength=len(reader.class_names))
-        found.store = StoreInfo(
+        knn_weight=serving.knn_weight,
+        num_neighbors=serving.num_neighbors,
+        kernel=serving.kernel,
+        kernel_scale=serving.kernel_scale,
+        class_prior=serving.class_prior is not None,
+        accuracy=serving.accuracy,
+        store=StoreInfo(
             num_stored=len(contents),
             capacity=store.capacity,
             policy=store.settings.policy,
             index=store.settings.index.name,
             num_by_class=dict(zip(reader.class_names, counts.tolist(), strict=True)),
-        )
-    return found
+        ),
+    )
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
@@ -269,38 +286,6 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     flat = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
     Image.fromarray(np.ascontiguousarray(flat)).save(file, "PNG")
     return file.getvalue()
-
-
-def _by_class(probabilities: Tensor, names: Sequence[str]) -> list[dict[str, float]]:
-    return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
-
-
-def _neighbors(
-    prediction: Prediction, class_names: Sequence[str]
-) -> list[list[NeighborDocument]]:
-    found = prediction.vote.neighbors
-    columns = zip(
-        found.ids.tolist(),
-        found.labels.tolist(),
-        found.squared_distances.sqrt().tolist(),
-        prediction.vote.weights.tolist(),
-        prediction.vote.names,
-        strict=True,
-    )
-    return [
-        [
-            NeighborDocument.model_construct(
-                id=number,
-                name=name,
-                label=label,
-                class_name=class_names[label],
-                distance=distance,
-                weight=weight,
-            )
-            for number, label, distance, weight, name in zip(*row, strict=True)
-        ]
-        for row in columns
-    ]
 
 
 PICTURE_PATH = "/examples/{example}/image"
@@ -336,6 +321,20 @@ class Service:
     writers: Workers
     metrics: Metrics
 
+    async def work(
+        self,
+        request: Request,
+        workers: Workers,
+        do: Callable[[ServedModel, Body, Budget], R],
+        *,
+        changes: bool = False,
+    ) -> R:
+        """Return what ``do`` makes of a request's body, in a thread."""
+        served = self.current.served()
+        async with self.bodies.read(request) as body:
+            begun = functools.partial(do, served, body, Budget(self.limits))
+            return await workers.run(begun, changes=changes)
+
     def reader(self, served: ServedModel) -> Reader:
         """Return what reads that which is sent for a model."""
         names = served.model.class_names or map(str, range(served.store.num_classes))
@@ -366,19 +365,15 @@ def _prediction_routes(service: Service) -> APIRouter:
     async def predict(
         request: Request, caller: Annotated[Caller, needs("predict")]
     ) -> Response:
-        served = service.current.served()
-        async with service.bodies.read(request) as body:
-            work = functools.partial(
-                _predict, service, served, body, Budget(service.limits), caller
-            )
-            answer = await service.readers.run(work)
+        predicting = functools.partial(_predict, service, caller)
+        answer = await service.work(request, service.readers, predicting)
         return Response(answer, media_type="application/json")
 
     return router
 
 
 def _predict(
-    service: Service, served: ServedModel, body: Body, budget: Budget, caller: Caller
+    service: Service, caller: Caller, served: ServedModel, body: Body, budget: Budget
 ) -> str:
     reader = service.reader(served)
     inputs = reader.inputs(body, budget)
@@ -386,9 +381,9 @@ def _predict(
     began = time.perf_counter()
     prediction = served.predict(inputs)
     service.current.took(len(inputs), time.perf_counter() - began)
-    answer = predictions(prediction, reader.class_names, caller)
+    answer = predictions(prediction, reader.class_names)
     service.metrics.predicted(one.class_name for one in answer.predictions)
-    return answer.model_dump_json(exclude_unset=True)
+    return shown_to(caller, answer)
 
 
 def _example_routes(service: Service) -> APIRouter:
@@ -405,12 +400,8 @@ def _example_routes(service: Service) -> APIRouter:
         dependencies=[needs("add")],
     )
     async def add(request: Request) -> Addition:
-        served = service.current.served()
-        async with service.bodies.read(request) as body:
-            work = functools.partial(
-                _add, service, served, body, Budget(service.limits)
-            )
-            return await service.writers.run(work, changes=True)
+        adding = functools.partial(_add, service)
+        return await service.work(request, service.writers, adding, changes=True)
 
     @router.delete(
         "/examples",
@@ -422,10 +413,8 @@ def _example_routes(service: Service) -> APIRouter:
         dependencies=[needs("delete")],
     )
     async def delete(request: Request) -> Deletion:
-        served = service.current.served()
-        async with service.bodies.read(request) as body:
-            work = functools.partial(_delete, service, served, body)
-            return await service.writers.run(work, changes=True)
+        deleting = functools.partial(_delete, service)
+        return await service.work(request, service.writers, deleting, changes=True)
 
     @router.get(
         PICTURE_PATH,
@@ -478,7 +467,7 @@ def _require_new_names(served: ServedModel, sent: tuple[str | None, ...]) -> Non
         )
 
 
-def _delete(service: Service, served: ServedModel, body: Body) -> Deletion:
+def _delete(service: Service, served: ServedModel, body: Body, _: Budget) -> Deletion:
     selection = service.reader(served).selection(body)
     # Only this thread changes the store, so these are the ones.
     ids: list[int] = served.store.select(selection).tolist()
@@ -526,15 +515,17 @@ def _status_routes(service: Service) -> APIRouter:
 
     @router.get(
         "/info",
-        response_model_exclude_unset=True,
+        response_model=Info,
         responses=documented(401, 403, 503),
         summary="What is served, and what the token may",
     )
-    async def told(caller: _AnyCaller) -> Info:
+    async def told(caller: _AnyCaller) -> Response:
         served = service.current.served()
         reader = service.reader(served)
         work = functools.partial(info, service.client_name, served, reader, caller)
-        return await service.readers.run(work)
+        told = await service.readers.run(work)
+        shown = told.model_dump_json(exclude=Info.hidden_from(caller))
+        return Response(shown, media_type="application/json")
 
     @router.get(
         "/metrics",

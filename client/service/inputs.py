@@ -151,40 +151,16 @@ def _status_of(error: KnnPerError) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may cost; each has a default that suits a small machine.
-
-    Attributes
-    ----------
-    max_request_bytes
-        Of a request's body.
-    max_held_bytes
-        Of all bodies that arrive, wait or are worked on at a time.
-    max_inputs
-        Of one request: to predict, or to store.
-    max_pixels
-        Of all images of a request as they are sent, before they are resized.
-    max_json_values
-        Of one body: numbers, texts, lists and objects.
-    seconds
-        In which work has to begin, and a prediction to end.
-    num_readers
-        Threads that predict. One more writes.
-    max_waiting
-        Requests that wait for a thread, in each of the two queues.
-    poll_s
-        Between looks at whether a newer model is installed.
-    sockets
-        Of connections, and the pace of bodies.
-    """
+    """What requests may cost; each has a default that suits a small machine."""
 
     max_request_bytes: int = 16_000_000
-    max_held_bytes: int = 256_000_000
+    max_held_bytes: int = 256_000_000  # of all bodies that arrive or are worked on
     max_inputs: int = 256
-    max_pixels: int = 50_000_000
+    max_pixels: int = 50_000_000  # of all images of a request, as they are sent
     max_json_values: int = 2_000_000
-    seconds: float = 30.0
-    num_readers: int = 2
-    max_waiting: int = 64
+    seconds: float = 30.0  # in which work has to begin, and a prediction to end
+    num_readers: int = 2  # threads that predict; one more writes
+    max_waiting: int = 64  # for a thread, in each of the two queues
     poll_s: float = 1.0
     sockets: SocketLimits = field(default_factory=SocketLimits)
 
@@ -710,10 +686,8 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
 
 
 def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
-    """Return type and content of the parts of ``multipart/form-data`` (RFC 7578).
-
-    The libraries for forms write files to disk: what is sent must not leave memory.
-    """
+    """Return type and content of the parts of ``multipart/form-data`` (RFC 7578)."""
+    # The libraries for forms write files to disk: what is sent must not leave memory.
     if not body.boundary.isascii() or not 1 <= len(body.boundary) <= 70:
         raise _malformed("a boundary of 1 to 70 characters in the content type")
     # The first delimiter has no line before it.

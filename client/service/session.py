@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel
 from knnper.client.service.inputs import RequestError
 from knnper.data.examples import no_examples
 from knnper.errors import KnnPerError
@@ -48,10 +48,7 @@ class Current:
 
     @property
     def problem(self) -> str:
-        """Why the last look failed, which leaves what is served; empty if it did not.
-
-        Before the first look, and as long as nothing is served, why that is so.
-        """
+        """Why the last look failed, or nothing is served; empty if neither."""
         return self._problem
 
     def served(self) -> ServedModel:
@@ -126,10 +123,7 @@ def _seconds_per_input(served: ServedModel) -> float:
 
 
 class Workers:
-    """A few threads, with a queue that has an end; used from one event loop.
-
-    ``max_waiting`` pieces of work may wait for one of them, for ``timeout_s`` seconds.
-    """
+    """A few threads, with a queue that has an end; used from one event loop."""
 
     def __init__(
         self, name: str, num_threads: int, max_waiting: int, timeout_s: float

@@ -24,13 +24,7 @@ class TrialError(Exception):
 
 
 def require_engine() -> None:
-    """Refuse to begin where no container can be run.
-
-    Raises
-    ------
-    TrialError
-        If Docker or Compose is missing or does not answer.
-    """
+    """Refuse to begin where no container can be run."""
     if shutil.which("docker") is None:
         raise TrialError("cannot run: there is no `docker` here; install Docker Engine")
     for words, what in (
@@ -44,13 +38,7 @@ def require_engine() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """The containers of one federation.
-
-    Attributes
-    ----------
-    federation
-        The folder that ``knnper fed init`` made.
-    """
+    """The containers of one federation."""
 
     federation: Path
 
@@ -90,13 +78,7 @@ class Engine:
         self._compose("up", "--detach", "--no-build", *wait, *services)
 
     def down(self) -> None:
-        """Stop and remove the containers; volumes stay.
-
-        Raises
-        ------
-        TrialError
-            If one did not end in order.
-        """
+        """Stop and remove the containers; volumes stay."""
         self._compose("stop")
         ended = self._compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}")
         unruly = [line for line in ended.splitlines() if not line.endswith(" 0")]

@@ -35,13 +35,7 @@ _KNNPER = Path(sys.executable).with_name("knnper")
 
 @dataclass(frozen=True)
 class Federation:
-    """A folder with all files.
-
-    Attributes
-    ----------
-    folder
-        Empty at first.
-    """
+    """A folder with all files."""
 
     folder: Path
 
@@ -61,7 +55,7 @@ class Federation:
         return self.folder / "reference"
 
     def make(self) -> None:
-        """Simulate, deal the data, and found the federation with the seen clients."""
+        """Simulate, split the data, and found the federation with the seen clients."""
         central = self.folder / "experiment.yaml"
         central.write_text(yaml.safe_dump(EXPERIMENT))
         serial = ("--set", "run.engine=serial", "--output", self.reference)

@@ -17,20 +17,7 @@ CLOSE = 1e-5
 
 @dataclass(frozen=True)
 class Figures:
-    """How a client does on its test split.
-
-    Attributes
-    ----------
-    accuracy, log_loss
-        Of what is served.
-    accuracy_global
-        Of the global model.
-    knn_weight, num_stored
-        What is served.
-    undecided
-        The share of the answers in which two classes are about as probable: the service
-        has other threads than the run, and its last bits may decide them otherwise.
-    """
+    """How a client does on its test split."""
 
     accuracy: float
     log_loss: float
@@ -61,13 +48,7 @@ class Figures:
 
 
 def require_figures(name: str, found: Figures, row: Mapping[str, str]) -> None:
-    """Compare what a service does with a client's row of the simulation.
-
-    Raises
-    ------
-    TrialError
-        If a figure differs by more than last bits of probabilities can make of it.
-    """
+    """Compare what a service does with a client's row of the simulation."""
     tolerances = {
         "accuracy": found.undecided,
         "accuracy_global": found.undecided,
@@ -98,13 +79,7 @@ def _are_close(probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def require_rows(run: Path, reference: Path, names: Sequence[str]) -> None:
-    """Compare a run's weights and its clients' rows with the simulation's.
-
-    Raises
-    ------
-    TrialError
-        If a letter differs.
-    """
+    """Compare a run's weights and its clients' rows with the simulation's."""
     found, expected = _weights(run), _weights(reference)
     if found != expected:
         raise TrialError(f"the weights are {found}, the simulation's {expected}")

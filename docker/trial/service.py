@@ -15,27 +15,13 @@ READY_S = 60.0
 
 @dataclass(frozen=True)
 class Service:
-    """A service that serves or soon will.
-
-    Attributes
-    ----------
-    address
-        As in ``http://127.0.0.1:8080``.
-    token
-        That its requests bear.
-    """
+    """A service that serves or soon will."""
 
     address: str
     token: str
 
     def wait_until_ready(self) -> None:
-        """Return when it predicts.
-
-        Raises
-        ------
-        TrialError
-            If it does not in time.
-        """
+        """Return when it predicts."""
         deadline = time.monotonic() + READY_S
         with self._http() as http:
             while not (answer := http.get("/ready")).is_success:

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -67,77 +67,54 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
     DataError
         If arrays are missing, or of other lengths or types than they should be.
     """
-    if any(key in arrays for key in PER_SPLIT):
-        parts = [_part(arrays, split, source) for split in _given(arrays, source)]
-        return _joined(parts, arrays, source)
-    return _whole(arrays, source)
-
-
-def _whole(arrays: Arrays, source: str) -> Collected:
-    inputs, labels = _pair(arrays, "", source)
-    names = _names(arrays, "names", len(inputs), "", source)
-    splits = None
-    if "split" in arrays:
-        splits = split_texts(_texts(arrays, "split", len(inputs), source), source)
-    texts, numbered = _label_texts(labels, arrays.get(CLASS_NAMES), source)
-    return Collected(
-        source=source,
-        names=names,
-        labels=texts,
-        inputs=ArrayInputs(source, inputs),
-        splits=splits,
-        given_splits=frozenset(splits or ()),
-        numbered=numbered,
-    )
-
-
-def _given(arrays: Arrays, source: str) -> list[Split]:
-    """Return the splits that there are; train must be among them."""
-    both = [key for key in WHOLE if key in arrays]
-    if both or "train_inputs" not in arrays:
-        found = ", ".join(sorted(arrays))
-        raise DataError(f"{source}: found the arrays {found}; {_LAYOUT}")
-    return [split for split in SPLITS if _has(arrays, split)]
-
-
-def _has(arrays: Arrays, split: Split) -> bool:
-    return any(f"{split}_{what}" in arrays for what in ("inputs", "labels"))
-
-
-_Part = tuple[Split, NDArray[Any], NDArray[Any], tuple[str, ...]]
-
-
-def _part(arrays: Arrays, split: Split, source: str) -> _Part:
-    inputs, labels = _pair(arrays, f"{split}_", source)
-    names = _names(arrays, f"{split}_names", len(inputs), f"{split}/", source)
-    return split, inputs, labels, names
-
-
-def _joined(parts: Sequence[_Part], arrays: Arrays, source: str) -> Collected:
-    forms = {(inputs.shape[1:], inputs.dtype) for _, inputs, _, _ in parts}
-    if len(forms) > 1:
-        found = ", ".join(f"{s}: {i.dtype} {i.shape}" for s, i, _, _ in parts)
+    given = _given(arrays, source)
+    prefixes = [f"{split}_" for split in given] or [""]
+    parts = [_part(arrays, prefix, source) for prefix in prefixes]
+    if len({(inputs.shape[1:], inputs.dtype) for inputs, *_ in parts}) > 1:
+        found = ", ".join(f"{inputs.dtype} {inputs.shape}" for inputs, *_ in parts)
         raise DataError(
             f"{source}: the inputs of the splits differ in form ({found}); expected "
             "the same shape but for the number, and the same type"
         )
-    labels = np.concatenate([labels for _, _, labels, _ in parts])
+    inputs, labels = parts[0][:2]
+    if len(parts) > 1:
+        inputs, labels = (np.concatenate([one[at] for one in parts]) for at in (0, 1))
+    splits: tuple[Split, ...] | None = None
+    if given:
+        sizes = [len(names) for *_, names in parts]
+        splits = tuple(np.repeat(given, sizes).tolist())
+    elif "split" in arrays:
+        splits = split_texts(_texts(arrays, "split", len(inputs), source), source)
     texts, numbered = _label_texts(labels, arrays.get(CLASS_NAMES), source)
     return Collected(
         source=source,
         names=tuple(name for *_, names in parts for name in names),
         labels=texts,
-        inputs=ArrayInputs(source, np.concatenate([inputs for _, inputs, *_ in parts])),
-        splits=tuple(split for split, inputs, *_ in parts for _ in inputs),
-        given_splits=frozenset(split for split, *_ in parts),
+        inputs=ArrayInputs(source, inputs),
+        splits=splits,
+        given_splits=frozenset(given or splits or ()),
         numbered=numbered,
     )
 
 
-def _pair(
+def _given(arrays: Arrays, source: str) -> list[Split]:
+    """Return the splits that come apart, train among them; none where none does."""
+    if not any(key in arrays for key in PER_SPLIT):
+        return []
+    if any(key in arrays for key in WHOLE) or "train_inputs" not in arrays:
+        found = ", ".join(sorted(arrays))
+        raise DataError(f"{source}: found the arrays {found}; {_LAYOUT}")
+    return [
+        split
+        for split in SPLITS
+        if f"{split}_inputs" in arrays or f"{split}_labels" in arrays
+    ]
+
+
+def _part(
     arrays: Arrays, prefix: str, source: str
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return inputs and labels, one label for each input."""
+) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
+    """Return inputs, and one label and one name for each of them."""
     for what in ("inputs", "labels"):
         if f"{prefix}{what}" not in arrays:
             raise DataError(f"{source}: found no array {prefix}{what}; {_LAYOUT}")
@@ -147,7 +124,10 @@ def _pair(
             f"{source}: found {prefix}inputs of shape {inputs.shape} and "
             f"{prefix}labels of shape {labels.shape}; expected (n, ...) and (n,)"
         )
-    return inputs, labels
+    if f"{prefix}names" in arrays:
+        return inputs, labels, _texts(arrays, f"{prefix}names", len(inputs), source)
+    folder = prefix.replace("_", "/")
+    return inputs, labels, tuple(f"{folder}{row:05d}" for row in range(len(inputs)))
 
 
 def _label_texts(
@@ -172,14 +152,6 @@ def _label_texts(
     return tuple(names[label] for label in labels.tolist()), False
 
 
-def _names(
-    arrays: Arrays, key: str, num_rows: int, prefix: str, source: str
-) -> tuple[str, ...]:
-    if key not in arrays:
-        return tuple(f"{prefix}{row:05d}" for row in range(num_rows))
-    return _texts(arrays, key, num_rows, source)
-
-
 def _texts(arrays: Arrays, key: str, num_rows: int, source: str) -> tuple[str, ...]:
     array = arrays[key]
     if array.dtype.kind not in "Uiu" or array.shape != (num_rows,):
@@ -201,25 +173,18 @@ class NpzSettings(SiteSettings):
         ``labels``, or ``train_inputs``, ``train_labels`` and so on.
     """
 
+    name = "npz"
+    title = "NPZ file"
+    summary = "arrays inputs and labels, or train_inputs, train_labels, ..."
+
     path: str
 
-
-def collect_npz(
-    settings: NpzSettings,
-    base: Path,
-    task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
-) -> Collected:
-    """Return the examples in an .npz file.
-
-    Raises
-    ------
-    DataError
-        If there is no such file, it is damaged, or laid out otherwise.
-    """
-    path = place_of(base, settings.path)
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; give the path of an .npz file")
-    return collect_arrays(load_arrays(path, KEYS), str(path))
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
+        """Return the examples in an .npz file."""
+        path = place_of(base, self.path)
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file; give that of an .npz file")
+        return collect_arrays(load_arrays(path, KEYS), str(path))
 
 
 T = TypeVar("T")
@@ -241,49 +206,42 @@ class PythonSettings(SiteSettings):
         `pathlib.Path`) and the task (`SiteTask`, or None where none is known yet).
     """
 
+    name = "python"
+    title = "Python function"
+    summary = "your own code: module:function, beside the client's file or installed"
+
     entry: Annotated[str, Field(pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
     arguments: dict[str, Any] = field(default_factory=dict)
 
-
-def collect_python(
-    settings: PythonSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the examples that a function gives: `SiteData`, or a mapping of arrays.
-
-    A mapping is as `collect_arrays` takes it.
-
-    Raises
-    ------
-    DataError
-        If there is no such function, it fails (with the line), or returns something
-        else.
-    """
-    source = f"data.entry {settings.entry}"
-    module_name, _, function_name = settings.entry.partition(":")
-    with _importable(base, module_name):
-        module = _called(lambda: _module(module_name, base), base, source)
-        function = _function(module, function_name, source)
-        returned = _called(
-            lambda: function(base, task, **settings.arguments), base, source
-        )
-    if isinstance(returned, SiteData):
-        return _called(lambda: _of_site_data(returned, source), base, source)
-    if not isinstance(returned, Mapping):
-        raise DataError(
-            f"{source} returned {type(returned).__name__}, expected SiteData or a "
-            "mapping of arrays such as inputs and labels"
-        )
-    for name in returned:
-        if name not in KEYS:
-            raise DataError(
-                f"{source} returned an array {name!r}; {alternatives(str(name), KEYS)}"
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return what a function gives: `SiteData`, or a mapping of arrays."""
+        source = f"data.entry {self.entry}"
+        module_name, _, function_name = self.entry.partition(":")
+        with _importable(base, module_name):
+            module = _called(lambda: _module(module_name, base), base, source)
+            function = _function(module, function_name, source)
+            returned = _called(
+                lambda: function(base, task, **self.arguments), base, source
             )
-    arrays = _called(
-        lambda: {name: np.asarray(value) for name, value in returned.items()},
-        base,
-        source,
-    )
-    return collect_arrays(arrays, source)
+        if isinstance(returned, SiteData):
+            return _called(lambda: _of_site_data(returned, source), base, source)
+        if not isinstance(returned, Mapping):
+            raise DataError(
+                f"{source} returned {type(returned).__name__}, expected SiteData or a "
+                "mapping of arrays such as inputs and labels"
+            )
+        for name in returned:
+            if name not in KEYS:
+                raise DataError(
+                    f"{source} returned an array {name!r}; "
+                    f"{alternatives(str(name), KEYS)}"
+                )
+        arrays = _called(
+            lambda: {name: np.asarray(value) for name, value in returned.items()},
+            base,
+            source,
+        )
+        return collect_arrays(arrays, source)
 
 
 def _function(module: ModuleType, name: str, source: str) -> Callable[..., object]:
@@ -307,10 +265,7 @@ def _module(name: str, base: Path) -> ModuleType:
 
 
 class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time.
-
-    Kept bytecode is told from a changed file by its size and by whole seconds.
-    """
+    """Compiles the file each time: kept bytecode is told from it by whole seconds."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of what the file holds."""
@@ -333,10 +288,7 @@ def _fresh(name: str, file: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(base: Path, name: str) -> Iterator[None]:
-    """Let modules in ``base`` import each other inside the block.
-
-    Afterwards ``name`` is the module that it was before, if any.
-    """
+    """Let modules in ``base`` import each other inside the block."""
     before = sys.modules.get(name)
     sys.path.insert(0, str(base))
     try:

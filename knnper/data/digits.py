@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.examples import Dataset
+from knnper.data.examples import DataFormat, Dataset
 from knnper.data.images import balanced_part
-from knnper.experiment import NonNegativeInt, Settings
+from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
 
 Images = NDArray[np.uint8]
@@ -29,31 +29,34 @@ CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
 @dataclass(frozen=True)
-class DigitsSettings(Settings):
+class DigitsSettings(DataFormat):
     """The data set has no settings."""
 
+    name = "digits"
+    title = "Digits"
+    summary = "1,797 handwritten digits of 8x8 pixels; comes with scikit-learn"
 
-def load_digits(settings: DigitsSettings) -> Dataset:  # noqa: ARG001
-    """Return the digits, images of shape (8, 8, 1), ten classes.
+    def load(self) -> Dataset:
+        """Return the digits, images of shape (8, 8, 1), ten classes.
 
-    The split is the same in every experiment: `TEST_FRACTION` of each class is test
-    data. Values 0 ... 16 are scaled to 0 ... 255.
-    """
+        The split is the same in every experiment: `TEST_FRACTION` of each class is test
+        data. Values 0 ... 16 are scaled to 0 ... 255.
+        """
 
-    def build(writer: EntryWriter) -> Contents:
-        images, labels = digit_images()
-        is_test = np.zeros(len(labels), dtype=bool)
-        for label in range(10):
-            places = np.flatnonzero(labels == label)
-            shuffled = _SPLIT_KEY.child(label).numpy().permutation(places)
-            is_test[shuffled[: round(TEST_FRACTION * len(shuffled))]] = True
-        for split, chosen in _by_split(is_test):
-            writer.put_images(split, images[chosen])
-            writer.put_labels(split, labels[chosen])
-        return Contents(CLASS_NAMES)
+        def build(writer: EntryWriter) -> Contents:
+            images, labels = digit_images()
+            is_test = np.zeros(len(labels), dtype=bool)
+            for label in range(10):
+                places = np.flatnonzero(labels == label)
+                shuffled = _SPLIT_KEY.child(label).numpy().permutation(places)
+                is_test[shuffled[: round(TEST_FRACTION * len(shuffled))]] = True
+            for split, chosen in _by_split(is_test):
+                writer.put_images(split, images[chosen])
+                writer.put_labels(split, labels[chosen])
+            return Contents(CLASS_NAMES)
 
-    source = {"test_fraction": TEST_FRACTION, "seed": _SPLIT_KEY.seed}
-    return cached_dataset("digits", source, build)
+        source = {"test_fraction": TEST_FRACTION, "seed": _SPLIT_KEY.seed}
+        return cached_dataset("digits", source, build)
 
 
 def digit_images() -> tuple[Images, Integers]:
@@ -73,7 +76,7 @@ def _by_split(
 
 
 @dataclass(frozen=True)
-class DigitDomainsSettings(Settings):
+class DigitDomainsSettings(DataFormat):
     """How many are test images, and which ones are in which domain.
 
     Attributes
@@ -81,13 +84,45 @@ class DigitDomainsSettings(Settings):
     test_fraction
         Part of each domain that is tested on, (0, 1), about: the same number of images
         of every class, but at most half of those that a class has. 0.15 in
-        fedbasis-pflbed.txt, section 5.
+        Chen et al. 2023, section 5.
     seed
         Of the domains and of the test images.
     """
 
+    name = "digit_domains"
+    title = "Digits in domains"
+    summary = "the 1,797 digits, each plain, inverted, rotated or blurred"
+
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     seed: NonNegativeInt = 0
+
+    def load(self) -> Dataset:
+        """Return the 1,797 digits, images of shape (8, 8, 1), each in one of `DOMAINS`.
+
+        Every class is shared out evenly among the domains. In each of them a test split
+        is set apart in which all classes count the same.
+        """
+
+        def build(writer: EntryWriter) -> Contents:
+            images, labels = digit_images()
+            key = RandomKey(self.seed, ("digit_domains",))
+            domain_of = domains_of(labels, key.child("domain"))
+            made = images.copy()
+            is_test = np.zeros(len(labels), dtype=bool)
+            for domain, (name, make) in enumerate(DOMAINS.items()):
+                places = np.flatnonzero(domain_of == domain)
+                made[places] = make(images[places])
+                kinds = [CLASS_NAMES[label] for label in labels[places]]
+                part_key = key.child("test").child(name)
+                is_test[places] = balanced_part(kinds, self.test_fraction, part_key)
+            for split, chosen in _by_split(is_test):
+                writer.put_images(split, made[chosen])
+                writer.put_labels(split, labels[chosen])
+                writer.put_domain_ids(split, domain_of[chosen])
+            return Contents(CLASS_NAMES, domain_names=tuple(DOMAINS))
+
+        source = {"test_fraction": self.test_fraction, "seed": self.seed}
+        return cached_dataset("digit_domains", source, build)
 
 
 def _blurred(images: Images) -> Images:
@@ -108,35 +143,6 @@ DOMAINS: Mapping[str, Callable[[Images], Images]] = MappingProxyType(
     }
 )
 """By name what a domain makes of images, uint8 of shape (n, height, width, 1)."""
-
-
-def load_digit_domains(settings: DigitDomainsSettings) -> Dataset:
-    """Return the 1,797 digits, images of shape (8, 8, 1), each in one of `DOMAINS`.
-
-    Every class is shared out evenly among the domains. In each of them a test split
-    is set apart in which all classes count the same.
-    """
-
-    def build(writer: EntryWriter) -> Contents:
-        images, labels = digit_images()
-        key = RandomKey(settings.seed, ("digit_domains",))
-        domain_of = domains_of(labels, key.child("domain"))
-        made = images.copy()
-        is_test = np.zeros(len(labels), dtype=bool)
-        for domain, (name, make) in enumerate(DOMAINS.items()):
-            places = np.flatnonzero(domain_of == domain)
-            made[places] = make(images[places])
-            kinds = [CLASS_NAMES[label] for label in labels[places]]
-            part_key = key.child("test").child(name)
-            is_test[places] = balanced_part(kinds, settings.test_fraction, part_key)
-        for split, chosen in _by_split(is_test):
-            writer.put_images(split, made[chosen])
-            writer.put_labels(split, labels[chosen])
-            writer.put_domain_ids(split, domain_of[chosen])
-        return Contents(CLASS_NAMES, domain_names=tuple(DOMAINS))
-
-    source = {"test_fraction": settings.test_fraction, "seed": settings.seed}
-    return cached_dataset("digit_domains", source, build)
 
 
 def domains_of(labels: Integers, key: RandomKey) -> Integers:

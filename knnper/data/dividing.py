@@ -21,7 +21,7 @@ class DividingSettings(Settings):
     ----------
     test_fraction
         Part of each user's samples that are tested on, rounded, [0, 1); 0.2 in the
-        paper (knn-per.txt, section 5). One sample at least is left to train on.
+        paper (Marfoq et al. 2022, section 5). One sample at least is left to train on.
     split
         Which they are: ``random`` ones, as in the paper, or with ``time`` the last.
     seed
@@ -81,18 +81,10 @@ class FractionSettings(Settings):
 
 
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
-    """Return the split of each example.
+    """Return the split of each example, which depends on its name and the seed alone.
 
-    An example's split depends on its name and the settings alone, so it stays where it
-    is when others are added. Only where no example would be left to train on, the one
-    that comes nearest to it is trained on.
-
-    Parameters
-    ----------
-    names
-        Of the examples.
-    fractions
-        Of the splits; they are met on average.
+    So it stays where it is when others are added. Only where no example would be left
+    to train on, the one that comes nearest to it is trained on.
     """
     places = [_place(name, fractions.seed) for name in names]
     splits = [_split_at(place, fractions) for place in places]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Augmentation
+from knnper.experiment import Augmentation, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
 
@@ -133,28 +133,15 @@ FRAME = 4
 
 
 def flip(images: Tensor, mirrored: Tensor) -> Tensor:
-    """Return the images, those that are ``mirrored`` with left and right exchanged.
-
-    Parameters
-    ----------
-    images
-        uint8, shape (n, height, width, channels).
-    mirrored
-        bool, shape (n,), on the device of the images.
-    """
+    """Return the images, those that are ``mirrored``, bool (n,), left to right."""
     return torch.where(mirrored[:, None, None, None], images.flip(2), images)
 
 
 def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
     """Return a crop of each image's own size from the image in a black frame.
 
-    Parameters
-    ----------
-    images
-        uint8, shape (n, height, width, channels).
-    tops, lefts
-        Where in the framed image each crop begins, int64 of shape (n,), on the device
-        of the images: from 0 to twice the frame's width, see `frame_of`.
+    ``tops`` and ``lefts`` are where in the framed image each crop begins, int64 of
+    shape (n,): from 0 to twice the frame's width, see `frame_of`.
     """
     num_images, height, width, _ = images.shape
     rows, columns = frame_of(height), frame_of(width)
@@ -171,13 +158,7 @@ def frame_of(length: int) -> int:
 
 
 def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
-    """Refuse random changes to inputs that are no images.
-
-    Raises
-    ------
-    ConfigError
-        If ``spec`` describes features or text and ``augmentation`` is not ``none``.
-    """
+    """Refuse, with a `ConfigError`, random changes to inputs that are no images."""
     problems = list(augmentation_problems(augmentation, spec.dtype))
     if problems:
         raise ConfigError(problems)
@@ -293,6 +274,33 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class DataFormat(Settings):
+    """Base of what the section ``data`` of an experiment can name: settings that load.
+
+    A subclass is a frozen dataclass in a file of its own, listed in the catalogue.
+
+    Attributes
+    ----------
+    name
+        In experiments.
+    title, summary
+        For people.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    settings_type: ClassVar[type[Settings]]
+
+    def __init_subclass__(cls) -> None:
+        cls.settings_type = cls
+
+    def load(self) -> Dataset:
+        """Return the data set; a `DataError` says what is wrong with its files."""
+        raise NotImplementedError
+
+
 _PIXELS_AT_ONCE = 2**20
 
 
@@ -338,58 +346,29 @@ def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
 def normalizer(
     spec: InputSpec, device: torch.device = torch.device("cpu")
 ) -> Callable[[Tensor], Tensor]:
-    """Return what brings stored inputs to the form that models take.
-
-    Parameters
-    ----------
-    spec
-        Says what the inputs are: text is passed on by `TokenIds`, all else is
-        standardised by a `Normalizer`.
-    device
-        Where the inputs are when they are normalised.
-    """
+    """Return what brings stored inputs to the form that models take."""
     return TokenIds(spec) if spec.dtype == "token" else Normalizer(spec, device)
 
 
 class TokenIds:
-    """Passes the ids of text on as they are, in the order of axes that models take.
-
-    Parameters
-    ----------
-    spec
-        Gives the number of ids that there are.
-    """
+    """Passes the ids of text on as they are, in the order of axes that models take."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._num_ids = spec.num_classes
 
     def __call__(self, windows: Tensor) -> Tensor:
-        """Return int64 of shape (n, T, 1, 1) from ids, uint8 of shape (n, 1, 1, T).
-
-        Raises
-        ------
-        DataError
-            If there is an id of no character.
-        """
+        """Return int64 of shape (n, T, 1, 1) from ids, uint8 of shape (n, 1, 1, T)."""
         largest = int(windows.max()) if windows.numel() else 0
         if largest >= self._num_ids:
             raise DataError(
                 f"found the id {largest} in a text, expected ids from 0 to "
-                f"{self._num_ids - 1}, as knnper.data.text.alphabet.encode makes them"
+                f"{self._num_ids - 1}, as knnper.data.text.encode makes them"
             )
         return windows.to(torch.int64).permute(0, 3, 1, 2)
 
 
 class Normalizer:
-    """Standardises each channel; uint8 images are scaled to [0, 1] before.
-
-    Parameters
-    ----------
-    spec
-        Gives mean and standard deviation per channel, and the type of the inputs.
-    device
-        Where the images are when they are normalised.
-    """
+    """Standardises each channel; uint8 images are scaled to [0, 1] before."""
 
     def __init__(
         self, spec: InputSpec, device: torch.device = torch.device("cpu")
@@ -401,15 +380,8 @@ class Normalizer:
         self._shift = -mean / std
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return float32 of shape (n, channels, height, width).
+        """Return float32 of shape (n, channels, height, width) from stored images.
 
-        Parameters
-        ----------
-        images
-            Shape (n, height, width, channels), of the type that the spec says.
-
-        Notes
-        -----
         The result keeps the channels innermost in memory (``channels_last``), which
         is how convolutions are fastest, at no cost of a copy.
         """

@@ -28,7 +28,7 @@ from knnper.data.cache import (
 )
 from knnper.data.dividing import SPLITS, numbered
 from knnper.data.dividing import Split as SiteSplit
-from knnper.data.examples import KINDS_OF_INPUT, Dataset
+from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
     Collected,
     InputForm,
@@ -39,7 +39,7 @@ from knnper.data.site_data import (
     place_of,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.loading import alternatives
 from knnper.seeding import RandomKey
 
@@ -94,14 +94,7 @@ def read_image(
 
 @contextlib.contextmanager
 def open_image(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image, of which nothing is decoded yet.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, in this block either, or its pixels are grey ones of more
-        than 8 bits. Pillow itself scales colours of 16 bits to 8.
-    """
+    """Open an image, of which nothing is decoded yet."""
     try:
         with Image.open(path) as image:
             found = wide_pixels(image.mode)
@@ -118,10 +111,7 @@ def open_image(path: str | Path) -> Iterator[Image.Image]:
 
 
 def wide_pixels(mode: str) -> str | None:
-    """Return what pixels of more than 8 bits a mode of Pillow's has; None with others.
-
-    To convert them would cut them off at 255.
-    """
+    """Return what pixels of more than 8 bits a mode has, which would be cut off."""
     # The modes I;16B, I;16L and I;16N differ in the order of the bytes.
     return _WIDE_PIXELS.get(mode[:4])
 
@@ -172,6 +162,8 @@ def decode_files(
 def require_all_read(failed: Iterable[str]) -> None:
     """Raise a `DataError` with the first reasons why examples could not be read."""
     reasons = list(failed)
+    if len(reasons) == 1:
+        raise DataError(reasons[0])
     if reasons:
         left = len(reasons) - _MOST_SHOWN
         lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
@@ -218,24 +210,7 @@ def write_images(
     image_size: int | None,
     channels: int,
 ) -> None:
-    """Decode the files of each split, in their order; ``train`` has one at least.
-
-    Logs a warning where test images are copies of training images.
-
-    Parameters
-    ----------
-    image_size
-        Height and width that every image is resized to, in pixels; None keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
-
-    Raises
-    ------
-    DataError
-        If a split has no files, files cannot be read, or the sizes differ while they
-        are kept. The message names the files.
-    """
+    """Decode the files of each split, in their order; ``train`` has one at least."""
     first = paths["train"][0]
     width = height = image_size or 0
     if image_size is None:
@@ -306,10 +281,7 @@ class ClassFolders:
 
 
 def list_class_folders(root: Path) -> ClassFolders:
-    """Return the images in ``root``, without hidden files and those of other suffixes.
-
-    A `DataError` says that something lies where it does not belong.
-    """
+    """Return the images in ``root``, without hidden files and other suffixes."""
     suffixes = Image.registered_extensions()
 
     def is_image(entry: os.DirEntry[str]) -> bool:
@@ -390,7 +362,7 @@ _LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
 
 
 @dataclass(frozen=True)
-class ImageFolderSettings(Settings):
+class ImageFolderSettings(DataFormat):
     """Where the images are and what they are decoded to.
 
     Attributes
@@ -408,59 +380,53 @@ class ImageFolderSettings(Settings):
         it.
     """
 
+    name = "image_folder"
+    title = "Image folder"
+    summary = "your own images: ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE"
+
     root: str
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] = 3
     client_separator: Annotated[str, Field(min_length=1)] | None = None
 
-
-def load_image_folder(settings: ImageFolderSettings) -> Dataset:
-    """Return the images below ``settings.root``; the classes are those of ``train``.
-
-    Hidden files are left out.
-
-    Raises
-    ------
-    DataError
-        If the folder is not laid out as expected, images cannot be read, or the sizes
-        differ while ``image_size`` is null. The message names the files.
-    """
-    root = Path(settings.root).expanduser().absolute()
-    class_names = _folder_names(root / "train", _LAYOUT)
-    unknown = sorted(set(_folder_names(root / "test", _LAYOUT)) - set(class_names))
-    if unknown:
-        raise DataError(
-            f"{root / 'test'} has classes that {root / 'train'} does not have: "
-            f"{', '.join(unknown)}; the classes are those of train"
-        )
-    files = {split: _files_below(root, split, _LAYOUT) for split in _SPLITS}
-    empty = sorted(set(class_names) - {file.class_name for file in files["train"]})
-    if empty:
-        raise DataError(
-            f"{root / 'train'} holds no images of the classes {', '.join(empty)}, "
-            "expected one at least of each; add some, or remove these folders"
-        )
-    source = {
-        "files": _digest_of(class_names, (*files["train"], *files["test"])),
-        "image_size": settings.image_size,
-        "channels": settings.channels,
-        "client_separator": settings.client_separator,
-    }
-
-    def build(writer: EntryWriter) -> Contents:
-        paths = {
-            split: [f"{root}/{file.name}" for file in part]
-            for split, part in files.items()
+    def load(self) -> Dataset:
+        """Return the images below ``root``; the classes are those of ``train``."""
+        root = Path(self.root).expanduser().absolute()
+        class_names = _folder_names(root / "train", _LAYOUT)
+        unknown = sorted(set(_folder_names(root / "test", _LAYOUT)) - set(class_names))
+        if unknown:
+            raise DataError(
+                f"{root / 'test'} has classes that {root / 'train'} does not have: "
+                f"{', '.join(unknown)}; the classes are those of train"
+            )
+        files = {split: _files_below(root, split, _LAYOUT) for split in _SPLITS}
+        empty = sorted(set(class_names) - {file.class_name for file in files["train"]})
+        if empty:
+            raise DataError(
+                f"{root / 'train'} holds no images of the classes {', '.join(empty)}, "
+                "expected one at least of each; add some, or remove these folders"
+            )
+        source = {
+            "files": _digest_of(class_names, (*files["train"], *files["test"])),
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "client_separator": self.client_separator,
         }
-        write_images(writer, paths, settings.image_size, settings.channels)
-        for split, part in files.items():
-            classes = (file.class_name for file in part)
-            writer.put_labels(split, numbered(classes, class_names))
-        if settings.client_separator is not None:
-            _put_clients(writer, paths, settings.client_separator)
-        return Contents(class_names)
 
-    return cached_dataset("image_folder", source, build)
+        def build(writer: EntryWriter) -> Contents:
+            paths = {
+                split: [f"{root}/{file.name}" for file in part]
+                for split, part in files.items()
+            }
+            write_images(writer, paths, self.image_size, self.channels)
+            for split, part in files.items():
+                classes = (file.class_name for file in part)
+                writer.put_labels(split, numbered(classes, class_names))
+            if self.client_separator is not None:
+                _put_clients(writer, paths, self.client_separator)
+            return Contents(class_names)
+
+        return cached_dataset("image_folder", source, build)
 
 
 def _put_clients(
@@ -491,7 +457,7 @@ _NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
 
 
 @dataclass(frozen=True)
-class DomainFolderSettings(Settings):
+class DomainFolderSettings(DataFormat):
     """Where the images are, what they are decoded to, and how many are test images.
 
     Attributes
@@ -506,10 +472,14 @@ class DomainFolderSettings(Settings):
     test_fraction
         Part of each domain that is tested on, (0, 1), about: the same number of images
         of every class, but at most half of those that a class has. 0.15 in
-        fedbasis-pflbed.txt, section 5.
+        Chen et al. 2023, section 5.
     seed
         Of the choice of these images.
     """
+
+    name = "domain_folder"
+    title = "Domain folder"
+    summary = "your own images of several domains: ROOT/DOMAIN/CLASS/FILE"
 
     root: str
     image_size: PositiveInt | None = None
@@ -517,62 +487,52 @@ class DomainFolderSettings(Settings):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     seed: NonNegativeInt = 0
 
-
-def load_domain_folder(settings: DomainFolderSettings) -> Dataset:
-    """Return the images below ``settings.root`` with the domain that each is from.
-
-    The classes are those of all domains together; a domain need not have all of them.
-    Hidden files are left out.
-
-    Raises
-    ------
-    DataError
-        If the folder is not laid out as expected, a domain is called as a split is,
-        images cannot be read, or the sizes differ while ``image_size`` is null. The
-        message names the files.
-    """
-    root = Path(settings.root).expanduser().absolute()
-    domains = _folder_names(root, _DOMAIN_LAYOUT, "domain")
-    if not domains:
-        raise DataError(
-            f"{root} holds no domains; data.root must hold {_DOMAIN_LAYOUT}"
-        )
-    for name in domains:
-        if name.lower() in _NO_DOMAINS:
+    def load(self) -> Dataset:
+        """Return the images below ``root`` with the domain that each is from."""
+        root = Path(self.root).expanduser().absolute()
+        domains = _folder_names(root, _DOMAIN_LAYOUT, "domain")
+        if not domains:
             raise DataError(
-                f"{root / name}: found the name of a split, expected that of a "
-                "domain; rename the folder, or read train/CLASS/FILE and "
-                "test/CLASS/FILE with data.name: image_folder"
+                f"{root} holds no domains; data.root must hold {_DOMAIN_LAYOUT}"
             )
-    files = [_files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
-    class_names = tuple(sorted({file.class_name for part in files for file in part}))
-    images = _divided_domains(dict(zip(domains, files, strict=True)), settings)
-    if not images["test"]:
-        raise DataError(
-            f"{root}: there are no images to test on, since data.test_fraction takes "
-            "at most half of a class; some domain needs two images of a class"
+        for name in domains:
+            if name.lower() in _NO_DOMAINS:
+                raise DataError(
+                    f"{root / name}: found the name of a split, expected that of a "
+                    "domain; rename the folder, or read train/CLASS/FILE and "
+                    "test/CLASS/FILE with data.name: image_folder"
+                )
+        files = [_files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
+        class_names = tuple(
+            sorted({file.class_name for part in files for file in part})
         )
-    source = {
-        "files": _digest_of(class_names, (file for part in files for file in part)),
-        "image_size": settings.image_size,
-        "channels": settings.channels,
-        "test_fraction": settings.test_fraction,
-        "seed": settings.seed,
-    }
-
-    def build(writer: EntryWriter) -> Contents:
-        paths = {
-            split: [f"{root}/{file.name}" for _, file in part]
-            for split, part in images.items()
+        images = _divided_domains(dict(zip(domains, files, strict=True)), self)
+        if not images["test"]:
+            raise DataError(
+                f"{root}: there are no images to test on, since data.test_fraction "
+                "takes at most half of a class; some domain needs two images of a class"
+            )
+        source = {
+            "files": _digest_of(class_names, (file for part in files for file in part)),
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "test_fraction": self.test_fraction,
+            "seed": self.seed,
         }
-        write_images(writer, paths, settings.image_size, settings.channels)
-        for split, part in images.items():
-            classes = (file.class_name for _, file in part)
-            writer.put_labels(split, numbered(classes, class_names))
-            writer.put_domain_ids(split, [domain for domain, _ in part])
-        return Contents(class_names, domain_names=domains)
 
-    return cached_dataset("domain_folder", source, build)
+        def build(writer: EntryWriter) -> Contents:
+            paths = {
+                split: [f"{root}/{file.name}" for _, file in part]
+                for split, part in images.items()
+            }
+            write_images(writer, paths, self.image_size, self.channels)
+            for split, part in images.items():
+                classes = (file.class_name for _, file in part)
+                writer.put_labels(split, numbered(classes, class_names))
+                writer.put_domain_ids(split, [domain for domain, _ in part])
+            return Contents(class_names, domain_names=domains)
+
+        return cached_dataset("domain_folder", source, build)
 
 
 def _divided_domains(
@@ -631,8 +591,42 @@ class SiteImageFolderSettings(SiteSettings):
         ``auto`` takes a folder ``train`` for a split. ``classes`` takes it for a class.
     """
 
+    name = "image_folder"
+    title = "Image folder"
+    summary = "image files: PATH/CLASS/FILE, or PATH/train/CLASS/FILE and so on"
+
     path: str
     layout: Literal["auto", "classes"] = "auto"
+
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
+        """Return the images in a folder; their names are their paths in it."""
+        root = place_of(base, self.path)
+        if not root.is_dir():
+            raise DataError(
+                f"{root}: there is no such folder; expected PATH/CLASS/IMAGE, or "
+                "PATH/train/CLASS/IMAGE and so on"
+            )
+        given: list[SiteSplit] = []
+        folders = {"": list_class_folders(root)} if not _has_splits(root, self) else {}
+        if not folders:
+            given = _split_names(root)
+            folders = {f"{split}/": list_class_folders(root / split) for split in given}
+        class_of = {
+            f"{prefix}{name}": class_name
+            for prefix, found in folders.items()
+            for name, class_name in found.class_of.items()
+        }
+        names = tuple(mixed(class_of))
+        splits = tuple(cast("SiteSplit", name.partition("/")[0]) for name in names)
+        return Collected(
+            source=str(root),
+            names=names,
+            labels=tuple(class_of[name] for name in names),
+            inputs=ImageFiles(root, names),
+            splits=splits if given else None,
+            given_splits=frozenset(given),
+            num_ignored=sum(found.num_ignored for found in folders.values()),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -673,48 +667,6 @@ class ImageFiles(Inputs):
             form = (DECODER, task.spec.image_shape, list(positions))
             images, failed = cached_images(cache, paths, form, shape, decode)
         return ReadInputs(torch.from_numpy(images), failed)
-
-
-def collect_image_folder(
-    settings: SiteImageFolderSettings,
-    base: Path,
-    task: SiteTask | None,  # noqa: ARG001 - the signature of every reader
-) -> Collected:
-    """Return the images in a folder; their names are their paths in it.
-
-    Raises
-    ------
-    DataError
-        If there is no such folder, it holds no images, or something lies where it does
-        not belong.
-    """
-    root = place_of(base, settings.path)
-    if not root.is_dir():
-        raise DataError(
-            f"{root}: there is no such folder; expected PATH/CLASS/IMAGE, or "
-            "PATH/train/CLASS/IMAGE and so on"
-        )
-    given: list[SiteSplit] = []
-    folders = {"": list_class_folders(root)} if not _has_splits(root, settings) else {}
-    if not folders:
-        given = _split_names(root)
-        folders = {f"{split}/": list_class_folders(root / split) for split in given}
-    class_of = {
-        f"{prefix}{name}": class_name
-        for prefix, found in folders.items()
-        for name, class_name in found.class_of.items()
-    }
-    names = tuple(mixed(class_of))
-    splits = tuple(cast("SiteSplit", name.partition("/")[0]) for name in names)
-    return Collected(
-        source=str(root),
-        names=names,
-        labels=tuple(class_of[name] for name in names),
-        inputs=ImageFiles(root, names),
-        splits=splits if given else None,
-        given_splits=frozenset(given),
-        num_ignored=sum(found.num_ignored for found in folders.values()),
-    )
 
 
 def _has_splits(root: Path, settings: SiteImageFolderSettings) -> bool:

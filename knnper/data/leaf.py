@@ -1,7 +1,8 @@
-"""FEMNIST as Flower keeps it on the Hugging Face Hub."""
+"""LEAF's FEMNIST and Shakespeare, from its JSON files or from the Hugging Face Hub."""
 
 import hashlib
 import importlib
+import itertools
 import json
 import logging
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
 from knnper.data.dividing import DividingSettings, mark_tested
-from knnper.data.examples import Dataset
+from knnper.data.examples import DataFormat, Dataset
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
 from knnper.errors import DataError
+
+_LOG = logging.getLogger(__name__)
 
 _LEAST_CHUNK = 1 << 22
 
@@ -48,19 +51,8 @@ class JsonStream:
     """One JSON text in a file, of which only the value at hand is in memory.
 
     Where values end is found by counting brackets outside of texts; whether they are
-    valid is for those to say who parse them.
-
-    Parameters
-    ----------
-    file
-        UTF-8, at its beginning, where a byte order mark is passed over.
-    path
-        Its name in messages.
-
-    Notes
-    -----
-    All methods raise `DataError` where the file ends too early, or something else
-    than what is asked for comes next.
+    valid is for those to say who parse them. All methods raise a `DataError` where the
+    file ends too early, or something else than what is asked for comes next.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -74,15 +66,14 @@ class JsonStream:
             self._at = len(_BYTE_ORDER_MARK)
 
     def members(self) -> Iterator[str]:
-        """Yield the names in the object that comes next.
-
-        The caller reads the value of each before it asks for the next name.
-        """
+        """Yield the names in the next object; the caller reads the values."""
         self._expect(b"{")
         if self._skip(b"}"):
             return
         while True:
-            name = self._name()
+            if self._peek() != b'"':
+                raise self._unexpected("a name in double quotes")
+            name = str(self.parsed())
             self._expect(b":")
             yield name
             if not self._skip(b","):
@@ -91,10 +82,7 @@ class JsonStream:
 
     def value(self) -> bytes:
         """Return the value that comes next, as it stands in the file."""
-        first = self._peek()
-        tokens = _TOKENS.get(first)
-        end = self._end_of_scalar() if tokens is None else self._end_by(tokens)
-        return self._take(end)
+        return self._take(_end_of_value)
 
     def flat_object(self) -> bytes:
         """Return the object that comes next, which may not hold other objects.
@@ -103,34 +91,21 @@ class JsonStream:
         """
         if self._peek() != b"{":
             raise self._unexpected("an object")
-        length, in_text = 0, False
-        while True:
-            end = self._held.find(b"}", self._at + length) + 1
-            if end > 0:
-                in_text ^= _begins_or_ends_text(self._held[self._at + length : end])
-                length = end - self._at
-                if not in_text:
-                    return self._take(length)
-            elif not self._read_on():
-                raise self._wrong(self._position(), f"{self._shown()} has no end")
+        return self._take(_end_of_flat_object)
 
     def parsed(self) -> Any:
         """Return the value that comes next as Python objects."""
-        began = self._position()
+        self._peek()
+        began = self._held_from + self._at
         try:
             return json.loads(self.value())
         except (ValueError, RecursionError) as error:
-            raise self._wrong(began, f"this is no JSON ({error})") from error
+            raise self._wrong(f"this is no JSON ({error})", began) from error
 
     def require_end(self) -> None:
         """Refuse a file that goes on."""
         if self._peek():
             raise self._unexpected("the end of the file")
-
-    def _name(self) -> str:
-        if self._peek() != b'"':
-            raise self._unexpected("a name in double quotes")
-        return str(self.parsed())
 
     def _expect(self, byte: bytes) -> None:
         if not self._skip(byte):
@@ -138,10 +113,9 @@ class JsonStream:
 
     def _skip(self, byte: bytes) -> bool:
         """Step over ``byte`` if it comes next."""
-        if self._peek() != byte:
-            return False
-        self._at += 1
-        return True
+        found = self._peek() == byte
+        self._at += found
+        return found
 
     def _peek(self) -> bytes:
         """Return the next byte that is no white space; none at the end."""
@@ -150,32 +124,18 @@ class JsonStream:
             if self._at < len(self._held) or not self._read_on():
                 return self._held[self._at : self._at + 1]
 
-    def _end_by(self, tokens: re.Pattern[bytes]) -> int:
-        """Return the length of the text, list or object that comes next."""
-        depth = length = 0
-        while True:
-            for token in tokens.finditer(self._held, self._at + length):
-                found = token[0]
-                if found == b'"':
-                    break
-                length = token.end() - self._at
-                depth += _DEPTHS.get(found, 0)
-                if depth == 0:
-                    return length
-            else:
-                length = len(self._held) - self._at
-            if not self._read_on():
-                raise self._wrong(self._position(), f"{self._shown()} has no end")
-
-    def _end_of_scalar(self) -> int:
-        while True:
-            end = _matched(_SCALAR, self._held, self._at)
-            if end < len(self._held) or not self._read_on():
-                return end - self._at
-
-    def _take(self, length: int) -> bytes:
-        taken = self._held[self._at : self._at + length]
-        self._at += length
+    def _take(self, end_of: Callable[[bytes, int], int | None]) -> bytes:
+        """Return what ends where ``end_of`` says, which is asked until it is held."""
+        first = self._peek()
+        while (end := end_of(self._held, self._at)) is None:
+            if self._read_on():
+                continue
+            if first in _TOKENS:
+                raise self._wrong(f"{self._shown()} has no end")
+            end = len(self._held)
+            break
+        taken = self._held[self._at : end]
+        self._at = end
         return taken
 
     def _read_on(self) -> bool:
@@ -187,29 +147,48 @@ class JsonStream:
         self._held, self._at = rest + more, 0
         return bool(more)
 
-    def _position(self) -> int:
-        self._peek()
-        return self._held_from + self._at
-
     def _unexpected(self, expected: str) -> DataError:
         what = self._shown() if self._peek() else "the end of the file"
-        return self._wrong(self._position(), f"expected {expected}, found {what}")
+        return self._wrong(f"expected {expected}, found {what}")
 
     def _shown(self) -> str:
         return repr(self._held[self._at : self._at + 20].decode("utf-8", "replace"))
 
-    def _wrong(self, position: int, message: str) -> DataError:
+    def _wrong(self, message: str, position: int | None = None) -> DataError:
+        at = self._held_from + self._at if position is None else position
         return DataError(
-            f"{self._path} cannot be read as JSON: at byte {position} {message}; if "
-            "the file is cut off or damaged, make it again"
+            f"{self._path} cannot be read as JSON: at byte {at} {message}; if the file "
+            "is cut off or damaged, make it again"
         )
 
 
-def _begins_or_ends_text(part: bytes) -> bool:
-    """Return whether the number of quotes that are no characters of texts is odd."""
-    if b"\\" in part:
-        part = part.replace(rb"\\", b"").replace(rb"\"", b"")
-    return part.count(b'"') % 2 == 1
+def _end_of_value(held: bytes, at: int) -> int | None:
+    """Return where a text, list, object or scalar ends; None where more is needed."""
+    tokens = _TOKENS.get(held[at : at + 1])
+    if tokens is None:
+        end = _matched(_SCALAR, held, at)
+        return end if end < len(held) else None
+    depth = 0
+    for token in tokens.finditer(held, at):
+        if token[0] == b'"':
+            return None
+        depth += _DEPTHS.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return None
+
+
+def _end_of_flat_object(held: bytes, at: int) -> int | None:
+    start, in_text = at, False
+    while (end := held.find(b"}", start) + 1) > 0:
+        part = held[start:end]
+        if b"\\" in part:
+            part = part.replace(rb"\\", b"").replace(rb"\"", b"")
+        in_text ^= part.count(b'"') % 2 == 1
+        if not in_text:
+            return end
+        start = end
+    return None
 
 
 def _matched(pattern: re.Pattern[bytes], held: bytes, start: int) -> int:
@@ -228,12 +207,10 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class LeafFiles:
-    """The files of one data set, in the order of their names.
+    """The files of one data set below ``root``, in the order of their names.
 
     Attributes
     ----------
-    root
-        What `divided` and `whole` are below.
     divided
         The files of both splits, where LEAF has made them.
     whole
@@ -247,10 +224,7 @@ class LeafFiles:
     def fingerprint(self) -> str:
         """Return a digest of all relative paths, sizes and times of modification."""
         digest = hashlib.sha256()
-        for path in (
-            *self.whole,
-            *(one for few in self.divided.values() for one in few),
-        ):
+        for path in itertools.chain(self.whole, *self.divided.values()):
             status = path.stat()
             name = path.relative_to(self.root)
             line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
@@ -263,18 +237,18 @@ def find_leaf_files(root: Path) -> LeafFiles:
 
     Where there is a split that LEAF has made, it is taken; else ``all_data``, or the
     files that lie in ``root`` itself.
-
-    Raises
-    ------
-    DataError
-        If there are none, or only one of the two splits.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; {_LAYOUT}")
     for base in (root, root / "data"):
         divided = {split: _json_files(base / split) for split in _SPLITS}
+        for split, files in divided.items():
+            if not files and any(divided.values()):
+                raise DataError(
+                    f"there are no .json files in {base / split}, but there are in the "
+                    f"other split; {_LAYOUT}"
+                )
         if any(divided.values()):
-            _require_both(base, divided)
             return LeafFiles(base, divided, ())
         whole = _json_files(base / "all_data") or _json_files(base)
         if whole:
@@ -283,20 +257,8 @@ def find_leaf_files(root: Path) -> LeafFiles:
 
 
 def _json_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(one for one in folder.glob("*.json") if _is_visible_file(one)))
-
-
-def _is_visible_file(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".")
-
-
-def _require_both(base: Path, divided: Mapping[Split, tuple[Path, ...]]) -> None:
-    for split, files in divided.items():
-        if not files:
-            raise DataError(
-                f"there are no .json files in {base / split}, but there are in the "
-                f"other split; {_LAYOUT}"
-            )
+    found = (one for one in folder.glob("*.json") if not one.name.startswith("."))
+    return tuple(sorted(one for one in found if one.is_file()))
 
 
 PIXELS_SHAPE = (28, 28, 1)
@@ -346,19 +308,13 @@ def image_decoder() -> Decode:
     ``y`` it has a label from 0 to 61.
     """
     pixels = _Field("x", _images, "lists of numbers", (int, float))
-    return _Decoder(pixels, _Field("y", _image_labels, "whole numbers", (int,)))
+    return _decoder(pixels, _Field("y", _image_labels, "whole numbers", (int,)))
 
 
 def text_decoder(unknown: UnknownCharacters | None = None) -> Decode:
-    """Return what reads the windows of Shakespeare.
+    """Return what reads windows of 80 characters and what comes next, and counts that.
 
-    In ``x`` a sample is a text of 80 characters, in ``y`` the character that comes
-    next.
-
-    Parameters
-    ----------
-    unknown
-        Counts the characters in ``y``.
+    ``unknown`` counts the characters in ``y``.
     """
     counted = UnknownCharacters() if unknown is None else unknown
 
@@ -366,34 +322,18 @@ def text_decoder(unknown: UnknownCharacters | None = None) -> Decode:
         return _next_characters(y, counted)
 
     windows = _Field("x", _windows, "texts", (str,))
-    return _Decoder(windows, _Field("y", next_characters, "texts", (str,)))
+    return _decoder(windows, _Field("y", next_characters, "texts", (str,)))
 
 
-_Array = TypeVar("_Array", bound=NDArray[Any])
-
-
-@dataclass(frozen=True)
-class _Field(Generic[_Array]):
-    """One of a user's two lists.
-
-    Attributes
-    ----------
-    name
-        Of the list.
-    read
-        Makes an array of it.
-    expected
-        What is in it, in words.
-    kinds
-        What Python makes of that.
-    """
+class _Field(NamedTuple):
+    """One of a user's two lists: its name, what makes an array of it, what it holds."""
 
     name: str
-    read: Callable[[Any], _Array]
+    read: Callable[[Any], NDArray[Any]]
     expected: str
     kinds: tuple[type, ...]
 
-    def array(self, found: Any) -> _Array:
+    def array(self, found: Any) -> NDArray[Any]:
         """Return the list as an array; a `SamplesError` says what does not belong."""
         try:
             return self.read(found)
@@ -406,26 +346,30 @@ class _Field(Generic[_Array]):
             ) from error
 
 
-class _Decoder:
-    """Reads users' samples, the lists x and y each in its own way."""
+def _decoder(inputs: _Field, labels: _Field) -> Decode:
+    simdjson = _simdjson()
+    # One for all users: making one takes as long as reading a user's samples.
+    parser = simdjson.Parser()
 
-    def __init__(
-        self, inputs: _Field[NDArray[np.uint8]], labels: _Field[NDArray[np.int64]]
-    ) -> None:
-        self._simdjson = _simdjson()
-        # One for all users: making one takes as long as reading a user's samples.
-        self._parser = self._simdjson.Parser()
-        self._inputs = inputs
-        self._labels = labels
+    def lists(text: bytes) -> Iterator[Any]:
+        """Yield x and y, lists that make Python objects only when asked for."""
+        document = parser.parse(text)
+        if not isinstance(document, simdjson.Object):
+            raise SamplesError("its samples are no object with x and y")
+        for name in ("x", "y"):
+            found = document.get(name)
+            if not isinstance(found, simdjson.Array):
+                raise SamplesError(f"there is no list {name} among its samples")
+            yield found
 
-    def __call__(self, text: bytes) -> Samples:
+    def decode(text: bytes) -> Samples:
         try:
-            x, y = self._lists(text)
+            x, y = lists(text)
         except (ValueError, TypeError) as error:
             raise SamplesError(
                 f"its samples are not as expected: {error}; a user may hold lists only"
             ) from error
-        samples = Samples(self._inputs.array(x), self._labels.array(y))
+        samples = Samples(inputs.array(x), labels.array(y))
         if len(samples.inputs) != len(samples.labels):
             raise SamplesError(
                 f"x has {len(samples.inputs)} samples and y {len(samples.labels)}; "
@@ -433,16 +377,17 @@ class _Decoder:
             )
         return samples
 
-    def _lists(self, text: bytes) -> tuple[Any, Any]:
-        """Return x and y, lists that make Python objects only when asked for."""
-        document = self._parser.parse(text)
-        if not isinstance(document, self._simdjson.Object):
-            raise SamplesError("its samples are no object with x and y")
-        x, y = document.get("x"), document.get("y")
-        for name, found in (("x", x), ("y", y)):
-            if not isinstance(found, self._simdjson.Array):
-                raise SamplesError(f"there is no list {name} among its samples")
-        return x, y
+    return decode
+
+
+def _simdjson() -> Any:
+    try:
+        return importlib.import_module("simdjson")
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "reading LEAF's files needs the package pysimdjson, which is not "
+            "installed; pip install 'knnper[leaf]'"
+        ) from error
 
 
 def _images(x: Any) -> NDArray[np.uint8]:
@@ -498,21 +443,10 @@ def _require_lengths(found: set[int], expected: int, what: str) -> None:
         raise SamplesError(f"found {wrong[0]} {what}; expected {expected}")
 
 
-def _simdjson() -> Any:
-    try:
-        return importlib.import_module("simdjson")
-    except ModuleNotFoundError as error:
-        raise DataError(
-            "reading LEAF's files needs the package pysimdjson, which is not "
-            "installed; pip install 'knnper[leaf]'"
-        ) from error
-
-
 _NAMED_AT_MOST = 3
 
 
-@dataclass(frozen=True, eq=False)
-class User:
+class User(NamedTuple):
     """A user and what it has in one file."""
 
     name: str
@@ -532,20 +466,7 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
 
     At the end the file's lists ``users`` and ``num_samples`` are compared with what was
     there, wherever in the file they are. A user that is not listed and has no samples
-    is one that LEAF has left out.
-
-    Parameters
-    ----------
-    path
-        ``{"users": [...], "num_samples": [...], "user_data": {NAME: {"x": [...], "y":
-        [...]}, ...}}``; other keys, such as ``hierarchies``, are passed over.
-    decode
-        Reads a user's samples.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or its parts do not agree.
+    is one that LEAF has left out. Other keys, such as ``hierarchies``, are passed over.
     """
     header: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -564,7 +485,7 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
             stream.require_end()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    _require_agreement(path, header, counts)
+    _require_agreement(path, _listed(path, header), counts)
 
 
 def _users(stream: JsonStream, path: Path, decode: Decode) -> Iterator[User]:
@@ -576,9 +497,8 @@ def _users(stream: JsonStream, path: Path, decode: Decode) -> Iterator[User]:
 
 
 def _require_agreement(
-    path: Path, header: Mapping[str, Any], counts: Mapping[str, int]
+    path: Path, listed: Mapping[str, int], counts: Mapping[str, int]
 ) -> None:
-    listed = _listed(path, header)
     missing = [name for name in listed if name not in counts and listed[name] > 0]
     if missing:
         raise _disagreement(path, f"users without data in user_data: {_few(missing)}")
@@ -623,8 +543,6 @@ def _few(names: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-_LOG = logging.getLogger(__name__)
-
 Part = tuple[Split, User]
 """What one user trains on, or is tested on."""
 
@@ -634,7 +552,7 @@ WRITTEN_CHARACTERS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeafSettings(DividingSettings):
+class LeafSettings(DividingSettings, DataFormat):
     """Where the files are, and how they are divided.
 
     Attributes
@@ -646,7 +564,23 @@ class LeafSettings(DividingSettings):
         ``all_data`` itself.
     """
 
+    name = "leaf_femnist"
+    title = "FEMNIST (LEAF)"
+    summary = "EMNIST by writer, from LEAF's files: 3,550 writers, 62 classes"
+
     root: str
+
+    def load(self) -> Dataset:
+        """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+
+        A `DataError` names the file and the user that is damaged or does not agree.
+        """
+
+        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+            write_parts(writer, _parts(files, image_decoder(), self))
+            return Contents(WRITTEN_CHARACTERS)
+
+        return _load("leaf_femnist", self, write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -660,52 +594,26 @@ class LeafTextSettings(LeafSettings):
         overlap, so that what is tested on is then trained on in part.
     """
 
+    name = "leaf_shakespeare"
+    title = "Shakespeare (LEAF)"
+    summary = "the next character, by speaking role, from LEAF's files"
+
     split: Literal["random", "time"] = "time"
 
+    def load(self) -> Dataset:
+        """Return LEAF's Shakespeare: windows of 80 characters, by speaking role."""
 
-def load_leaf_femnist(settings: LeafSettings) -> Dataset:
-    """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
+            unknown = UnknownCharacters()
+            write_parts(writer, _parts(files, text_decoder(unknown), self))
+            unknown.require_few(self.root)
+            return Contents(CHARACTER_NAMES, dtype="token")
 
-    Raises
-    ------
-    DataError
-        If the files are missing, damaged or do not agree with themselves; the message
-        names file and user.
-    """
-
-    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-        write_parts(writer, _parts(files, image_decoder(), settings))
-        return Contents(WRITTEN_CHARACTERS)
-
-    return _load("leaf_femnist", settings, write)
-
-
-def load_leaf_shakespeare(settings: LeafTextSettings) -> Dataset:
-    """Return LEAF's Shakespeare: windows of 80 characters, by speaking role.
-
-    Raises
-    ------
-    DataError
-        As `load_leaf_femnist`; and if most labels are outside of the alphabet.
-    """
-
-    def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-        unknown = UnknownCharacters()
-        write_parts(writer, _parts(files, text_decoder(unknown), settings))
-        unknown.require_few(settings.root)
-        return Contents(CHARACTER_NAMES, dtype="token")
-
-    return _load("leaf_shakespeare", settings, write)
+        return _load("leaf_shakespeare", self, write)
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
-    """Store each part; users are numbered as they come, those without samples not.
-
-    Raises
-    ------
-    DataError
-        If there is nothing to train on or nothing to test on.
-    """
+    """Store each part; users are numbered as they come, those without samples not."""
     numbers: dict[str, int] = {}
     found: set[Split] = set()
     for split, user in parts:
@@ -793,7 +701,7 @@ _NAME_ON_HUB = "flwrlabs/femnist"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FemnistHubSettings(DividingSettings):
+class FemnistHubSettings(DividingSettings, DataFormat):
     """Where the downloaded files are kept, and how each writer's images are divided.
 
     Attributes
@@ -801,6 +709,10 @@ class FemnistHubSettings(DividingSettings):
     root
         The folder of the downloaded files; null is ``downloads`` in the cache folder.
     """
+
+    name = "femnist_hub"
+    title = "FEMNIST (Hub)"
+    summary = "the same, downloaded from the Hugging Face Hub through flwr-datasets"
 
     root: str | None = None
 
@@ -810,27 +722,26 @@ class FemnistHubSettings(DividingSettings):
             return cache_root() / "downloads"
         return Path(self.root).expanduser().absolute()
 
+    def load(self) -> Dataset:
+        """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
 
-def load_femnist_hub(settings: FemnistHubSettings) -> Dataset:
-    """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        It is downloaded if it is not in ``root``, 814,277 images.
 
-    It is downloaded if it is not in ``root``, 814,277 images.
+        Raises
+        ------
+        DataError
+            If it cannot be downloaded, or the package flwr-datasets is not installed.
+        """
 
-    Raises
-    ------
-    DataError
-        If it cannot be downloaded, or the package flwr-datasets is not installed.
-    """
+        def build(writer: EntryWriter) -> Contents:
+            users = _writers(_all_rows(self.folder()))
+            write_parts(writer, divided(users, self))
+            return Contents(WRITTEN_CHARACTERS)
 
-    def build(writer: EntryWriter) -> Contents:
-        users = _writers(_all_rows(settings.folder()))
-        write_parts(writer, divided(users, settings))
-        return Contents(WRITTEN_CHARACTERS)
-
-    # What the Hub holds under one name does not depend on where it is kept.
-    source = asdict(settings)
-    del source["root"]
-    return cached_dataset("femnist_hub", source, build)
+        # What the Hub holds under one name does not depend on where it is kept.
+        source = asdict(self)
+        del source["root"]
+        return cached_dataset("femnist_hub", source, build)
 
 
 def _all_rows(folder: Path) -> Any:

@@ -1,18 +1,19 @@
 """A site's own data: labels agreed on, split, read, and checked for mistakes."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from knnper.data.catalogue import DATA_SETS, SITE_DATA
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
-from knnper.data.examples import Examples, InputSpec, no_examples
+from knnper.data.examples import DataFormat, Examples, InputSpec, no_examples
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
@@ -71,8 +72,7 @@ class Conflicts:
     shown: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     split: Split
     name: str
     label: int
@@ -80,63 +80,33 @@ class _Place:
 
 def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
     """Return all copies, by pairs of splits in which there are any, and conflicts."""
-    groups = [group for group in _groups(data).values() if len(group) > 1]
-    pairs = [
-        (original, copy)
-        for place, original in enumerate(SPLITS)
-        for copy in SPLITS[place:]
-    ]
-    found = (_copies(groups, *pair) for pair in pairs)
-    copies = tuple(one for one in found if one.num_copies)
-    return copies, _conflicts(groups, data.task.class_names)
-
-
-def _groups(data: SiteData) -> Mapping[bytes, Sequence[_Place]]:
-    """Return the examples by a digest of their inputs, in the order of the splits."""
-    groups: dict[bytes, list[_Place]] = {}
+    groups = defaultdict[bytes, list[_Place]](list)
     for split, part in data.splits():
-        for digest, name, label in zip(
-            digests_of(part.examples.images.numpy()),
-            part.names,
-            part.examples.labels.tolist(),
-            strict=True,
-        ):
-            groups.setdefault(digest, []).append(_Place(split, name, label))
-    return groups
-
-
-def _copies(groups: Sequence[Sequence[_Place]], original: Split, copy: Split) -> Copies:
-    pairs = [pair for group in groups for pair in _pairs(group, original, copy)]
-    return Copies(original, copy, len(pairs), tuple(pairs[:MOST_SHOWN]))
-
-
-def _pairs(
-    group: Sequence[_Place], original: Split, copy: Split
-) -> list[tuple[str, str]]:
-    first = next((place for place in group if place.split == original), None)
-    if first is None:
-        return []
-    return [
-        (first.name, place.name)
-        for place in group
-        if place.split == copy and place is not first
-    ]
-
-
-def _conflicts(
-    groups: Sequence[Sequence[_Place]], class_names: Sequence[str]
-) -> Conflicts:
-    shown = []
-    for group in groups:
-        first = group[0]
-        other = next((one for one in group if one.label != first.label), None)
+        digests = digests_of(part.examples.images.numpy())
+        labels = part.examples.labels.tolist()
+        for digest, name, label in zip(digests, part.names, labels, strict=True):
+            groups[digest].append(_Place(split, name, label))
+    pairs = {pair: list[tuple[str, str]]() for pair in product(SPLITS, SPLITS)}
+    conflicts: list[tuple[str, str]] = []
+    for group in groups.values():
+        first_of: dict[Split, _Place] = {}
+        for place in group:
+            for original, first in first_of.items():
+                pairs[original, place.split].append((first.name, place.name))
+            first_of.setdefault(place.split, place)
+        other = next((one for one in group if one.label != group[0].label), None)
         if other is not None:
-            shown.append((_labelled(first, class_names), _labelled(other, class_names)))
-    return Conflicts(len(shown), tuple(shown[:MOST_SHOWN]))
-
-
-def _labelled(place: _Place, class_names: Sequence[str]) -> str:
-    return f"{place.name} ({class_names[place.label]})"
+            shown = [
+                f"{one.name} ({data.task.class_names[one.label]})"
+                for one in (group[0], other)
+            ]
+            conflicts.append((shown[0], shown[1]))
+    copies = tuple(
+        Copies(*pair, len(found), tuple(found[:MOST_SHOWN]))
+        for pair, found in pairs.items()
+        if found
+    )
+    return copies, Conflicts(len(conflicts), tuple(conflicts[:MOST_SHOWN]))
 
 
 @dataclass(frozen=True)
@@ -326,17 +296,8 @@ def _odd_values(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterato
 _MOST_SHOWN = 20
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """Labels that the federation knows.
-
-    Attributes
-    ----------
-    labels
-        Of each example; None where the federation does not know its label.
-    unknown
-        How many examples have each unknown label.
-    """
+class Agreed(NamedTuple):
+    """The label of each example, None where it is unknown; how many have each such."""
 
     labels: tuple[int | None, ...]
     unknown: Mapping[str, int]
@@ -348,24 +309,15 @@ def agree_labels(
     """Find each example's label among those of the federation, by name.
 
     Numbers without names are names where the federation's names are whole numbers, as
-    those of digits, and positions among its names where none of them is.
-
-    Parameters
-    ----------
-    found
-        The examples.
-    settings
-        Other names of labels, and what becomes of unknown ones.
-    class_names
-        The federation's, in the order of its labels.
-
-    Raises
-    ------
-    DataError
-        If labels are unknown and not to be dropped, with all of them and their counts,
-        or if ``label_map`` leads to a name that the federation does not have.
+    those of digits, and positions among its names where none of them is. A `DataError`
+    counts labels that are unknown and not to be dropped.
     """
-    _require_targets(settings.label_map, class_names)
+    for name, target in settings.label_map.items():
+        if target not in class_names:
+            raise DataError(
+                f"data.label_map leads from {name!r} to {target!r}, which is no class "
+                f"of the federation; {_known(target, class_names)}"
+            )
     known = _label_of(found.numbered, class_names)
     label_of = {
         name: known.get(settings.label_map.get(name, name))
@@ -385,15 +337,6 @@ def _label_of(numbered: bool, class_names: Sequence[str]) -> Mapping[str, int]:
         return by_name
     # The map of labels leads to names, so that both are known here.
     return {**{str(label): label for label in range(len(class_names))}, **by_name}
-
-
-def _require_targets(label_map: Mapping[str, str], class_names: Sequence[str]) -> None:
-    for name, target in label_map.items():
-        if target not in class_names:
-            raise DataError(
-                f"data.label_map leads from {name!r} to {target!r}, which is no class "
-                f"of the federation; {_known(target, class_names)}"
-            )
 
 
 def _unknown(
@@ -431,16 +374,7 @@ def _listed(names: Sequence[str]) -> str:
 def settle(
     found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
-    """Agree on labels, split, and read the inputs.
-
-    Inputs that cannot be read are left out and named in the result.
-
-    Raises
-    ------
-    DataError
-        If there are no examples, names cannot be told apart or kept, labels are
-        unknown (see `agree_labels`), or inputs cannot be brought to the task's form.
-    """
+    """Agree on labels, split, and read the inputs."""
     _require_examples(found)
     _require_names(found)
     agreed = agree_labels(found, settings, task.class_names)
@@ -462,13 +396,7 @@ def settle(
 
 
 def own_task(found: Collected) -> SiteTask:
-    """Return the task that the data itself suggests: its form and its labels.
-
-    Raises
-    ------
-    DataError
-        If there is no example.
-    """
+    """Return the task that the data itself suggests: its form and its labels."""
     _require_examples(found)
     form = found.inputs.form()
     if form.dtype == "token":
@@ -567,24 +495,9 @@ def open_site(
 ) -> SiteData:
     """Return the data that was chosen by name, all of which can be read.
 
-    Parameters
-    ----------
-    choice
-        A name of `SITE_DATA` and its settings.
-    base
-        The folder that relative paths are relative to.
-    task
-        What the federation agreed on.
-    cache
-        A folder for what takes long to read, so that it is read only once as long as
-        it does not change: decoded image files. Arrays and tables are read each time,
-        and functions are called each time, as their results may depend on anything.
-
-    Raises
-    ------
-    DataError
-        If there is no data, it is laid out otherwise, labels are unknown, or inputs
-        cannot be read.
+    Decoded image files are kept in the folder ``cache`` as long as they do not change.
+    Arrays and tables are read each time, and functions are called each time, as their
+    results may depend on anything. A `DataError` says what is wrong with the data.
     """
     found, settings = _collected(choice, base, task)
     data = settle(found, settings, task, cache)
@@ -606,13 +519,11 @@ def survey_site(
 def _collected(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> tuple[Collected, SiteSettings]:
-    spec, settings = SITE_DATA[choice.name], choice.settings
-    if not isinstance(settings, spec.settings_type):
-        raise TypeError(
-            f"{choice.name} takes {spec.settings_type.__name__}, "
-            f"found {type(settings).__name__}"
-        )
-    return spec.collect(settings, base, task), settings
+    kind, settings = SITE_DATA[choice.name], choice.settings
+    if not isinstance(settings, kind):
+        found = type(settings).__name__
+        raise TypeError(f"{choice.name} takes {kind.__name__}, found {found}")
+    return settings.collect(base, task), settings
 
 
 MODEL_CARD = "model.json"
@@ -621,23 +532,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_task(path: Path) -> SiteTask:
-    """Return the task that a file describes.
-
-    Parameters
-    ----------
-    path
-        An experiment over data that stays with the sites (``data: {name: sites}``), as
-        ``knnper fed submit`` writes it; one over a data set, which is loaded; or the
-        folder of an exported model.
-
-    Raises
-    ------
-    DataError
-        If there is no such file, it describes no such task, or the data set that it
-        names cannot be loaded here.
-    ConfigError
-        With all that is wrong in the experiment's section ``data``.
-    """
+    """Return the task that a file describes."""
     card = path / MODEL_CARD
     if card.is_file():
         return _of_card(card)
@@ -677,17 +572,17 @@ def _of_section(section: Any, source: str) -> SiteTask:
     if name == SITES:
         return _parsed(SitesSettings, section, source).task()
     if isinstance(name, str) and name in DATA_SETS:
-        settings = _parsed(DATA_SETS[name].settings_type, section, source)
-        return _of_data_set(name, settings, source)
+        settings = _parsed(DATA_SETS[name], section, source)
+        return _of_data_set(settings, source)
     known = alternatives(str(name), (SITES, *DATA_SETS))
     raise DataError(
         f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
     )
 
 
-def _of_data_set(name: str, settings: Settings, source: str) -> SiteTask:
+def _of_data_set(settings: DataFormat, source: str) -> SiteTask:
     try:
-        return task_of(DATA_SETS[name].load(settings))
+        return task_of(settings.load())
     except DataError as error:
         raise DataError(
             f"{source} is over a data set that cannot be loaded here: {error}; ask the "

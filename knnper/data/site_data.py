@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -134,21 +134,7 @@ def sites_settings(task: SiteTask) -> SitesSettings:
 
 
 def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
-    """Return the task that an exported model's description holds.
-
-    Parameters
-    ----------
-    document
-        Plain values with the keys ``spec`` (as `InputSpec`), ``class_names`` and
-        optionally ``feature_names``; others are left alone.
-    source
-        Where it is from; named in errors.
-
-    Raises
-    ------
-    DataError
-        If a key is missing or holds something else.
-    """
+    """Return the task that an exported model's description holds: `_TASK_KEYS`."""
     known = {key: document[key] for key in _TASK_KEYS if key in document}
     try:
         task = TypeAdapter(SiteTask).validate_python(known)
@@ -177,15 +163,7 @@ def _require_unique(what: str, names: Sequence[str]) -> None:
 
 
 def place_of(base: Path, path: str) -> Path:
-    """Return where ``path`` leads from the folder ``base``, with no way back in it.
-
-    Parameters
-    ----------
-    base
-        Where a relative path starts.
-    path
-        As in a client's file; ``~`` is the home of its owner.
-    """
+    """Return where ``path`` leads from the folder ``base``, with no way back in it."""
     given = base / Path(path).expanduser()
     short = Path(os.path.normpath(given))
     # From behind a symbolic link, .. leads elsewhere.
@@ -252,7 +230,7 @@ class SiteData:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings(Settings):
-    """What can be set for every kind of own data.
+    """Base of a kind of a site's own data, and what can be set for all of them.
 
     Attributes
     ----------
@@ -266,9 +244,17 @@ class SiteSettings(Settings):
         How the examples are split where the data does not say it.
     """
 
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+
     label_map: dict[str, str] = field(default_factory=dict)
     unknown_labels: Literal["error", "drop"] = "error"
     fractions: FractionSettings = field(default_factory=FractionSettings)
+
+    def collect(self, base: Path, task: SiteTask | None) -> "Collected":
+        """Return the examples; relative paths start at ``base``."""
+        raise NotImplementedError
 
 
 class InputForm(NamedTuple):
@@ -448,13 +434,7 @@ def _shown(shape: Sequence[object]) -> str:
 
 
 def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
-    """Return ``texts``, each of which says a split.
-
-    Raises
-    ------
-    DataError
-        With the first one that does not, and their number.
-    """
+    """Return ``texts``, each of which says a split."""
     wrong = Counter(text for text in texts if text not in SPLITS)
     if wrong:
         text, count = wrong.most_common(1)[0]

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from knnper.data.examples import Dataset, InputSpec, LabelledArrays
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
+from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.seeding import RandomKey
 
 _SHARE_OF_CLUSTER = _SHARE_OF_USER = 0.25
@@ -18,7 +18,7 @@ _TEST_EXAMPLES_PER_LABEL = 4
 
 
 @dataclass(frozen=True)
-class SyntheticMixtureSettings(Settings):
+class SyntheticMixtureSettings(DataFormat):
     """How many users, and what each has.
 
     Attributes
@@ -36,6 +36,10 @@ class SyntheticMixtureSettings(Settings):
         Of the examples.
     """
 
+    name = "synthetic_mixture"
+    title = "Synthetic mixture"
+    summary = "labels of users that fall into clusters, and no inputs; made, not loaded"
+
     num_users: PositiveInt = 100
     num_samples: PositiveInt = 100
     num_classes: Annotated[int, Field(ge=2)] = 50
@@ -50,29 +54,28 @@ class SyntheticMixtureSettings(Settings):
                 "cluster has a label of its own, and users have others"
             )
 
+    def load(self) -> Dataset:
+        """Return the users' labels, each with the input 1, shape (1, 1, 1), float32.
 
-def load_synthetic_mixture(settings: SyntheticMixtureSettings) -> Dataset:
-    """Return the users' labels, each with the input 1, shape (1, 1, 1), float32.
-
-    The test split of a user has 4 d examples that are D_k itself: each label as often
-    as its probability says. Who has which example is in ``client_ids``, for the
-    partition ``natural``.
-    """
-    users = range(settings.num_users)
-    key = RandomKey(settings.seed, ("synthetic_mixture",))
-    densities = [density(settings, user) for user in users]
-    drawn = [
-        _drawn(densities[user], settings.num_samples, key.child(user)) for user in users
-    ]
-    exact = [_exact(one) for one in densities]
-    return Dataset(
-        name="synthetic_mixture",
-        train=_labelled(drawn),
-        test=_labelled(exact),
-        spec=InputSpec((1, 1, 1), settings.num_classes, (0.0,), (1.0,), "float32"),
-        class_names=tuple(str(label) for label in range(settings.num_classes)),
-        feature_names=("constant",),
-    )
+        The test split of a user has 4 d examples that are D_k itself: each label as
+        often as its probability says. Who has which example is in ``client_ids``, for
+        the partition ``natural``.
+        """
+        users = range(self.num_users)
+        key = RandomKey(self.seed, ("synthetic_mixture",))
+        densities = [density(self, user) for user in users]
+        drawn = [
+            _drawn(densities[user], self.num_samples, key.child(user)) for user in users
+        ]
+        exact = [_exact(one) for one in densities]
+        return Dataset(
+            name="synthetic_mixture",
+            train=_labelled(drawn),
+            test=_labelled(exact),
+            spec=InputSpec((1, 1, 1), self.num_classes, (0.0,), (1.0,), "float32"),
+            class_names=tuple(str(label) for label in range(self.num_classes)),
+            feature_names=("constant",),
+        )
 
 
 def density(settings: SyntheticMixtureSettings, user: int) -> NDArray[np.float64]:

@@ -3,11 +3,11 @@
 import importlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from knnper.data.dividing import (
     split_by_name,
     values_in_order,
 )
-from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
@@ -32,7 +32,7 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, ProperFraction, Settings
+from knnper.experiment import NonNegativeInt, ProperFraction
 from knnper.loading import alternatives
 
 _PARQUET = (".parquet", ".pq")
@@ -43,23 +43,6 @@ _CSV = (".csv", ".tsv", ".txt")
 _NOT_A_NUMBER = ("nan", "NaN")
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a table are read.
-
-    Attributes
-    ----------
-    texts
-        Those read as text.
-    numbers
-        Those read as numbers, in this order; None is all that are not `texts`, in the
-        order of the file.
-    """
-
-    texts: tuple[str, ...]
-    numbers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +67,7 @@ class TableFile:
     numbers: NDArray[np.float64]
 
     def filled_texts(self, column: str) -> tuple[str, ...]:
-        """Return the texts of a column, none of which is empty or ``nan``.
-
-        Raises
-        ------
-        DataError
-            With the number of those that are, and the first row.
-        """
+        """Return the texts of a column, none of which is empty or ``nan``."""
         texts = self.texts[column]
         missing = ("", *_NOT_A_NUMBER)
         rows = [row for row, text in enumerate(texts, 1) if text in missing]
@@ -103,21 +80,27 @@ class TableFile:
             )
         return texts
 
+    def row_names(self) -> tuple[str, ...]:
+        """Return what rows without a name are called: their number, as in ``00012``."""
+        return tuple(f"{row:05d}" for row in range(len(self.numbers)))
 
-def row_names(table: TableFile) -> tuple[str, ...]:
-    """Return what rows without a name are called: their number, as in ``00012``."""
-    return tuple(f"{row:05d}" for row in range(len(table.numbers)))
 
-
-def read_table(path: Path, columns: Columns, delimiter: str = ",") -> TableFile:
+def read_table(
+    path: Path,
+    texts: Sequence[str | None],
+    numbers: Sequence[str] | None = None,
+    delimiter: str = ",",
+) -> TableFile:
     """Return some columns of a CSV file with a header, or of a Parquet file.
 
     Parameters
     ----------
     path
         Ends in .csv, .tsv or .txt, or in .parquet or .pq.
-    columns
-        Which.
+    texts
+        The columns that are read as text; None among them is none.
+    numbers
+        Those read as numbers, in this order; None is all others, in that of the file.
     delimiter
         Between the columns of a CSV file.
 
@@ -131,75 +114,71 @@ def read_table(path: Path, columns: Columns, delimiter: str = ",") -> TableFile:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give a CSV or Parquet file")
     arrow = _arrow("lib")
-    source = _source_of(path, delimiter)
+    as_text = tuple(dict.fromkeys(name for name in texts if name is not None))
+    schema_of, read = _reader(path, delimiter)
     try:
-        numbers = _number_columns(source.schema(), columns, path)
-        table = source.read(columns.texts, numbers)
-        texts = {name: _texts(table, name) for name in columns.texts}
+        columns = _number_columns(schema_of(), as_text, numbers, path)
+        table = read(as_text, columns)
+        found = {name: _texts(table, name) for name in as_text}
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a table: {error}") from error
-    return TableFile(path, texts, numbers, _numbers(table, numbers, path))
+    return TableFile(path, found, columns, _numbers(table, columns, path))
 
 
-class _CsvSource:
-    def __init__(self, path: Path, delimiter: str) -> None:
-        self._csv, self._path = _arrow("csv"), path
-        self._options = {
-            "read_options": self._csv.ReadOptions(use_threads=False),
-            "parse_options": self._csv.ParseOptions(delimiter=delimiter),
-        }
-
-    def schema(self) -> Any:
-        """Return names and types, as the beginning of the file suggests them."""
-        with self._csv.open_csv(self._path, **self._options) as reader:
-            return reader.schema
-
-    def read(self, texts: Sequence[str], numbers: Sequence[str]) -> Any:
-        # A guess would make the number 1 of the text "01".
-        types = dict.fromkeys(texts, _arrow("lib").string())
-        convert = self._csv.ConvertOptions(
-            column_types=types, include_columns=[*texts, *numbers]
-        )
-        return self._csv.read_csv(self._path, convert_options=convert, **self._options)
+_Names = tuple[str, ...]
 
 
-class _ParquetSource:
-    def __init__(self, path: Path) -> None:
-        self._parquet, self._path = _arrow("parquet"), path
-
-    def schema(self) -> Any:
-        return self._parquet.read_schema(self._path)
-
-    def read(self, texts: Sequence[str], numbers: Sequence[str]) -> Any:
-        return self._parquet.read_table(
-            self._path, columns=[*texts, *numbers], use_threads=False
-        )
-
-
-def _source_of(path: Path, delimiter: str) -> _CsvSource | _ParquetSource:
+def _reader(
+    path: Path, delimiter: str
+) -> tuple[Callable[[], Any], Callable[[_Names, _Names], Any]]:
+    """Return what reads names and types of a file's columns, and what reads some."""
     suffix = path.suffix.lower()
     if suffix in _PARQUET:
-        return _ParquetSource(path)
-    if suffix in _CSV:
-        if len(delimiter) != 1:
-            raise DataError(
-                f"{path}: found the delimiter {delimiter!r}, expected one character"
-            )
-        return _CsvSource(path, delimiter)
-    raise DataError(
-        f"{path}: found the suffix {suffix!r}, expected one of "
-        f"{', '.join((*_CSV, *_PARQUET))}"
-    )
+        parquet = _arrow("parquet")
+        return lambda: parquet.read_schema(
+            path
+        ), lambda texts, numbers: parquet.read_table(
+            path, columns=[*texts, *numbers], use_threads=False
+        )
+    if suffix not in _CSV:
+        raise DataError(
+            f"{path}: found the suffix {suffix!r}, expected one of "
+            f"{', '.join((*_CSV, *_PARQUET))}"
+        )
+    if len(delimiter) != 1:
+        raise DataError(
+            f"{path}: found the delimiter {delimiter!r}, expected one character"
+        )
+    csv = _arrow("csv")
+    options = {
+        "read_options": csv.ReadOptions(use_threads=False),
+        "parse_options": csv.ParseOptions(delimiter=delimiter),
+    }
+
+    def schema() -> Any:
+        with csv.open_csv(path, **options) as reader:
+            return reader.schema
+
+    def read(texts: _Names, numbers: _Names) -> Any:
+        # A guess would make the number 1 of the text "01".
+        types = dict.fromkeys(texts, _arrow("lib").string())
+        convert = csv.ConvertOptions(
+            column_types=types, include_columns=[*texts, *numbers]
+        )
+        return csv.read_csv(path, convert_options=convert, **options)
+
+    return schema, read
 
 
-def _number_columns(schema: Any, columns: Columns, path: Path) -> tuple[str, ...]:
+def _number_columns(
+    schema: Any, texts: _Names, chosen: Sequence[str] | None, path: Path
+) -> _Names:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{path} has more than one column {twice[0]!r}; rename one")
-    rest = tuple(name for name in schema.names if name not in columns.texts)
-    numbers = rest if columns.numbers is None else columns.numbers
-    named = (*columns.texts, *numbers)
-    for name, count in Counter(named).items():
+    rest = (name for name in schema.names if name not in texts)
+    numbers = tuple(rest if chosen is None else chosen)
+    for name, count in Counter((*texts, *numbers)).items():
         if name not in schema.names:
             known = alternatives(name, schema.names)
             raise DataError(f"{path} has no column {name!r}; {known}")
@@ -211,12 +190,12 @@ def _number_columns(schema: Any, columns: Columns, path: Path) -> tuple[str, ...
             )
     if not numbers:
         raise DataError(f"{path} has no columns of features; expected at least one")
-    other = [name for name in numbers if not _is_number(schema.field(name).type)]
+    types = {name: schema.field(name).type for name in numbers}
+    other = [f"{name} ({kind})" for name, kind in types.items() if not _is_number(kind)]
     if other:
-        found = ", ".join(f"{name} ({schema.field(name).type})" for name in other)
         raise DataError(
-            f"{path}: features must be numbers, found the columns {found}; list the "
-            "columns to use (data.features), or turn these into numbers"
+            f"{path}: features must be numbers, found the columns {', '.join(other)}; "
+            "list the columns to use (data.features), or turn these into numbers"
         )
     return numbers
 
@@ -300,7 +279,7 @@ _FEWEST_STEPS = 100
 
 
 @dataclass(frozen=True)
-class TableSettings(Settings):
+class TableSettings(DataFormat):
     """Which files, and what their columns mean.
 
     Attributes
@@ -326,6 +305,10 @@ class TableSettings(Settings):
         Between the columns of a CSV file.
     """
 
+    name = "table"
+    title = "Table"
+    summary = "your own rows of features: CSV or Parquet files, a column a feature"
+
     train: str
     label: str
     test: str | None = None
@@ -336,74 +319,96 @@ class TableSettings(Settings):
     seed: NonNegativeInt = 0
     delimiter: Annotated[str, Field(min_length=1)] = ","
 
+    def load(self) -> Dataset:
+        """Return the rows as inputs of shape (1, 1, d), float32.
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
+        The classes are those of the training rows, in the order of their names, or of
+        their numbers where all are whole numbers.
+
+        Raises
+        ------
+        DataError
+            As `read_table`; and if there are no training or test rows, or test rows
+            have labels that no training row has.
+        """
+        train, table = _read(self, self.train, self.features)
+        if self.test is None:
+            is_test = _tested(train, table, self)
+            train, test = train.taken(~is_test), train.taken(is_test)
+        else:
+            test, _ = _read(self, self.test, table.number_columns)
+        _require_rows(train, test, self)
+        class_names = values_in_order(train.labels)
+        unknown = sorted(set(test.labels) - set(class_names))
+        if unknown:
+            raise DataError(
+                "test rows have labels that no training row has: "
+                f"{', '.join(unknown)}; the classes are those of the training rows"
+            )
+        owners = values_in_order(
+            name
+            for rows in (train, test)
+            if rows.clients is not None
+            for name in rows.clients
+        )
+        # A feature that never varies has a deviation of 1.
+        constant = np.ptp(train.numbers, axis=0) == 0
+        std = np.where(constant, 1.0, train.numbers.std(axis=0))
+        _warn_of_coarse(table, train.numbers)
+        spec = InputSpec(
+            (1, 1, len(std)),
+            len(class_names),
+            tuple(train.numbers.mean(axis=0).tolist()),
+            tuple(std.tolist()),
+            dtype="float32",
+        )
+        return Dataset(
+            name="table",
+            train=_labelled(train, class_names, owners),
+            test=_labelled(test, class_names, owners),
+            spec=spec,
+            class_names=class_names,
+            feature_names=table.number_columns,
+        )
+
+
+class _Rows(NamedTuple):
     """Rows of one split: float64 (n, d), and n texts each."""
 
     numbers: NDArray[np.float64]
-    labels: tuple[str, ...]
-    clients: tuple[str, ...] | None
+    labels: NDArray[np.object_]
+    clients: NDArray[np.object_] | None
 
-
-def load_table(settings: TableSettings) -> Dataset:
-    """Return the rows as inputs of shape (1, 1, d), float32.
-
-    The classes are those of the training rows, in the order of their names, or of
-    their numbers where all are whole numbers.
-
-    Raises
-    ------
-    DataError
-        As `read_table`; and if there are no training or test rows, or test rows have
-        labels that no training row has.
-    """
-    first, table = _read(settings, settings.train, settings.features)
-    if settings.test is None:
-        train, test = _divided(first, table, settings)
-    else:
-        train, (test, _) = first, _read(settings, settings.test, table.number_columns)
-    _require_rows(train, test, settings)
-    class_names = values_in_order(train.labels)
-    _require_known(test, class_names)
-    owners = values_in_order([*(train.clients or ()), *(test.clients or ())])
-    mean, std = _statistics(train.numbers)
-    _warn_of_coarse(table, train.numbers)
-    spec = InputSpec((1, 1, len(mean)), len(class_names), mean, std, dtype="float32")
-    return Dataset(
-        name="table",
-        train=_labelled(train, class_names, owners),
-        test=_labelled(test, class_names, owners),
-        spec=spec,
-        class_names=class_names,
-        feature_names=table.number_columns,
-    )
+    def taken(self, chosen: NDArray[np.bool_]) -> "_Rows":
+        clients = None if self.clients is None else self.clients[chosen]
+        return _Rows(self.numbers[chosen], self.labels[chosen], clients)
 
 
 def _read(
     settings: TableSettings, file: str, features: tuple[str, ...] | None
 ) -> tuple[_Rows, TableFile]:
     texts = (settings.label, settings.id, settings.client)
-    columns = Columns(tuple(dict.fromkeys(filter(None, texts))), features)
     path = Path(file).expanduser().absolute()
-    table = read_table(path, columns, settings.delimiter)
-    labels = table.filled_texts(settings.label)
-    clients = None if settings.client is None else table.filled_texts(settings.client)
+    table = read_table(path, texts, features, settings.delimiter)
+    labels = np.array(table.filled_texts(settings.label), dtype=object)
+    clients = None
+    if settings.client is not None:
+        clients = np.array(table.filled_texts(settings.client), dtype=object)
     return _Rows(table.numbers, labels, clients), table
 
 
-def _divided(
+def _tested(
     rows: _Rows, table: TableFile, settings: TableSettings
-) -> tuple[_Rows, _Rows]:
-    names = row_names(table)
+) -> NDArray[np.bool_]:
+    """Mark the rows that are tested on where there is no file of them, shape (n,)."""
+    names = table.row_names()
     if settings.id is not None:
         names = table.filled_texts(settings.id)
-    if rows.clients is None:
-        fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
-        is_test = np.array(split_by_name(names, fractions)) == "test"
-    else:
-        is_test = _tested_of_each(rows.clients, names, settings)
-    return _taken(rows, ~is_test), _taken(rows, is_test)
+    if rows.clients is not None:
+        return _tested_of_each(rows.clients.tolist(), names, settings)
+    fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
+    is_test: NDArray[np.bool_] = np.array(split_by_name(names, fractions)) == "test"
+    return is_test
 
 
 def _tested_of_each(
@@ -426,9 +431,9 @@ def _tested_of_each(
 
 
 def _require_rows(train: _Rows, test: _Rows, settings: TableSettings) -> None:
-    if not train.labels:
+    if not len(train.labels):
         raise DataError(f"{settings.train}: there are no training rows; add some")
-    if test.labels:
+    if len(test.labels):
         return
     if settings.test is not None:
         raise DataError(
@@ -442,16 +447,6 @@ def _require_rows(train: _Rows, test: _Rows, settings: TableSettings) -> None:
     )
 
 
-def _taken(rows: _Rows, chosen: NDArray[np.bool_]) -> _Rows:
-    places = np.flatnonzero(chosen).tolist()
-    clients = rows.clients
-    return _Rows(
-        rows.numbers[chosen],
-        tuple(rows.labels[at] for at in places),
-        None if clients is None else tuple(clients[at] for at in places),
-    )
-
-
 def _labelled(
     rows: _Rows, class_names: Sequence[str], owners: Sequence[str]
 ) -> LabelledArrays:
@@ -461,23 +456,6 @@ def _labelled(
         labels=numbered(rows.labels, class_names),
         client_ids=None if rows.clients is None else numbered(rows.clients, owners),
     )
-
-
-def _require_known(test: _Rows, class_names: Sequence[str]) -> None:
-    unknown = sorted(set(test.labels) - set(class_names))
-    if unknown:
-        raise DataError(
-            f"test rows have labels that no training row has: {', '.join(unknown)}; "
-            "the classes are those of the training rows"
-        )
-
-
-def _statistics(
-    numbers: NDArray[np.float64],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of each feature; 1 for one that never varies."""
-    deviations = np.where(np.ptp(numbers, axis=0) == 0, 1.0, numbers.std(axis=0))
-    return tuple(numbers.mean(axis=0).tolist()), tuple(deviations.tolist())
 
 
 def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
@@ -516,6 +494,10 @@ class SiteTableSettings(SiteSettings):
         Between the columns of a CSV file.
     """
 
+    name = "table"
+    title = "Table"
+    summary = "a CSV or Parquet file: a row an example, a column a feature"
+
     path: str
     label: str
     features: tuple[str, ...] | None = None
@@ -523,45 +505,26 @@ class SiteTableSettings(SiteSettings):
     split: str | None = None
     delimiter: Annotated[str, Field(min_length=1)] = ","
 
-
-def collect_table(
-    settings: SiteTableSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the examples in a table.
-
-    A row without a name is called by its number from 0, as in ``00012``.
-
-    Raises
-    ------
-    DataError
-        As `read_table`; and if labels are missing, or a split has another name.
-    """
-    table = read_table(
-        place_of(base, settings.path),
-        _columns(settings, task),
-        settings.delimiter,
-    )
-    source = str(table.path)
-    labels = table.filled_texts(settings.label)
-    names = row_names(table) if settings.id is None else table.texts[settings.id]
-    splits = None
-    if settings.split is not None:
-        splits = split_texts(table.texts[settings.split], source)
-    return Collected(
-        source=source,
-        names=names,
-        labels=labels,
-        inputs=ArrayInputs(source, table.numbers),
-        splits=splits,
-        given_splits=frozenset(splits or ()),
-        numbered=are_whole_numbers(labels),
-    )
-
-
-def _columns(settings: SiteTableSettings, task: SiteTask | None) -> Columns:
-    texts = (settings.label, settings.id, settings.split)
-    agreed = task.feature_names if task is not None else ()
-    return Columns(
-        tuple(dict.fromkeys(name for name in texts if name is not None)),
-        settings.features if settings.features is not None else agreed or None,
-    )
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return the examples in a table."""
+        texts = (self.label, self.id, self.split)
+        features = self.features
+        if features is None and task is not None:
+            features = task.feature_names or None
+        path = place_of(base, self.path)
+        table = read_table(path, texts, features, self.delimiter)
+        source = str(table.path)
+        labels = table.filled_texts(self.label)
+        names = table.row_names() if self.id is None else table.texts[self.id]
+        splits = None
+        if self.split is not None:
+            splits = split_texts(table.texts[self.split], source)
+        return Collected(
+            source=source,
+            names=names,
+            labels=labels,
+            inputs=ArrayInputs(source, table.numbers),
+            splits=splits,
+            given_splits=frozenset(splits or ()),
+            numbered=are_whole_numbers(labels),
+        )

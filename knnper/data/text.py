@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -26,7 +26,7 @@ from knnper.data.dividing import (
     mark_tested,
 )
 from knnper.data.dividing import Split as SiteSplit
-from knnper.data.examples import KINDS_OF_INPUT, Dataset
+from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
@@ -36,7 +36,7 @@ from knnper.data.site_data import (
     place_of,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt
 
 ALPHABET = (
     "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
@@ -131,13 +131,6 @@ def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
     Names in small letters look like ordinary lines. They count at the beginning, below
     a blank line and below a heading; those of the indented form also within a speech
     that began with one, since its other lines are indented further.
-
-    Parameters
-    ----------
-    play
-        Its plain text, ASCII where punctuation is concerned.
-    source
-        What it is called in the log, which says how much of it nobody says.
     """
     said = defaultdict[str | None, list[str]](list)
     for speaker, line in _lines(play):
@@ -237,18 +230,7 @@ class UnknownCharacters:
         self._counts.update(text.translate(_WITHOUT_KNOWN))
 
     def require_few(self, source: str) -> None:
-        """Warn if more than a twentieth of what was counted is unknown.
-
-        Parameters
-        ----------
-        source
-            Where the texts are, for messages.
-
-        Raises
-        ------
-        DataError
-            If it is more than half.
-        """
+        """Warn if more than a twentieth is unknown; a `DataError` if more than half."""
         num_unknown = self._counts.total()
         share = num_unknown / max(self._num_characters, 1)
         if share <= _MANY:
@@ -273,14 +255,7 @@ def target_positions(
 ) -> NDArray[np.int64]:
     """Return which characters of a text are predicted, int64 of shape (n,).
 
-    Parameters
-    ----------
-    num_characters
-        Length of the text.
-    window
-        T, how many characters must come before: the first target has the position T.
-    stride
-        From one target to the next.
+    ``window`` characters must come before; ``stride`` is from one to the next.
     """
     return np.arange(window, num_characters, stride, dtype=np.int64)
 
@@ -288,16 +263,10 @@ def target_positions(
 def windows_before(
     ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
 ) -> NDArray[np.uint8]:
-    """Return the characters before each target, uint8 of shape (n, 1, 1, T).
+    """Return the T characters before each target, uint8 of shape (n, 1, 1, T).
 
-    Parameters
-    ----------
-    ids
-        The text's characters, uint8 of shape (num_characters,).
-    targets
-        Positions in it, int64 of shape (n,), none smaller than ``window``.
-    window
-        T.
+    ``ids`` are the text's, shape (num_characters,); ``targets`` are n positions in it,
+    none smaller than ``window``, T.
     """
     if len(targets) == 0:
         return np.empty((0, 1, 1, window), dtype=np.uint8)
@@ -311,58 +280,34 @@ _PLAYS = (
 )
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """A file's name without its ending, its path and its bytes."""
+class TextFile(NamedTuple):
+    """A file's path and its bytes."""
 
-    name: str
     path: Path
     content: bytes
 
 
 def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
-    """Return the file at ``path``, or the .txt files of a folder in order of names.
-
-    Hidden files of a folder, whose names begin with a dot, are left out. ``expected``
-    says in errors what could be there.
-
-    Raises
-    ------
-    DataError
-        If there is none, or it cannot be read.
-    """
+    """Return the file at ``path``, or the .txt files of a folder in order of names."""
     try:
-        paths = _visible_texts(path) if path.is_dir() else [path]
+        paths = [path]
+        if path.is_dir():
+            found = (one for one in path.iterdir() if not one.name.startswith("."))
+            paths = sorted(one for one in found if one.suffix.lower() == ".txt")
         if not paths or not path.exists():
             what = "no file .txt in it" if path.exists() else "nothing there"
             raise DataError(f"{path}: found {what}, expected {expected}")
-        return tuple(TextFile(one.stem, one, one.read_bytes()) for one in paths)
+        return tuple(TextFile(one, one.read_bytes()) for one in paths)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _visible_texts(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() == ".txt" and not path.name.startswith(".")
-    )
-
-
 def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
-    """Return each client's text by the client's name.
-
-    A speaker of one play among several is another client in another play.
-
-    Raises
-    ------
-    DataError
-        If a file is not UTF-8, is another JSON than expected, or nobody speaks in it.
-    """
+    """Return each client's text by the client's name."""
     if len(files) == 1:
         return _texts_in(files[0])
     return {
-        f"{file.name}/{speaker}": text
+        f"{file.path.stem}/{speaker}": text
         for file in files
         for speaker, text in _texts_in(file).items()
     }
@@ -378,13 +323,7 @@ def digest_of(texts: Mapping[str, str]) -> str:
 
 
 def plain_text(file: TextFile) -> str:
-    """Return what a file says, see `plain`.
-
-    Raises
-    ------
-    DataError
-        If it is not UTF-8.
-    """
+    """Return what a file says, see `plain`."""
     return plain(_decoded(file))
 
 
@@ -445,7 +384,7 @@ _WINDOWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
-class PlaysSettings(Settings):
+class PlaysSettings(DataFormat):
     """Where the texts are, and how examples are made of them.
 
     Attributes
@@ -469,6 +408,10 @@ class PlaysSettings(Settings):
         Of the choice with ``random``.
     """
 
+    name = "plays"
+    title = "Plays"
+    summary = "your own text: plays, or what each speaker says; the next character"
+
     path: str
     window: PositiveInt = 80
     stride: PositiveInt = 10
@@ -477,25 +420,21 @@ class PlaysSettings(Settings):
     split: Literal["time", "random"] = "time"
     seed: NonNegativeInt = 0
 
+    def load(self) -> Dataset:
+        """Return windows of shape (1, 1, T), `NUM_TOKENS` classes.
 
-def load_plays(settings: PlaysSettings) -> Dataset:
-    """Return windows of shape (1, 1, T) and what follows them, `NUM_TOKENS` classes.
+        The clients are numbered in the order of their names.
 
-    The clients are numbered in the order of their names.
-
-    Raises
-    ------
-    DataError
-        If a file cannot be read, nobody speaks in it, nobody says enough, or most of
-        it is in characters outside of the alphabet.
-    """
-    texts = texts_of(read_files(Path(settings.path).expanduser().absolute()))
-    kept = {key: value for key, value in asdict(settings).items() if key != "path"}
-    # Of what was found in the files: another way of finding it is another entry.
-    source = {"texts": digest_of(texts), **kept}
-    return cached_dataset(
-        "plays", source, lambda writer: _build(writer, texts, settings)
-    )
+        A `DataError` says that a file cannot be read, nobody speaks in it or says
+        enough, or most of it is in characters outside of the alphabet.
+        """
+        texts = texts_of(read_files(Path(self.path).expanduser().absolute()))
+        kept = {key: value for key, value in asdict(self).items() if key != "path"}
+        # Of what was found in the files: another way of finding it is another entry.
+        source = {"texts": digest_of(texts), **kept}
+        return cached_dataset(
+            "plays", source, lambda writer: _build(writer, texts, self)
+        )
 
 
 def _build(
@@ -505,7 +444,10 @@ def _build(
         test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
     )
     clients = _clients(texts, settings)
-    _require_known_characters(clients, settings)
+    unknown = UnknownCharacters()
+    for _, text in clients:
+        unknown.count(text)
+    unknown.require_few(settings.path)
     num_tested = 0
     for number, (name, text) in enumerate(clients):
         ids = encode(text)
@@ -528,15 +470,6 @@ def _build(
             "data.test_fraction, or lower data.stride"
         )
     return Contents(CHARACTER_NAMES, dtype="token")
-
-
-def _require_known_characters(
-    clients: Sequence[tuple[str, str]], settings: PlaysSettings
-) -> None:
-    unknown = UnknownCharacters()
-    for _, text in clients:
-        unknown.count(text)
-    unknown.require_few(settings.path)
 
 
 def _clients(
@@ -582,8 +515,47 @@ class SiteTextSettings(SiteSettings):
         Characters from one that is predicted to the next.
     """
 
+    name = "text"
+    title = "Text"
+    summary = "plain text: a window of characters, and the one that follows"
+
     path: str
     stride: PositiveInt = PlaysSettings.stride
+
+    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+        """Return the windows of a site's texts, as long as the federation agreed on.
+
+        An example is called by the place of the character that is predicted, as in
+        ``00000080``, behind the file's name where the path is a folder.
+        """
+        path = place_of(base, self.path)
+        _require_text(task, path)
+        window = PlaysSettings.window if task is None else task.spec.image_shape[2]
+        names: list[str] = []
+        windows: list[NDArray[np.uint8]] = []
+        labels: list[int] = []
+        splits: list[SiteSplit] = []
+        for file in read_files(path, _EXPECTED):
+            ids = encode(plain_text(file))
+            targets = target_positions(len(ids), window, self.stride)
+            windows.append(windows_before(ids, targets, window))
+            labels += ids[targets].tolist()
+            prefix = f"{file.path.name}/" if path.is_dir() else ""
+            names += [f"{prefix}{target:08d}" for target in targets.tolist()]
+            splits += _in_order(len(targets), self.fractions)
+        if not names:
+            raise DataError(
+                f"{path}: found no text with more than {window} characters, of which a "
+                "window is made; give more text"
+            )
+        return Collected(
+            source=str(path),
+            names=tuple(names),
+            labels=tuple(CHARACTER_NAMES[label] for label in labels),
+            inputs=WindowInputs(str(path), np.concatenate(windows)),
+            splits=tuple(splits),
+            given_splits=frozenset(SPLITS),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -593,69 +565,6 @@ class WindowInputs(ArrayInputs):
     def form(self) -> InputForm:
         """See `Inputs`."""
         return InputForm((1, 1, self.array.shape[3]), "token")
-
-
-@dataclass(frozen=True, eq=False)
-class _Windowed:
-    """The n examples of one text, in its order.
-
-    Attributes
-    ----------
-    targets
-        Places of the characters that are predicted, int64 of shape (n,).
-    windows, labels
-        The ids before them, uint8 of shape (n, 1, 1, T), and their own, (n,).
-    """
-
-    targets: NDArray[np.int64]
-    windows: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, text: str, window: int, stride: int) -> "_Windowed":
-        """Return the examples of a text."""
-        ids = encode(text)
-        targets = target_positions(len(ids), window, stride)
-        return cls(targets, windows_before(ids, targets, window), ids[targets])
-
-
-def collect_text(
-    settings: SiteTextSettings, base: Path, task: SiteTask | None
-) -> Collected:
-    """Return the windows of a site's texts, as long as the federation agreed on.
-
-    Without a task they are as long as those of plays. An example is called by the place
-    of the character that is predicted, as in ``00000080``, behind the file's name where
-    the path is a folder. The beginning of each text is trained on and its end is tested
-    on: windows overlap, so that examples drawn at random would give away each other.
-
-    Raises
-    ------
-    DataError
-        If there is no text, all are too short, or the federation agreed on something
-        else than text in this alphabet.
-    """
-    path = place_of(base, settings.path)
-    _require_text(task, path)
-    window = PlaysSettings.window if task is None else task.spec.image_shape[2]
-    files = read_files(path, _EXPECTED)
-    texts = [_Windowed.of(plain_text(one), window, settings.stride) for one in files]
-    if not any(len(text.targets) for text in texts):
-        raise DataError(
-            f"{path}: found no text with more than {window} characters, of which a "
-            "window is made; give more text"
-        )
-    prefixes = [f"{one.path.name}/" if path.is_dir() else "" for one in files]
-    labels = itertools.chain.from_iterable(text.labels.tolist() for text in texts)
-    splits = (_in_order(len(text.targets), settings.fractions) for text in texts)
-    return Collected(
-        source=str(path),
-        names=tuple(_text_names(texts, prefixes)),
-        labels=tuple(CHARACTER_NAMES[label] for label in labels),
-        inputs=WindowInputs(str(path), np.concatenate([one.windows for one in texts])),
-        splits=tuple(itertools.chain.from_iterable(splits)),
-        given_splits=frozenset(SPLITS),
-    )
 
 
 def _require_text(task: SiteTask | None, path: Path) -> None:
@@ -670,16 +579,11 @@ def _require_text(task: SiteTask | None, path: Path) -> None:
     )
 
 
-def _text_names(texts: Sequence[_Windowed], prefixes: Sequence[str]) -> list[str]:
-    return [
-        f"{prefix}{target:08d}"
-        for text, prefix in zip(texts, prefixes, strict=True)
-        for target in text.targets.tolist()
-    ]
-
-
 def _in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
-    """Return the split of each example: first train, then validation, then test."""
+    """Return the split of each example: first train, then validation, then test.
+
+    Windows overlap, so that examples drawn at random would give away each other.
+    """
     held_out = fractions.validation + fractions.test
     num_train = max(int((1 - held_out) * count + 0.5), min(count, 1))
     num_known = max(int((1 - fractions.test) * count + 0.5), num_train)

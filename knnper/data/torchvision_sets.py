@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
-from knnper.data.examples import Dataset
+from knnper.data.examples import DataFormat, Dataset
 from knnper.errors import DataError
-from knnper.experiment import Settings
 from knnper.process import import_torchvision
 
 # Position: fine label in alphabetical order (apple is 0); value: superclass in
@@ -88,23 +87,7 @@ class OfficialFiles:
 
 @contextlib.contextmanager
 def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
-    """Yield a root where torchvision finds the files; nothing in ``root`` is changed.
-
-    Parameters
-    ----------
-    files
-        Of a data set.
-    root
-        The folder that the user named. The files may be in torchvision's place below
-        it, in ``raw`` or in itself, packed or not.
-
-    Raises
-    ------
-    MissingFilesError
-        If one is nowhere; with the places, and what to download.
-    DataError
-        If one is damaged, or that of another data set.
-    """
+    """Yield a root where torchvision finds the files; ``root`` is not changed."""
     if all((root / files.folder / name).is_file() for name in files.names):
         yield root
         return
@@ -206,7 +189,7 @@ def _told(missing: Iterable[str], files: OfficialFiles, root: Path) -> str:
 
 
 @dataclass(frozen=True)
-class DownloadSettings(Settings):
+class DownloadSettings(DataFormat):
     """Where the official files are.
 
     Attributes
@@ -239,67 +222,70 @@ class EmnistSettings(DownloadSettings):
         ``digits`` and ``mnist`` 10 (Cohen et al., 2017).
     """
 
+    name = "emnist"
+    title = "EMNIST"
+    summary = "handwritten letters and digits of 28x28 pixels, 10 to 62 classes"
+
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = (
         "balanced"
     )
 
+    def load(self) -> Dataset:
+        """Return one of EMNIST's data sets, images upright, of shape (28, 28, 1)."""
 
-def load_cifar10(settings: DownloadSettings) -> Dataset:
-    """Return CIFAR-10: 50,000 and 10,000 images of shape (32, 32, 3), ten classes.
+        def build(writer: EntryWriter) -> Contents:
+            # The official files hold the images mirrored along the diagonal.
+            class_names = _write_splits(
+                writer,
+                "EMNIST",
+                self,
+                orient=lambda images: images.transpose(0, 2, 1, 3),
+                first_label=1 if self.split == "letters" else 0,
+                split=self.split,
+            )
+            return Contents(class_names)
 
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
-    return _load("cifar10", "CIFAR10", settings)
-
-
-def load_cifar100(settings: DownloadSettings) -> Dataset:
-    """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3).
-
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
-    return _load("cifar100", "CIFAR100", settings, coarse_of=COARSE_OF)
+        source = {**_source(self), "split": self.split}
+        return cached_dataset("emnist", source, build)
 
 
-def load_fashion_mnist(settings: DownloadSettings) -> Dataset:
-    """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1).
+@dataclass(frozen=True)
+class Cifar10Settings(DownloadSettings):
+    """Where the official files are."""
 
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
-    return _load("fashion_mnist", "FashionMNIST", settings)
+    name = "cifar10"
+    title = "CIFAR-10"
+    summary = "60,000 colour photographs of 32x32 pixels, ten classes"
+
+    def load(self) -> Dataset:
+        """Return CIFAR-10: 60,000 images of shape (32, 32, 3), ten classes."""
+        return _load("cifar10", "CIFAR10", self)
 
 
-def load_emnist(settings: EmnistSettings) -> Dataset:
-    """Return one of EMNIST's data sets, images upright, of shape (28, 28, 1).
+@dataclass(frozen=True)
+class Cifar100Settings(DownloadSettings):
+    """Where the official files are."""
 
-    Raises
-    ------
-    DataError
-        If the files are missing or damaged.
-    """
+    name = "cifar100"
+    title = "CIFAR-100"
+    summary = "60,000 colour photographs of 32x32 pixels, 100 classes in 20 groups"
 
-    def build(writer: EntryWriter) -> Contents:
-        # The official files hold the images mirrored along the diagonal.
-        class_names = _write_splits(
-            writer,
-            "EMNIST",
-            settings,
-            orient=lambda images: images.transpose(0, 2, 1, 3),
-            first_label=1 if settings.split == "letters" else 0,
-            split=settings.split,
-        )
-        return Contents(class_names)
+    def load(self) -> Dataset:
+        """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3)."""
+        return _load("cifar100", "CIFAR100", self, coarse_of=COARSE_OF)
 
-    source = {**_source(settings), "split": settings.split}
-    return cached_dataset("emnist", source, build)
+
+@dataclass(frozen=True)
+class FashionMnistSettings(DownloadSettings):
+    """Where the official files are."""
+
+    name = "fashion_mnist"
+    title = "Fashion-MNIST"
+    summary = "70,000 grey pictures of clothes of 28x28 pixels, ten classes"
+
+    def load(self) -> Dataset:
+        """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1)."""
+        return _load("fashion_mnist", "FashionMNIST", self)
 
 
 def _load(

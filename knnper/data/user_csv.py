@@ -11,10 +11,10 @@ from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
 from knnper.data.dividing import numbered, values_in_order
-from knnper.data.examples import Dataset
+from knnper.data.examples import DataFormat, Dataset
 from knnper.data.images import write_images
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction
 from knnper.seeding import RandomKey
 
 Name = Annotated[str, Field(min_length=1)]
@@ -23,7 +23,7 @@ _FOLDERS_DEEP = 3
 
 
 @dataclass(frozen=True)
-class UserCsvSettings(Settings):
+class UserCsvSettings(DataFormat):
     """Which lists, what their columns mean, and where the images are.
 
     Attributes
@@ -50,6 +50,10 @@ class UserCsvSettings(Settings):
         and what chooses these; a user's only image is not.
     """
 
+    name = "user_csv"
+    title = "User CSV"
+    summary = "images of many users, listed in CSV files, as Google Landmarks is"
+
     train: str
     root: str
     test: str | None = None
@@ -61,6 +65,50 @@ class UserCsvSettings(Settings):
     channels: Literal[1, 3] = 3
     test_fraction: ProperFraction = 0.2
     seed: NonNegativeInt = 0
+
+    def load(self) -> Dataset:
+        """Return the images that the lists name, with the user of each.
+
+        The user splits of Google Landmarks v2 are such lists: Hsu, Qi, Brown,
+        "Federated Visual Classification with Real-World Data Distribution", ECCV 2020.
+        The classes are those of ``train``, in the order of their names, or of their
+        numbers where all are whole numbers.
+        """
+        listed = _read(self.train, self, needs_user=True)
+        class_names = values_in_order(row.class_name for row in listed)
+        rows = _splits(listed, self)
+        unknown = {row.class_name for row in rows["test"]} - set(class_names)
+        if unknown:
+            raise DataError(
+                "test images have classes that no training image has: "
+                f"{', '.join(sorted(unknown))}; the classes are those of data.train"
+            )
+        root = Path(self.root).expanduser().absolute()
+        files = {
+            split: [_file(root, row, self.suffix) for row in part]
+            for split, part in rows.items()
+        }
+        _require_each_once(rows, files)
+        if not rows["test"]:
+            raise DataError(
+                "there are no images to test on; raise data.test_fraction, of which a "
+                "user's only image is never taken, or list some in data.test"
+            )
+        source = {
+            "rows": _digest(rows, files),
+            "image_size": self.image_size,
+            "channels": self.channels,
+        }
+
+        def build(writer: EntryWriter) -> Contents:
+            paths = {
+                split: [file.path for file in part] for split, part in files.items()
+            }
+            write_images(writer, paths, self.image_size, self.channels)
+            _put_rows(writer, rows, class_names)
+            return Contents(class_names)
+
+        return cached_dataset("user_csv", source, build)
 
 
 class _Row(NamedTuple):
@@ -88,57 +136,6 @@ class _File(NamedTuple):
 
 
 Lists = dict[Split, list[_Row]]
-
-
-def load_user_csv(settings: UserCsvSettings) -> Dataset:
-    """Return the images that the lists name, with the user of each.
-
-    The user splits of Google Landmarks v2 are such lists: Hsu, Qi, Brown, "Federated
-    Visual Classification with Real-World Data Distribution", ECCV 2020. The classes are
-    those of ``train``, in the order of their names, or of their numbers where all are
-    whole numbers.
-
-    Raises
-    ------
-    DataError
-        If a list cannot be read, lacks a column or a value or has one too many, or
-        names an image that is not there; if two lines name one image; if test images
-        have classes that no training image has; if an image cannot be read, or the
-        sizes differ while ``image_size`` is null.
-    """
-    listed = _read(settings.train, settings, needs_user=True)
-    class_names = values_in_order(row.class_name for row in listed)
-    rows = _splits(listed, settings)
-    unknown = {row.class_name for row in rows["test"]} - set(class_names)
-    if unknown:
-        raise DataError(
-            "test images have classes that no training image has: "
-            f"{', '.join(sorted(unknown))}; the classes are those of data.train"
-        )
-    root = Path(settings.root).expanduser().absolute()
-    files = {
-        split: [_file(root, row, settings.suffix) for row in part]
-        for split, part in rows.items()
-    }
-    _require_each_once(rows, files)
-    if not rows["test"]:
-        raise DataError(
-            "there are no images to test on; raise data.test_fraction, of which a "
-            "user's only image is never taken, or list some in data.test"
-        )
-    source = {
-        "rows": _digest(rows, files),
-        "image_size": settings.image_size,
-        "channels": settings.channels,
-    }
-
-    def build(writer: EntryWriter) -> Contents:
-        paths = {split: [file.path for file in part] for split, part in files.items()}
-        write_images(writer, paths, settings.image_size, settings.channels)
-        _put_rows(writer, rows, class_names)
-        return Contents(class_names)
-
-    return cached_dataset("user_csv", source, build)
 
 
 def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Row]:

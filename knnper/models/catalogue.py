@@ -129,13 +129,6 @@ def build_model(
         Fixes the random initial weights, which are the same on every device.
     device
         Where the model computes.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not take such inputs, or the weights file does not fit.
-    TypeError
-        If the settings are those of another model.
     """
     entry, settings = MODELS[choice.name], choice.settings
     if not isinstance(settings, entry.settings_type):

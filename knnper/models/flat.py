@@ -95,11 +95,6 @@ class EmbeddingModel(nn.Module, ABC):
     def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return -log h(x)[y] of each prediction that `losses` is the mean of.
 
-        Parameters
-        ----------
-        inputs, labels
-            See `losses`.
-
         Returns
         -------
         Tensor
@@ -142,13 +137,6 @@ class FlatModel:
     buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
     averaged between clients. Four-dimensional tensors lie channels-last inside the
     vector, the layout in which convolutions train fastest.
-
-    Parameters
-    ----------
-    module
-        The model; from here on it is driven through this object only.
-    device
-        Where the model computes. What is loaded and read stays on the CPU.
     """
 
     def __init__(
@@ -209,10 +197,7 @@ class FlatModel:
         self._vector.copy_(weights)
 
     def show(self, weights: Tensor) -> None:
-        """Load ``weights`` to be used as they are: not copied again if they are there.
-
-        Whoever changes the model calls `load` first.
-        """
+        """Load ``weights`` to be used as they are."""
         # The version is torch's count of the changes that were made in place.
         wanted = (weights, weights._version)
         if self._shown is None or not (
@@ -232,13 +217,7 @@ class FlatModel:
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return the flat vector of named tensors; the inverse of `named`.
-
-        Raises
-        ------
-        ValueError
-            If a name is missing or a shape differs.
-        """
+        """Return the flat vector of named tensors; the inverse of `named`."""
         weights = torch.empty(self.num_weights, dtype=torch.float32)
         for entry in self.entries:
             found = tensors.get(entry.name)
@@ -363,13 +342,7 @@ def _view(vector: Tensor, entry: Entry) -> Tensor:
 
 
 def require_type(spec: InputSpec, allowed: Sequence[InputDtype], model: str) -> None:
-    """Refuse inputs whose type is not among ``allowed``.
-
-    Raises
-    ------
-    ConfigError
-        With the kind of input that was found.
-    """
+    """Refuse inputs whose type is not among ``allowed``."""
     if spec.dtype not in allowed:
         expected = " or ".join(KINDS_OF_INPUT[dtype] for dtype in allowed)
         raise _problem(
@@ -379,13 +352,7 @@ def require_type(spec: InputSpec, allowed: Sequence[InputDtype], model: str) -> 
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
-    """Refuse images whose height or width is not a positive multiple of ``factor``.
-
-    Raises
-    ------
-    ConfigError
-        With the size that was found.
-    """
+    """Refuse images whose height or width is not a positive multiple of ``factor``."""
     height, width, _ = spec.image_shape
     if min(height, width) < factor or height % factor or width % factor:
         raise _problem(
@@ -395,13 +362,7 @@ def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
 
 
 def require_size(spec: InputSpec, smallest: int, model: str) -> None:
-    """Refuse images with a height or width of less than ``smallest``.
-
-    Raises
-    ------
-    ConfigError
-        With the size that was found.
-    """
+    """Refuse images with a height or width of less than ``smallest``."""
     height, width, _ = spec.image_shape
     if min(height, width) < smallest:
         raise _problem(
@@ -411,13 +372,7 @@ def require_size(spec: InputSpec, smallest: int, model: str) -> None:
 
 
 def require_channels(spec: InputSpec, allowed: Collection[int], model: str) -> None:
-    """Refuse images whose number of channels is not among ``allowed``.
-
-    Raises
-    ------
-    ConfigError
-        With the number that was found.
-    """
+    """Refuse images whose number of channels is not among ``allowed``."""
     channels = spec.image_shape[2]
     if channels not in allowed:
         expected = " or ".join(str(number) for number in allowed)

@@ -96,20 +96,7 @@ class LeafCnnSettings(ModelSettings):
 
 
 class LeafCnn(EmbeddingModel):
-    """Two 5x5 convolutions with pooling, one hidden layer.
-
-    Parameters
-    ----------
-    settings
-        Width of the hidden layer.
-    spec
-        Images with 1 or 3 channels, height and width multiples of 4.
-
-    Raises
-    ------
-    ConfigError
-        If the images are of another shape.
-    """
+    """Two 5x5 convolutions with pooling, one hidden layer."""
 
     def __init__(self, settings: LeafCnnSettings, spec: InputSpec) -> None:
         super().__init__()
@@ -216,22 +203,7 @@ class MobileNetV2Settings(ModelSettings):
 
 
 class MobileNetV2(EmbeddingModel):
-    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280.
-
-    The tensors carry torchvision's names. A grey channel is repeated three times.
-
-    Parameters
-    ----------
-    settings
-        Normalisation and dropout.
-    spec
-        Images with 1 or 3 channels.
-
-    Raises
-    ------
-    ConfigError
-        If the images have another number of channels.
-    """
+    """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280."""
 
     def __init__(self, settings: MobileNetV2Settings, spec: InputSpec) -> None:
         super().__init__()
@@ -258,19 +230,6 @@ def load_weights(module: EmbeddingModel, path: Path) -> None:
 
     The head is left as it is when the file has none or one of another shape: it was
     made for other classes. BatchNorm's counters may be missing.
-
-    Parameters
-    ----------
-    module
-        The model, freshly initialised.
-    path
-        The file; its tensors are named as in ``module.state_dict()``, and those of the
-        head so or by `EmbeddingModel.published_head`.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or does not fit the model outside the head.
     """
     found = _with_own_head(_read(path), module.published_head)
     expected = module.state_dict()
@@ -378,18 +337,6 @@ class ResNet18(EmbeddingModel):
     The tensors carry torchvision's names, but for the head, which is ``classifier``
     here and ``fc`` there; a file may have either. A grey channel is repeated three
     times.
-
-    Parameters
-    ----------
-    settings
-        Normalisation and stem.
-    spec
-        Images with 1 or 3 channels.
-
-    Raises
-    ------
-    ConfigError
-        If the images have another number of channels.
     """
 
     published_head = "fc"
@@ -456,18 +403,6 @@ class SmallResNet(EmbeddingModel):
 
     φ is the largest activation of each channel, so images may have any size from 16x16
     on.
-
-    Parameters
-    ----------
-    settings
-        Width of the last convolution, and the normalisation.
-    spec
-        Images with height and width of 16 or more.
-
-    Raises
-    ------
-    ConfigError
-        If the images are smaller.
     """
 
     def __init__(self, settings: SmallResNetSettings, spec: InputSpec) -> None:
@@ -593,14 +528,7 @@ class StackedLstm(EmbeddingModel):
 
     φ is the concatenation of the hidden states of all layers, the first one's first,
     and of their cell states in the same order, behind the window's last character
-    (knn-per.txt, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
-
-    Parameters
-    ----------
-    settings
-        Sizes, and what is learned from.
-    spec
-        Windows of T characters. The ids in them are of what the labels are of, too.
+    (Marfoq et al. 2022, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
     """
 
     def __init__(self, settings: StackedLstmSettings, spec: InputSpec) -> None:
@@ -666,15 +594,7 @@ class StackedLstm(EmbeddingModel):
 
 
 class PartHead(nn.Module):
-    """A linear layer on a part of the representation.
-
-    Parameters
-    ----------
-    start, width
-        Where this part begins, and its length.
-    num_classes
-        c.
-    """
+    """A linear layer on a part of the representation."""
 
     def __init__(self, start: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -716,20 +636,7 @@ class TinyCnnSettings(ModelSettings):
 
 
 class TinyCnn(EmbeddingModel):
-    """Two 3x3 convolutions with pooling, one hidden layer.
-
-    Parameters
-    ----------
-    settings
-        Width of the hidden layer and number of poolings.
-    spec
-        Images with height and width that every pooling can halve.
-
-    Raises
-    ------
-    ConfigError
-        If height or width cannot be halved as often.
-    """
+    """Two 3x3 convolutions with pooling, one hidden layer."""
 
     def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
         super().__init__()

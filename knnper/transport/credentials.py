@@ -33,15 +33,7 @@ _LAST_PORT = 65535
 
 @dataclass(frozen=True)
 class Address:
-    """Where something listens.
-
-    Attributes
-    ----------
-    host
-        A DNS name or an IP address; IPv6 without brackets.
-    port
-        From 1 to 65535.
-    """
+    """Where something listens."""
 
     host: str
     port: int
@@ -62,13 +54,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return ``HOST:PORT`` as an `Address`; IPv6 is written as in ``[::1]:8443``.
-
-    Raises
-    ------
-    ValueError
-        If it is none; the text says what was expected.
-    """
+    """Return ``HOST:PORT`` as an `Address`; IPv6 is written as in ``[::1]:8443``."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
         raise ValueError(_complaint(text))
@@ -87,22 +73,12 @@ def _complaint(text: str) -> str:
 
 
 SECRET = 0o600
-
 PUBLIC = 0o644
-
 T = TypeVar("T")
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write ``content`` to the new file ``path`` with the permissions ``mode``.
-
-    The process's umask takes away from them.
-
-    Raises
-    ------
-    CredentialError
-        If there is such a file already: no credential is ever overwritten.
-    """
+    """Write ``content`` to the new file ``path`` with the permissions ``mode``."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
@@ -117,22 +93,7 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 
 
 def read_as(path: Path, what: str, parse: Callable[[bytes], T]) -> T:
-    """Return what ``parse`` makes of the content of ``path``.
-
-    Parameters
-    ----------
-    path
-        The file.
-    what
-        What it should hold, with the way to make one, for the error's text.
-    parse
-        Raises ValueError or TypeError for content of another kind.
-
-    Raises
-    ------
-    CredentialError
-        If the file is missing, unreadable or holds something else.
-    """
+    """Return what ``parse`` makes of the content of ``path``."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -154,7 +115,6 @@ def permission_problem(path: Path) -> str | None:
 
 
 AUTHORITY_DAYS = 3650
-
 SERVER_DAYS = 825  # the longest that common TLS clients accept
 
 # Of a common name, by X.520; a host's whole name is among the alternative names.
@@ -166,27 +126,13 @@ _BACKDATED = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate together with its private key.
-
-    Attributes
-    ----------
-    certificate
-        What is shown to others.
-    key
-        P-256; never leaves the machine.
-    """
+    """A certificate together with its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def write(self, certificate: Path, key: Path) -> None:
-        """Write both as PEM; the key is readable by its owner only.
-
-        Raises
-        ------
-        CredentialError
-            If one of the files exists.
-        """
+        """Write both as PEM; the key is readable by its owner only."""
         secret = self.key.private_bytes(
             Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
         )
@@ -206,17 +152,7 @@ def new_authority(name: str, days: int = AUTHORITY_DAYS) -> Identity:
 def issue_server_certificate(
     authority: Identity, hosts: Sequence[str], days: int = SERVER_DAYS
 ) -> Identity:
-    """Return a new certificate with a new key for the server that is at ``hosts``.
-
-    Parameters
-    ----------
-    authority
-        Signs it.
-    hosts
-        DNS names and IP addresses under which clients reach the server; at least one.
-    days
-        How long it is valid, at most as long as the authority's own.
-    """
+    """Return a new certificate with a new key for the server that is at ``hosts``."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate
     builder = _certificate(hosts[0], days, key.public_key(), issuer.not_valid_after_utc)
@@ -239,24 +175,12 @@ def write_certificate(path: Path, certificate: x509.Certificate) -> None:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate in the PEM file ``path``.
-
-    Raises
-    ------
-    CredentialError
-        If there is none.
-    """
+    """Return the first certificate in the PEM file ``path``."""
     return read_as(path, "a certificate in PEM", x509.load_pem_x509_certificate)
 
 
 def read_identity(certificate: Path, key: Path) -> Identity:
-    """Return the authority or server whose PEM files are given.
-
-    Raises
-    ------
-    CredentialError
-        If a file cannot be read, or the key is no elliptic-curve key.
-    """
+    """Return the authority or server whose PEM files are given."""
     what = "a private key in PEM without a passphrase"
     secret = read_as(key, what, lambda content: load_pem_private_key(content, None))
     if not isinstance(secret, ec.EllipticCurvePrivateKey):
@@ -339,7 +263,6 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 _RENEW = "make a new one with: knnper fed renew FOLDER"
-
 _SOON = timedelta(days=30)
 
 
@@ -423,13 +346,7 @@ def new_node_key() -> ec.EllipticCurvePrivateKey:
 
 
 def write_node_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write ``key`` to ``path`` and its public half to ``path`` with ``.pub``.
-
-    Raises
-    ------
-    CredentialError
-        If one of the files exists.
-    """
+    """Write ``key`` to ``path`` and its public half to ``path`` with ``.pub``."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     write_new(path, private, SECRET)
     write_public_key(path.with_name(f"{path.name}.pub"), key.public_key())
@@ -441,25 +358,13 @@ def write_public_key(path: Path, key: ec.EllipticCurvePublicKey) -> None:
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the private key in ``path``.
-
-    Raises
-    ------
-    CredentialError
-        If it is no OpenSSH private key on a NIST curve, or has a passphrase.
-    """
+    """Return the private key in ``path``."""
     what = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
     return read_as(path, what, _private)
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """Return the public key in ``path``.
-
-    Raises
-    ------
-    CredentialError
-        If it is no OpenSSH public key on a NIST curve.
-    """
+    """Return the public key in ``path``."""
     return read_as(path, f"an OpenSSH public key on a NIST curve, {_MAKE}", _public)
 
 

@@ -31,19 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
-
-    Attributes
-    ----------
-    verdict
-        How it is.
-    found
-        What there is; why it was not looked at, where that is so.
-    expected
-        What there should be; empty where that goes without saying.
-    mend
-        What to do; empty where nothing is to be done.
-    """
+    """What a check found."""
 
     verdict: Verdict
     found: str
@@ -79,18 +67,7 @@ def problem_told(sentence: str) -> Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Something to look at.
-
-    Attributes
-    ----------
-    subject
-        One word or two for what it is; unique among the checks.
-    look
-        Looks at it.
-    needs
-        Subjects without which it makes no sense. Those that are not among the checks
-        are taken for well.
-    """
+    """Something to look at."""
 
     subject: str
     look: Callable[[], Finding]
@@ -140,22 +117,12 @@ def _looked(check: Check) -> Finding:
 
 
 _MEGABYTE = 1_000_000
-
 _TOO_LITTLE_MB = 100
-
 _LITTLE_MB = 1000
 
 
 def folder_finding(folder: Path, setting: str) -> Finding:
-    """Return whether ``folder`` can be written, or made, and what room there is.
-
-    Parameters
-    ----------
-    folder
-        It need not exist, and is not made.
-    setting
-        Where the folder is set, for the advice.
-    """
+    """Return whether ``folder`` can be written, or made, and what room there is."""
     place = _nearest(folder)
     if not place.is_dir():
         return problem(
@@ -192,25 +159,13 @@ def _room(folder: Path, place: Path) -> Finding:
 
 
 TIMEOUT_S = 5.0
-
 _LONGEST_BODY = 64 * 1024
-
 _LONGEST_BANNER = 60
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to an HTTP request.
-
-    Attributes
-    ----------
-    status
-        Of HTTP.
-    headers
-        With lower-case names.
-    asked, answered
-        When, by this machine's clock.
-    """
+    """An answer to an HTTP request."""
 
     status: int
     headers: Mapping[str, str]
@@ -237,13 +192,7 @@ class NotHttpError(KnnPerError):
 
 @contextlib.contextmanager
 def connected(address: Address) -> Iterator[socket.socket]:
-    """Yield a connection to ``address``.
-
-    Raises
-    ------
-    OSError
-        If there is none within five seconds.
-    """
+    """Yield a connection to ``address``."""
     place = (address.host, address.port)
     with socket.create_connection(place, TIMEOUT_S) as connection:
         yield connection
@@ -253,20 +202,7 @@ def connected(address: Address) -> Iterator[socket.socket]:
 def encrypted(
     address: Address, context: ssl.SSLContext | None = None
 ) -> Iterator[ssl.SSLSocket]:
-    """Yield a connection with TLS.
-
-    Parameters
-    ----------
-    address
-        Whose.
-    context
-        Whom to trust; None is everybody, who then is told no secret.
-
-    Raises
-    ------
-    OSError
-        Also an `ssl.SSLError`, if there is no TLS or no trust.
-    """
+    """Yield a connection with TLS."""
     context = context or _trusting_everybody()
     with (
         connected(address) as plain,
@@ -276,15 +212,7 @@ def encrypted(
 
 
 def get(connection: socket.socket, address: Address, path: str) -> Answer:
-    """Ask for ``path`` over a connection to ``address``.
-
-    Raises
-    ------
-    NotHttpError
-        If the answer is none of HTTP's.
-    OSError
-        If none comes.
-    """
+    """Ask for ``path`` over a connection to ``address``."""
     asked = datetime.now(UTC)
     request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
     connection.sendall(request.encode("ascii"))
@@ -334,16 +262,7 @@ _KEY = "standing"
 
 @dataclass(frozen=True)
 class Standing:
-    """A client in the gateway's eyes.
-
-    Attributes
-    ----------
-    name
-        What its key is registered as; None if the gateway does not know yet.
-    idle_s
-        Seconds since a node with this key was last heard of; None if it never was, or
-        has left.
-    """
+    """A client in the gateway's eyes."""
 
     name: str | None
     idle_s: float | None
@@ -382,13 +301,7 @@ def own_versions() -> Mapping[str, str]:
 
 
 def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions in a gateway's answer; empty of any other server.
-
-    Parameters
-    ----------
-    headers
-        Of the answer, with lower-case names.
-    """
+    """Return the versions in a gateway's answer; empty of any other server."""
     return {
         package: headers[name]
         for package, name in GATEWAY_HEADERS.items()
@@ -397,10 +310,7 @@ def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def version_finding(own: Mapping[str, str], theirs: Mapping[str, str]) -> Finding:
-    """Return whether the two sides' versions go together.
-
-    Messages and fingerprints are those of one minor version: ``1.41`` of ``1.41.0``.
-    """
+    """Return whether the two sides' versions go together."""
     shown = ", ".join(f"{package} {version}" for package, version in own.items())
     others = ", ".join(f"{package} {version}" for package, version in theirs.items())
     if not theirs:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.constant import SType
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError
@@ -27,6 +26,7 @@ from knnper.foreign_text import printable
 from knnper.records import Flat, flatten, plain_fields, unflatten
 
 _MOST_HEADER_BYTES = 4096
+_NUMPY = "numpy.ndarray"  # how Flower calls what `np.save` writes
 
 
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, version 1.0;
@@ -50,9 +50,9 @@ def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
     """
     if array is None:
         raise CodecError("expected an array of numbers, found none")
-    if array.dtype != "float32" or array.stype != SType.NUMPY or len(array.shape) != 1:
+    if array.dtype != "float32" or array.stype != _NUMPY or len(array.shape) != 1:
         raise CodecError(
-            f"expected a float32 vector as {SType.NUMPY}, found {array.dtype} of "
+            f"expected a float32 vector as {_NUMPY}, found {array.dtype} of "
             f"{len(array.shape)} axes as {array.stype}"
         )
     if len(array.data) > most_bytes + _MOST_HEADER_BYTES:
@@ -79,7 +79,6 @@ def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 _RECORD = "introduction"
-
 _LONGEST_NAME = 255
 
 
@@ -116,10 +115,7 @@ def introduction_content(introduction: Introduction) -> RecordDict:
 
 
 def read_introduction(content: RecordDict) -> Introduction:
-    """Return what a client said of itself; nothing of it is trusted.
-
-    Where it cannot be true, what is wrong is its `Introduction.problem`.
-    """
+    """Return what a client said of itself; nothing of it is trusted."""
     record = content.config_records.get(_RECORD)
     if record is None:
         return Introduction("", problem="it did not say who it is: another version?")
@@ -143,13 +139,9 @@ def _require_possible(said: Introduction) -> None:
 
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
-
 _PREFIX = "knnper-"
-
 _IN_USE, _FREE = ".f32", ".free"
-
 _FOLDER_NAME = re.compile(rf"{_PREFIX}\d+-[0-9a-f]{{8}}")
-
 _FILE_NAME = re.compile(rf"\d+-[0-9a-f]{{32}}{re.escape(_IN_USE)}")
 
 # A container's default of 64 MB would fill up in the middle of a round.
@@ -255,13 +247,9 @@ def _remove_left_behind() -> None:
 
 
 R = TypeVar("R")
-
 _VECTOR = "vector"
-
 _FILE = "file"
-
 _LAYOUT = "layout"
-
 _CANNOT_PLAY = "no client can be played"
 
 
@@ -306,39 +294,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """Everything about a request that is not the payload.
-
-    Attributes
-    ----------
-    clients
-        Their names; one for `Purpose.TRAIN`.
-    server_round
-        From 1; for a request outside of training, the rounds that were made.
-    keep_rounds
-        Those to which the server may still go back. Of the client states up to the
-        latest of them, others than the newest at each of them may go.
-    state_rounds
-        For each client, the round that ended with the state from which it goes on; 0
-        is from the start. Empty where no state is needed.
-    experiment
-        The experiment as JSON: the clients learn it from the server.
-    run_folder
-        Where clients without a state folder of their own keep their state; empty if
-        they have one.
-    shared_folder
-        Where replies may be left as files in memory; empty if they travel in the
-        message.
-    session
-        What the server wrote to the run's folder, so that clients know that it is the
-        same one; empty if there is nothing to compare.
-    timeout_s
-        When the server stops waiting; 0 if it does not.
-    model
-        Fingerprint of the global model that is handed over, where the method ends with
-        one.
-    seen
-        Whether the clients may have taken part in training.
-    """
+    """Everything about a request that is not the payload."""
 
     clients: list[str]
     server_round: int
@@ -355,15 +311,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Packed:
-    """A record ready to be put into any number of messages.
-
-    Attributes
-    ----------
-    array, entry
-        Its numbers, if they are not in a file, and what else there is to know.
-    num_bytes
-        Size of the numbers, where it was packed here.
-    """
+    """A record ready to be put into any number of messages."""
 
     array: ArrayRecord
     entry: ConfigRecord
@@ -371,16 +319,7 @@ class Packed:
 
 
 def pack(record: object, shared_folder: Path | None) -> Packed:
-    """Return ``record`` in the form in which it travels.
-
-    Parameters
-    ----------
-    record
-        A frozen dataclass that the codec takes.
-    shared_folder
-        If not None, the numbers go into a file there and the message only names it;
-        where there is no room left they stay in the message.
-    """
+    """Return ``record`` in the form in which it travels."""
     flat = flatten(record)
     entry = ConfigRecord({_LAYOUT: flat.layout})
     if shared_folder is not None and flat.vector.numel():
@@ -398,26 +337,7 @@ def unpack(
     folder: Path | None = None,
     most_bytes: float = math.inf,
 ) -> R:
-    """Return the record that was packed.
-
-    Parameters
-    ----------
-    record_type
-        What it must be.
-    packed
-        As it arrived: any of it may be wrong.
-    folder
-        The only one in which its numbers may be a file; None where none may be.
-    most_bytes
-        Its numbers may have.
-
-    Raises
-    ------
-    CarrierError
-        If its numbers are in a file that is not on this machine.
-    CodecError
-        If the message does not hold one, or names a file that it may not name.
-    """
+    """Return the record that was packed."""
     file, layout = _file(packed, folder), _layout(packed)
     if file is not None:
         return _read(record_type, file, layout, most_bytes)
@@ -428,15 +348,7 @@ def unpack(
 def unpack_shared(
     record_type: type[R], packed: Packed, folder: Path | None = None
 ) -> R:
-    """Return the record that was packed, the same object for the same file.
-
-    For what many messages in a row hold, as a round's model. Nobody may change it.
-
-    Raises
-    ------
-    CarrierError, CodecError
-        As `unpack`.
-    """
+    """Return the record that was packed, the same object for the same file."""
     file = _file(packed, folder)
     if file is None:
         return unpack(record_type, packed)
@@ -445,10 +357,7 @@ def unpack_shared(
 
 
 def discard(packed: Packed, folder: Path | None) -> None:
-    """Give back the file in ``folder`` that ``packed`` names, if it names one.
-
-    No other file is touched, whatever it names.
-    """
+    """Give back the file in ``folder`` that ``packed`` names, if it names one."""
     with contextlib.suppress(CodecError):
         file = _file(packed, folder)
         if file is not None:
@@ -472,13 +381,7 @@ def has_job(content: RecordDict) -> bool:
 
 
 def job_of(content: RecordDict) -> Job:
-    """Return the job of a request.
-
-    Raises
-    ------
-    CodecError
-        If it has none, or of other fields.
-    """
+    """Return the job of a request."""
     job = plain_fields(Job, content.config_records.get("job"))
     if not 0 <= job.timeout_s < math.inf:
         raise CodecError(f"expected a time to work, found {job.timeout_s} s")
@@ -486,13 +389,7 @@ def job_of(content: RecordDict) -> Job:
 
 
 def packed_of(content: RecordDict, name: str) -> Packed | None:
-    """Return the packed record called ``name``, or None if there is none.
-
-    Raises
-    ------
-    CodecError
-        If there is half of one.
-    """
+    """Return the packed record called ``name``, or None if there is none."""
     array, entry = content.get(f"{name}.array"), content.get(f"{name}.entry")
     if array is None and entry is None:
         return None

@@ -1,25 +1,18 @@
 """Replies from a Flower grid as a stream, in the order in which they were asked for."""
 
-import contextlib
-import functools
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from unittest import mock
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid import http_grid
 
 from knnper.errors import RunError
 
 POLL_INTERVAL_S = 0.005
-
 LONGEST_INTERVAL_S = 0.02
-
 LEAST_S = 30.0
 """A reply is waited for so long at least: its node may have to connect again."""
 
@@ -27,26 +20,20 @@ ROUNDS_KNOWN = 5
 """Rounds before the present one that tell how long a reply takes."""
 
 OWN_PATIENCE = 3.0
-
 UNKNOWN = 10.0
 """See `Pace`."""
 
 MOST_HELD_BACK = 4
-
 LOOKS_FOR_THE_FIRST = 10
-
 OF_WHAT_WAS_WAITED = 0.05
-
 _WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
 """Flower raises these of a reply whose arrays are not what it says they are."""
 
 MOST_TIMES_SENT = 16
-
 LEAST_LIMIT_BYTES = 64 * 1024**2
 """A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these."""
 
 NOT_ACCEPTED = "Flower did not accept a message"
-
 MESSAGES_AT_ONCE = 64
 """Requests without a reply at any time, unless there are many workers.
 
@@ -68,13 +55,6 @@ class Pace:
     as it took the last time, if that is more, and as long as it has not answered yet
     `UNKNOWN` times as long as the others have. Each time in a row that it is silent
     halves what it has beyond them.
-
-    Attributes
-    ----------
-    most_s
-        The longest that any reply is waited for.
-    patience
-        How many times the median.
     """
 
     most_s: float
@@ -122,19 +102,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long, and how often, a server looks for replies.
-
-    Attributes
-    ----------
-    pace
-        Says after which time a message is taken to have no reply; None waits for ever.
-    longest_interval_s
-        Between two looks. A look over a network takes longer than one in a process.
-    looks_for_the_first
-        How often only the first missing reply is asked for before all are.
-    may_be_away
-        Whether a node that is gone has no reply; else it ends the run.
-    """
+    """How long, and how often, a server looks for replies."""
 
     pace: Pace | None = None
     longest_interval_s: float = LONGEST_INTERVAL_S
@@ -147,13 +115,7 @@ ENDLESS = Patience()
 
 @dataclass(frozen=True)
 class NoReply:
-    """Stands for a reply that will not come.
-
-    Attributes
-    ----------
-    reason
-        Why.
-    """
+    """Stands for a reply that will not come."""
 
     reason: str
 
@@ -174,13 +136,6 @@ def replies_in_order(
     A message is made and pushed when fewer than ``at_once`` are not answered, and fewer
     than four times as many wait for an earlier one's reply; so neither side holds more
     than that, however many there are.
-
-    Raises
-    ------
-    Interrupted
-        If ``stop`` is set while replies are missing.
-    RunError
-        If Flower does not accept a message, where no node may be away.
     """
     window = _Window(grid, at_once, patience)
     for message in messages:
@@ -192,17 +147,7 @@ def replies_in_order(
 
 
 class _Window:
-    """Messages that were sent and whose replies were not handed on yet.
-
-    Parameters
-    ----------
-    grid
-        Where they were sent.
-    at_once
-        How many may be without a reply.
-    patience
-        How long a reply is waited for.
-    """
+    """Messages that were sent and whose replies were not handed on yet."""
 
     def __init__(self, grid: Grid, at_once: int, patience: Patience) -> None:
         self.sent: deque[str] = deque()
@@ -312,18 +257,3 @@ def _push(grid: Grid, message: Message) -> str | None:
     """Return the id of a message that was sent; None if it was not accepted."""
     pushed = list(grid.push_messages([message]))
     return (pushed[0] or None) if len(pushed) == 1 else None
-
-
-FIRST_RETRY_S = 0.05
-
-
-@contextlib.contextmanager
-def quick_pulls() -> Iterator[None]:
-    """Ask sooner for arrays of a reply that are still on their way.
-
-    A reply is seen before all of its arrays have arrived. Flower then waits a second,
-    which can be longer than the round.
-    """
-    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
-    with mock.patch.object(http_grid, "pull_objects", pull):
-        yield

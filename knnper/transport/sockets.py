@@ -8,6 +8,8 @@ connections loses one, so that nobody is kept out by others, from whatever addre
 behind a proxy all of them have the same.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import functools
@@ -78,27 +80,13 @@ class SocketLimits:
 
 
 def introduce(scope: Scope, name: str) -> bool:
-    """Tell whose connection a request came by, once the application has found out.
-
-    Returns
-    -------
-    bool
-        Whether there is room for it. If not, the request should be answered with 503.
-    """
+    """Tell whose connection a request came by, once the application has found out."""
     tell: Callable[[str], bool] | None = scope.get("extensions", {}).get(_INTRODUCE)
     return tell is None or tell(name)
 
 
 async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[bytes]:
-    """Yield a request's body as it arrives.
-
-    Raises
-    ------
-    TimeoutError
-        If it comes more slowly than the pace that is asked for.
-    ConnectionError
-        If the peer goes away before the end.
-    """
+    """Yield a request's body as it arrives."""
     began, size, more = time.monotonic(), 0, True
     while more:
         due = began + limits.body_grace_s + size / limits.body_bytes_per_s
@@ -118,20 +106,7 @@ def listen(
     port: int,
     hint: str = "another program or server may use it: choose another address",
 ) -> socket.socket:
-    """Return a socket that listens.
-
-    Parameters
-    ----------
-    host, port
-        Where; port 0 is any free one.
-    hint
-        What to do where that cannot be.
-
-    Raises
-    ------
-    RunError
-        If the address is taken, or not this machine's.
-    """
+    """Return a socket that listens."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -144,19 +119,7 @@ def listen(
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with an entrance of its own.
-
-    Parameters
-    ----------
-    config
-        uvicorn's; its limits of connections and idle time do not count.
-    limits
-        What connections may take up.
-    on_ended
-        Is told the address of whoever is turned away, and why.
-    logger
-        Is told of what is no HTTP.
-    """
+    """uvicorn, with an entrance of its own."""
 
     def __init__(
         self,
@@ -188,7 +151,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await _stop(self._visiting)
 
-    def introduce(self, visit: "Visit", name: str) -> bool:
+    def introduce(self, visit: Visit, name: str) -> bool:
         """Move a connection to those of ``name``; return whether there is room."""
         if visit.room is None:  # it has ended
             return True
@@ -211,9 +174,10 @@ class Server(uvicorn.Server):
                 self._on_ended("nobody", f"no connection can be accepted: {error}")
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            self._admit(accepted, address[0])
+            self.admit(accepted, address[0])
 
-    def _admit(self, accepted: socket.socket, address: str) -> None:
+    def admit(self, accepted: socket.socket, address: str) -> None:
+        """Let a connection in; who came first goes if there is no room."""
         party = origin_of(address)
         if (excess := self.strangers.in_excess(party)) is not None:
             self._end(excess, "it did not show whose it is before others came")
@@ -222,14 +186,14 @@ class Server(uvicorn.Server):
         visit.task = _begin(self._stay(visit, accepted), self._visiting)
         visit.task.add_done_callback(functools.partial(_close_unused, visit, accepted))
 
-    def _end(self, visit: "Visit", why: str) -> None:
+    def _end(self, visit: Visit, why: str) -> None:
         if visit.room is not None:
             visit.room.remove(visit)
         if visit.task is not None:
             visit.task.cancel()
         self._on_ended(visit.address, why)
 
-    async def _stay(self, visit: "Visit", accepted: socket.socket) -> None:
+    async def _stay(self, visit: Visit, accepted: socket.socket) -> None:
         """Serve one connection until it is lost, or this is cancelled."""
         tls, transport, visit.has_begun = self.config.ssl, None, True
         loop = asyncio.get_running_loop()
@@ -251,9 +215,7 @@ class Server(uvicorn.Server):
                 visit.room.remove(visit)
 
 
-def _close_unused(
-    visit: "Visit", accepted: socket.socket, _: asyncio.Task[None]
-) -> None:
+def _close_unused(visit: Visit, accepted: socket.socket, _: asyncio.Task[None]) -> None:
     """Close what a task that was cancelled in time has never seen."""
     if not visit.has_begun:
         accepted.close()
@@ -325,42 +287,19 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
     return next((one for one in visits if one.is_idle), next(iter(visits)))
 
 
-class TimedConnection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
     """Ends when a header, a body's rest, or the reading of an answer takes too long.
 
     Between requests uvicorn ends it after its own time; the pace of bodies is for
     whoever reads them.
-
-    Parameters
-    ----------
-    server
-        uvicorn's.
-    logger
-        Is told of what is no HTTP.
-    first_s
-        Seconds for the whole header of the first request.
-    header_s, rest_s, unread_s
-        Seconds for the header of another one, for the rest of a body that was answered
-        before it was there, and until the peer has taken in more of an answer.
-    header_bytes
-        Of one header; a piece that is read at once may be more.
     """
 
-    def __init__(
-        self,
-        server: uvicorn.Server,
-        logger: logging.Logger,
-        *,
-        first_s: float,
-        header_s: float,
-        rest_s: float,
-        unread_s: float,
-        header_bytes: int,
-    ) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, server: Server, visit: Visit) -> None:
+        limits, loop = server.limits, asyncio.get_running_loop()
         super().__init__(server.config, server.server_state, {}, loop)
-        self.logger, self._first_s, self._header_bytes = logger, first_s, header_bytes
-        self._seconds = {"header": header_s, "rest": rest_s, "unread": unread_s}
+        self.logger, self._limits = server.logger, limits
+        self._introduce = functools.partial(server.introduce, visit)
+        self._visit, visit.protocol = visit, self
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._header_size = 0
         self._is_in_header = self._is_in_body = False
@@ -373,9 +312,10 @@ class TimedConnection(HttpToolsProtocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Wait for the first request."""
+        """Wait for the first request, of whose time TLS has had a part."""
         super().connection_made(transport)
-        self._start("header", self._first_s)
+        past = time.monotonic() - self._visit.began
+        self._start("header", max(self._limits.header_s - past, 0))
 
     def data_received(self, data: bytes) -> None:
         """Take in a piece; a header that it began has to end in time."""
@@ -385,17 +325,22 @@ class TimedConnection(HttpToolsProtocol):
             return
         if was_in_header and self._is_in_header:
             self._header_size += len(data)
-            if self._header_size > self._header_bytes:
+            if self._header_size > self._limits.header_bytes:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
-        if self.is_idle:
-            self._start("rest" if self._is_in_body else "header")
+        if self.is_idle and self._is_in_body:  # answered before all of it was there
+            self._start("rest", self._limits.unread_s)
+        elif self.is_idle:
+            self._start("header", self._limits.header_s)
 
     def on_message_begin(self) -> None:
-        """Take in a header."""
+        """Take in a header, of one request at a time."""
+        if self.pipeline:
+            raise ValueError("a request before the last ones were answered")
         self._is_in_header, self._header_size = True, 0
         super().on_message_begin()
+        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""
@@ -412,7 +357,7 @@ class TimedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Wait for the peer to read."""
         super().pause_writing()
-        self._start("unread")
+        self._start("unread", self._limits.unread_s)
 
     def resume_writing(self) -> None:
         """Go on: the peer has read."""
@@ -424,45 +369,16 @@ class TimedConnection(HttpToolsProtocol):
         for name in tuple(self._timers):
             self._stop(name)
         super().connection_lost(exc)
+        self._visit.lost.set()
 
-    def _start(self, name: str, seconds: float | None = None) -> None:
+    def _start(self, name: str, seconds: float) -> None:
         """Cut the connection off in some time, unless that is going on already."""
         if name not in self._timers:
-            due = self._seconds[name] if seconds is None else seconds
-            self._timers[name] = self.loop.call_later(due, self.transport.abort)
+            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop(self, name: str) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-
-
-class Connection(TimedConnection):
-    """One that may say whose it is."""
-
-    def __init__(self, server: Server, visit: Visit) -> None:
-        limits = server.limits
-        past = time.monotonic() - visit.began  # TLS has had a part of it
-        super().__init__(
-            server,
-            server.logger,
-            first_s=max(limits.header_s - past, 0),
-            header_s=limits.header_s,
-            rest_s=limits.unread_s,
-            unread_s=limits.unread_s,
-            header_bytes=limits.header_bytes,
-        )
-        self._introduce = functools.partial(server.introduce, visit)
-        self._visit, visit.protocol = visit, self
-
-    def on_message_begin(self) -> None:
-        """Take in a header."""
-        super().on_message_begin()
-        self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Leave nothing behind."""
-        super().connection_lost(exc)
-        self._visit.lost.set()
 
 
 def origin_of(host: str) -> str:

@@ -20,21 +20,13 @@ from knnper.files import write_atomically
 from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"
-
 _COUNT_SUFFIX = ".num_train"
-
 Snapshot = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
 class AuthorizedFolder:
-    """The folder; changes in it take effect while the server runs.
-
-    Attributes
-    ----------
-    path
-        The folder.
-    """
+    """The folder; changes in it take effect while the server runs."""
 
     path: Path
 
@@ -43,21 +35,12 @@ class AuthorizedFolder:
         return sorted(file.name.removesuffix(_SUFFIX) for file in self._files())
 
     def key(self, name: str) -> ec.EllipticCurvePublicKey:
-        """Return the public key of the client ``name``.
-
-        Raises
-        ------
-        CredentialError
-            If the name is not allowed, or there is no such file with a key.
-        """
+        """Return the public key of the client ``name``."""
         require_name(name)
         return read_public_key(self._file(name))
 
     def keys(self) -> tuple[Mapping[str, ec.EllipticCurvePublicKey], list[str]]:
-        """Return all clients' keys by name, and what is wrong with other files.
-
-        Where two files hold the same key, the first by name counts.
-        """
+        """Return all clients' keys by name, and what is wrong with other files."""
         keys: dict[str, ec.EllipticCurvePublicKey] = {}
         owners: dict[str, str] = {}
         problems = []
@@ -91,17 +74,7 @@ class AuthorizedFolder:
     def add(
         self, name: str, key: ec.EllipticCurvePublicKey, num_train: int | None = None
     ) -> None:
-        """Let the client ``name`` with ``key`` in.
-
-        Where it is given, ``num_train`` is on how many examples it trains, whatever it
-        says.
-
-        Raises
-        ------
-        CredentialError
-            If the name is not allowed or taken, another name has this key, or the
-            number is no client's.
-        """
+        """Let the client ``name`` with ``key`` in."""
         require_name(name)
         if num_train is not None and not 1 <= num_train <= LARGEST_COUNT:
             raise CredentialError(
@@ -122,15 +95,7 @@ class AuthorizedFolder:
         write_public_key(self._file(name), key)
 
     def remove(self, name: str) -> None:
-        """Let the client ``name`` in no longer.
-
-        Raises
-        ------
-        CredentialError
-            If the name is not allowed.
-        RunError
-            If there is no such client.
-        """
+        """Let the client ``name`` in no longer."""
         require_name(name)
         try:
             self._file(name).unlink()
@@ -163,13 +128,7 @@ class AuthorizedFolder:
 
 
 def require_name(name: str) -> None:
-    """Refuse ``name`` for a client unless it can name a file as well.
-
-    Raises
-    ------
-    CredentialError
-        If it is not allowed.
-    """
+    """Refuse ``name`` for a client unless it can name a file as well."""
     if not is_name(name):
         raise CredentialError(
             f"{name!r} cannot be a client's name; expected letters, digits, '.', '_' "
@@ -190,20 +149,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Registered:
-    """A client that may connect.
-
-    Attributes
-    ----------
-    name
-        What it is called; unique.
-    key_sha256
-        Fingerprint of its key; unique.
-    source
-        ``folder`` if it is there because of a file among the authorized keys, which
-        can be taken away again; ``flower`` if it was registered with Flower's command.
-    num_train
-        On how many examples it trains, where the operator fixed that.
-    """
+    """A client that may connect."""
 
     name: str
     key_sha256: str
@@ -219,13 +165,7 @@ def write_roster(path: Path, nodes: Mapping[str, Registered]) -> None:
 
 
 def read_roster(path: Path) -> dict[str, Registered]:
-    """Return the clients by node id; none without a file.
-
-    Raises
-    ------
-    RunError
-        If the file holds something else.
-    """
+    """Return the clients by node id; none without a file."""
     if not path.exists():
         return {}
     try:

@@ -1,7 +1,5 @@
 """All that is looked at of one server."""
 
-import fcntl
-import os
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from knnper.errors import CredentialError, RunError
+from knnper.files import lock_holder
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, census
 from knnper.server.link.setup import LOCK
@@ -49,13 +48,7 @@ _LOG = "the server's log says why; a key that was removed cannot come back"
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a server.
-
-    Attributes
-    ----------
-    settings
-        Of the server.
-    """
+    """The clients of a server."""
 
     settings: ServerSettings
 
@@ -106,13 +99,7 @@ _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the server shows to clients.
-
-    Attributes
-    ----------
-    files
-        Where it is.
-    """
+    """What the server shows to clients."""
 
     files: TlsFiles
 
@@ -170,23 +157,14 @@ def _no_passphrase() -> str:
 
 
 _HEALTH = "/health"
-
 _OK = 200
-
 _SILENT_S = 30.0
-
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a server listens.
-
-    Attributes
-    ----------
-    settings
-        Of the server.
-    """
+    """Where a server listens."""
 
     settings: ServerSettings
 
@@ -259,17 +237,7 @@ class Ports:
 
 def is_running(state: Path) -> bool:
     """Return whether a server holds the folder ``state``; it notices nothing."""
-    try:
-        descriptor = os.open(state / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return lock_holder(state / LOCK) is not None
 
 
 def _free(address: Address, setting: str) -> Finding:
@@ -289,10 +257,7 @@ def _taken(address: Address, setting: str) -> Finding:
 
 
 def server_checks(settings: ServerSettings) -> list[Check]:
-    """Return the checks of a server, in the order in which they make sense.
-
-    None of them changes anything, whether the server runs or not.
-    """
+    """Return the checks of a server, in the order in which they make sense."""
     return list(_checks(settings))
 
 

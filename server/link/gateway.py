@@ -28,20 +28,14 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as _PROTOBUF
 from google.protobuf.message import Message
 
 from knnper.server.link.gateway_rules import (
-    ACTIVATE,
-    DEACTIVATE,
-    HEALTH,
-    PUSH_OBJECT,
     Caller,
     Clients,
     Refusal,
     Rules,
     key_of,
-    kind_of_path,
     parsed,
     raw_path,
     with_reason,
@@ -53,40 +47,35 @@ from knnper.transport.diagnosis import (
     own_versions,
     with_standing,
 )
+from knnper.transport.flower_protocol import (
+    ACTIVATE,
+    ATTACKS,
+    DEACTIVATE,
+    HEALTH,
+    PROTOBUF,
+    PUSH_OBJECT,
+    REQUESTS,
+)
 from knnper.transport.sockets import origin_of
 
 logger = logging.getLogger(__name__)
-
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-
 _WINDOW_S = 10.0
-
 _WINDOW_BYTES = 100_000
 """A body's next 100 kB, or its rest, arrive within 10 s: Flower gives a reply up that
 does not get on for 180 s, which is an object of 5 MB at three times that pace."""
 
 _LONGEST_WAIT_S = 4.0  # for other bodies to be done; then the client tries again
-
 _REQUESTS_OF_A_KEY = 16  # at a time; a SuperNode has five
-
 _QUIET_SECONDS = 60.0
-
 _MOST_REMEMBERED = 1000
-
 _LONGEST = 1000  # characters
-
 _LONGEST_PART = 200
 
 
 @dataclass
 class Meter:
-    """Bytes of bodies that are held at a time: in all, of an address, of a key.
-
-    Attributes
-    ----------
-    in_all, of_address, of_key
-        Most of them.
-    """
+    """Bytes of bodies that are held at a time: in all, of an address, of a key."""
 
     in_all: int
     of_address: int
@@ -177,17 +166,7 @@ class Notices:
         self.said: dict[tuple[str, str], float] = {}
 
     def warn(self, host: str, kind: str, message: str) -> None:
-        """Write ``message`` about ``host`` to the log, unless its like was just said.
-
-        Parameters
-        ----------
-        host
-            Whom it is about.
-        kind
-            What counts as the same. Strangers must not be able to make up new ones.
-        message
-            Is cut after 1000 characters; what is not printable is escaped.
-        """
+        """Log ``message`` about ``host``, unless its like was just said."""
         if self.is_news(host, kind):
             logger.warning("%s: %s", host, plain(message, _LONGEST))
 
@@ -218,10 +197,7 @@ def plain(text: str, longest: int = _LONGEST_PART) -> str:
 
 
 def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
-    """Return a logger that says to ``noisy`` the same once a minute at most.
-
-    What is filled into a text does not make it another one.
-    """
+    """Return a logger that says to ``noisy`` the same once a minute at most."""
     notices = Notices()
     quiet = logging.Logger(noisy.name)
     quiet.parent = noisy
@@ -230,17 +206,11 @@ def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
 
 
 Scope = Mapping[str, Any]
-
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-
 Headers = list[tuple[bytes, bytes]]
-
 _PASSED_BACK = frozenset({"content-type", "content-length"})
-
 _PASSED_ON = frozenset({"content-type", "accept"})
-
 _FLOWERS = "flwr-"
-
 _LONGEST_ERROR = 64 * 1024
 
 _IS_CONNECTED = (
@@ -250,17 +220,12 @@ _IS_CONNECTED = (
 )
 
 _NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
-
 _LOOK_S = 0.1
 
 
 @dataclass
 class Presence:
-    """When each registered client was last heard of, by the key of its client.
-
-    Flower tells a client neither that nor its name, and `knnper site doctor` asks for
-    both; see `knnper.transport.diagnosis`.
-    """
+    """When each registered client was last heard of, by the key of its client."""
 
     clients: Clients
     heard: dict[str, float] = field(default_factory=dict)
@@ -276,10 +241,7 @@ class Presence:
             self.heard = {one: last for one, last in self.heard.items() if one in known}
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
-        """Return what to tell a client that asked in the way of the doctor's.
-
-        Flower refuses what it cannot read with this status as well.
-        """
+        """Return what to tell a client that asked in the way of the doctor's."""
         if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
         heard = self.heard.get(key)
@@ -289,25 +251,7 @@ class Presence:
 
 @dataclass(frozen=True)
 class Gateway:
-    """An ASGI application in front of Flower.
-
-    Attributes
-    ----------
-    upstream
-        Reaches Flower; its base address is Flower's own port.
-    rules
-        What is let through, and who is registered.
-    replies
-        What was sent to clients, and what they answer.
-    meter
-        How much at a time.
-    look
-        Called when a client may have been registered by other means.
-    notices
-        What is said of refusals.
-    presence
-        Which clients are heard of.
-    """
+    """An ASGI application in front of Flower."""
 
     upstream: httpx.AsyncClient
     rules: Rules
@@ -376,11 +320,11 @@ class Gateway:
         if isinstance(request, PushObjectRequest):
             await passed_on()
             told = PushObjectResponse(stored=True).SerializeToString()
-            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
         elif isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             told = self.replies.announce(caller, request)
-            await _answer(send, HTTPStatus.OK, told, _PROTOBUF)
+            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
         else:
             await self._pass_on(scope, headers, caller, node_id, request, send)
             return
@@ -418,7 +362,7 @@ class Gateway:
             if isinstance(request, PullMessagesRequest):
                 told = await response.aread()
                 self.replies.sent(node_id, told)
-                await _answer(send, response.status_code, told, _PROTOBUF)
+                await _answer(send, response.status_code, told, PROTOBUF)
             else:
                 if fetched is not None:
                     fetched(int(response.headers.get("content-length", 0)))
@@ -487,10 +431,12 @@ class Gateway:
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
+        is_known = path in REQUESTS or path in ATTACKS
+        kind = path if is_known else "another path"
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),
-            f"{who}: {kind_of_path(path)}: {refusal.why}",
+            f"{who}: {kind}: {refusal.why}",
             f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
         )
 

@@ -14,45 +14,36 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-)
-from flwr.supercore.error import ApiErrorCode
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_public_key,
-    uses_nist_ec_curve,
-    verify_signature,
-)
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import DecodeError, Message
 
 from knnper.server.link.authorized import Registered
 from knnper.transport.credentials import fingerprint
-
-HEALTH = "/health"
-FLEET = "/v1/fleet/"
-ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
-PULL_MESSAGES, PUSH_MESSAGES = f"{FLEET}pull-messages", f"{FLEET}push-messages"
-PULL_OBJECT, PUSH_OBJECT = f"{FLEET}pull-object", f"{FLEET}push-object"
-CONFIRM = f"{FLEET}confirm-message-received"
-GET_RUN, GET_FAB = f"{FLEET}get-run", f"{FLEET}get-fab"
-
-# Without authentication, nodes register themselves.
-_SELF_REGISTRATION = frozenset({f"{FLEET}register-node", f"{FLEET}unregister-node"})
-_FLEETS = frozenset(
-    path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith(FLEET)
+from knnper.transport.flower_protocol import (
+    ACTIVATE,
+    AGO_S,
+    AHEAD_S,
+    FORBIDDEN,
+    HEALTH,
+    KEY_NEEDED,
+    NOT_ACCEPTED,
+    PUBLIC_KEY,
+    PUSH_MESSAGES,
+    PUSH_OBJECT,
+    REGISTER,
+    REQUESTS,
+    SIGNATURE,
+    TIMESTAMP,
+    UNREADABLE,
+    UNREGISTER,
+    FlowerError,
+    is_signature,
+    read_public_key,
 )
-_FLOWERS = frozenset(path for _, path in PROTOBUF_REQUEST_TYPES)
 
 _LARGEST = 16_384  # bytes of a request that names a node, a run and an object
 _LARGEST_ANNOUNCEMENT = 1_000_000  # bytes; the tree of a reply of 10,000 arrays
 _LARGEST_KEY = 1000  # characters of a public key's header
-_CLOCK_TOLERANCE = 5.0  # seconds; what Flower allows a client to be ahead
-_LONGEST_AGO = 300.0  # seconds; what Flower allows a signature to be old
 
 
 class Refusal(Exception):
@@ -76,27 +67,19 @@ class Refusal(Exception):
         status: int,
         why: str,
         details: str = "",
-        code: int = ApiErrorCode.FORBIDDEN_ACTION,
+        code: int = FORBIDDEN,
     ) -> None:
         super().__init__(f"{why}: {details}" if details else why)
-        self.status, self.why, self.code = HTTPStatus(status), why, int(code)
+        self.status, self.why, self.code = HTTPStatus(status), why, code
 
     def body(self) -> bytes:
         """Return the answer as Flower's clients read it: JSON."""
-        return json.dumps({"code": self.code, "detail": str(self)}).encode()
+        return FlowerError(self.code, str(self)).as_json()
 
 
 @dataclass
 class Clients:
-    """Who is registered, as the gateway knows it.
-
-    Attributes
-    ----------
-    names
-        Clients' names by their keys' fingerprints; replaced as a whole.
-    nodes
-        Flower's ids of their nodes, likewise.
-    """
+    """Who is registered, as the gateway knows it."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -120,17 +103,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decides which requests are let through.
-
-    Attributes
-    ----------
-    insecure
-        Whether nodes register themselves, with any key.
-    max_body
-        Largest body, in bytes.
-    clients
-        Who is registered.
-    """
+    """Decides which requests are let through."""
 
     insecure: bool
     max_body: int
@@ -143,15 +116,15 @@ class Rules:
             raise Refusal(400, "found a header that is not printable ASCII")
         if path == HEALTH and method in ("GET", "HEAD"):
             return
-        if path in _SELF_REGISTRATION and not self.insecure:
+        if path in (REGISTER, UNREGISTER) and not self.insecure:
             raise Refusal(
                 412,  # SuperNodes take 403 for the end of a run and print nothing
                 "this federation lets in registered clients only",
                 "start the client with its private key, and have its operator send you "
                 "one if it has none (knnper fed add-client)",
-                ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED,
+                KEY_NEEDED,
             )
-        if method != "POST" or path not in _FLEETS:
+        if method != "POST" or path not in REQUESTS:
             raise Refusal(
                 403,
                 "This is the clients' port of the federation",
@@ -172,19 +145,23 @@ class Rules:
         key, public_key, found = shown
         name = self.clients.names.get(key, "")
         ahead = _seconds_ahead(headers)
-        if ahead is None or not -_LONGEST_AGO < ahead < _CLOCK_TOLERANCE:
+        if ahead is None or not -AGO_S < ahead < AHEAD_S:
             raise Refusal(401, *_wrong_time(name or key, ahead))
-        timestamp = headers[TIMESTAMP_HEADER].encode()
-        signature = _decoded(headers.get(FLEET_HTTP_SIGNATURE_HEADER, ""))
+        timestamp = headers[TIMESTAMP].encode()
+        signature = _decoded(headers.get(SIGNATURE, ""))
         if not name and not self.insecure and path != ACTIVATE:
             raise _unknown(key, 401)
-        if not verify_signature(found, timestamp, signature):
+        if not is_signature(found, timestamp, signature):
             whose = name or "a client"
             raise Refusal(401, f"The signature of {whose} is not that of its key", key)
         if not name and not self.insecure:
             # Flower answers nothing else to a key that it does not know.
             raise _unknown(key, 412)
-        signed = {one: headers[one] for one in _SIGNATURE if one in headers}
+        signed = {
+            one: headers[one]
+            for one in (PUBLIC_KEY, SIGNATURE, TIMESTAMP)
+            if one in headers
+        }
         node_id = self.clients.nodes.get(key)
         return Caller(key, public_key, name or f"node {node_id}", node_id, signed)
 
@@ -219,21 +196,14 @@ class Rules:
         return node_id
 
 
-_SIGNATURE = (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-)
-
-
 def parsed(path: str, body: bytes | bytearray) -> Message:
     """Return a body as Flower reads it."""
-    request = PROTOBUF_REQUEST_TYPES["POST", path]()
+    request = REQUESTS[path]()
     try:
         request.ParseFromString(bytes(body))
     except (DecodeError, RecursionError) as error:
-        code = ApiErrorCode.INVALID_PROTOBUF_PAYLOAD
-        raise Refusal(400, "the body is not what Flower sends", code=code) from error
+        why = "the body is not what Flower sends"
+        raise Refusal(400, why, code=UNREADABLE) from error
     return request
 
 
@@ -251,11 +221,6 @@ def key_of(headers: Mapping[str, str]) -> str:
     return "" if shown is None else shown[0]
 
 
-def kind_of_path(path: str) -> str:
-    """Return ``path`` if Flower has it, else one word for all others."""
-    return path if path in _FLOWERS else "another path"
-
-
 def raw_path(scope: Mapping[str, Any]) -> str:
     """Return the path and query of a request as they came, undecoded."""
     path: str = scope["raw_path"].decode("latin-1")
@@ -266,20 +231,15 @@ def raw_path(scope: Mapping[str, Any]) -> str:
 def _key_in(
     headers: Mapping[str, str],
 ) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
-    header = headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, "")
+    header = headers.get(PUBLIC_KEY, "")
     return _read_key(header) if len(header) <= _LARGEST_KEY else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _read_key(header: str) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
     pem = _decoded(header)
-    try:
-        key: object = bytes_to_public_key(pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return None
-    if isinstance(key, ec.EllipticCurvePublicKey) and uses_nist_ec_curve(key):
-        return fingerprint(key), pem, key
-    return None
+    key = read_public_key(pem)
+    return None if key is None else (fingerprint(key), pem, key)
 
 
 def _decoded(value: str) -> bytes:
@@ -292,7 +252,7 @@ def _decoded(value: str) -> bytes:
 
 def _seconds_ahead(headers: Mapping[str, str]) -> float | None:
     try:
-        signed = datetime.fromisoformat(headers.get(TIMESTAMP_HEADER, ""))
+        signed = datetime.fromisoformat(headers.get(TIMESTAMP, ""))
         return (signed - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
         return None
@@ -314,7 +274,7 @@ def _unknown(key: str, status: int) -> Refusal:
         "The key is not registered with this federation, or no longer",
         f"{key}. Send the public key (.pub) to the federation's operator, who runs: "
         "knnper fed register SERVER.yaml NAME NAME.key.pub",
-        ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
+        NOT_ACCEPTED,
     )
 
 

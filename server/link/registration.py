@@ -1,27 +1,24 @@
 """Brings Flower's registrations in line with the folder of authorized keys."""
 
-import contextlib
 import logging
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
+    ListNodesResponse,
     ListRunsRequest,
+    ListRunsResponse,
     RegisterNodeRequest,
+    RegisterNodeResponse,
     UnregisterNodeRequest,
 )
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
-from flwr.supercore.primitives.asymmetric import (
-    bytes_to_public_key,
-    public_key_to_bytes,
-)
+from google.protobuf.message import Message
 
 from knnper.errors import RunError
 from knnper.experiment import is_name
@@ -34,25 +31,21 @@ from knnper.server.link.authorized import (
 from knnper.server.link.superlink import control_authority
 from knnper.server.settings import ServerSettings
 from knnper.transport.credentials import Address, fingerprint
+from knnper.transport.flower_protocol import (
+    CONTROL,
+    FlowerError,
+    http_client,
+    post,
+    public_pem,
+    read_public_key,
+)
 
 UNREGISTERED = "unregistered"
 
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode that Flower knows.
-
-    Attributes
-    ----------
-    node_id
-        Flower's number, as decimal text.
-    name
-        What it was registered as; may be empty.
-    key_sha256
-        Fingerprint of its public key.
-    status
-        ``registered``, ``online``, ``offline`` or ``unregistered``.
-    """
+    """A SuperNode that Flower knows."""
 
     node_id: str
     name: str
@@ -62,17 +55,7 @@ class Node:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How Flower says that a run is getting on.
-
-    Attributes
-    ----------
-    state
-        ``pending``, ``starting``, ``running`` or ``finished``.
-    outcome
-        ``completed``, ``failed`` or ``stopped`` of a finished run, else empty.
-    details
-        What Flower says of it.
-    """
+    """How Flower says that a run is getting on."""
 
     state: str
     outcome: str = ""
@@ -85,29 +68,13 @@ class RunStatus:
 
 
 class ControlPort:
-    """A connection to the SuperLink's own port; close it, or use ``with``.
-
-    Parameters
-    ----------
-    address
-        Where it is.
-    ca
-        Certificate of the authority that the port's certificate is from; None
-        without TLS.
-
-    Raises
-    ------
-    RunError
-        If there is no such certificate, as before the server's first start.
-    """
+    """A connection to the SuperLink's own port; close it, or use ``with``."""
 
     def __init__(self, address: Address, ca: Path | None) -> None:
         if ca is not None and not ca.exists():
             raise RunError(f"the server has never run: there is no {ca}; start it")
         self._address = address
-        self._client = ControlHttpClient.from_server_address(
-            str(address), ca is None, None if ca is None else ca.read_bytes(), []
-        )
+        self._client = http_client(str(address), ca, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -125,142 +92,73 @@ class ControlPort:
         self._client.close()
 
     def nodes(self) -> list[Node]:
-        """Return all nodes that were ever registered.
-
-        Raises
-        ------
-        RunError
-            If the port cannot be reached or refuses.
-        """
-        with self._telling("list the nodes"):
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        """Return all nodes that were ever registered."""
+        told = self._asked("list the nodes", "list-nodes", ListNodesRequest())
         return [
             Node(str(one.node_id), one.name, _key_sha256(one.public_key), one.status)
-            for one in found
+            for one in ListNodesResponse.FromString(told).nodes_info
         ]
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
-        """Register the client ``name``; return its node id.
-
-        Raises
-        ------
-        RunError
-            If Flower knows the key already, also if that was removed, or as `nodes`.
-        """
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-        with self._telling(f"register {name}"):
-            return str(self._client.RegisterNode(request).node_id)
+        """Register the client ``name``; return its node id."""
+        request = RegisterNodeRequest(public_key=public_pem(key), name=name)
+        told = self._asked(f"register {name}", "register-node", request)
+        return str(RegisterNodeResponse.FromString(told).node_id)
 
     def unregister(self, node_id: str) -> None:
-        """Take the node's registration away; it cannot be given back to its key.
-
-        Raises
-        ------
-        RunError
-            As `nodes`.
-        """
-        with self._telling(f"remove the node {node_id}"):
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=int(node_id)))
+        """Take the node's registration away; it cannot be given back to its key."""
+        request = UnregisterNodeRequest(node_id=int(node_id))
+        self._asked(f"remove the node {node_id}", "unregister-node", request)
 
     def run_status(self, run_id: int) -> RunStatus:
-        """Return how a run is getting on.
-
-        Raises
-        ------
-        RunError
-            If Flower does not know the run, or as `nodes`.
-        """
-        with self._telling(f"find the run {run_id}"):
-            found = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+        """Return how a run is getting on."""
+        request = ListRunsRequest(run_id=run_id)
+        told = self._asked(f"find the run {run_id}", "list-runs", request)
+        found = ListRunsResponse.FromString(told).run_dict
         if run_id not in found:
             raise RunError(
                 f"the server knows no run {run_id}: its database may have been removed"
             )
-        told = found[run_id].status
-        return RunStatus(told.status, told.sub_status, told.details)
+        status = found[run_id].status
+        return RunStatus(status.status, status.sub_status, status.details)
 
     def run_of_bundle(self, version: str) -> int | None:
-        """Return the run of the bundle ``version``, if it is among the last 20.
-
-        Raises
-        ------
-        RunError
-            As `nodes`.
-        """
-        with self._telling("list the runs"):
-            found = self._client.ListRuns(ListRunsRequest()).run_dict
+        """Return the run of the bundle ``version``, if it is among the last 20."""
+        told = self._asked("list the runs", "list-runs", ListRunsRequest())
+        found = ListRunsResponse.FromString(told).run_dict
         runs = (run_id for run_id, run in found.items() if run.fab_version == version)
         return next(runs, None)
 
-    @contextlib.contextmanager
-    def _telling(self, action: str) -> Iterator[None]:
+    def _asked(self, action: str, path: str, request: Message) -> bytes:
         try:
-            yield
-        except httpx.HTTPStatusError as error:
-            refused = FlowerError.from_json(error.response.text)
-            reason = refused.message if refused else str(error)
-            raise RunError(f"Flower did not {action}: {reason}") from error
+            answer = post(self._client, CONTROL + path, request)
         except httpx.HTTPError as error:
             raise RunError(
                 f"Flower's control port {self._address} cannot be reached to {action} "
                 f"({error}); does the server run on this machine?"
             ) from error
+        if answer.is_success:
+            return answer.content
+        why = FlowerError.of(answer.text).detail or f"HTTP {answer.status_code}"
+        raise RunError(f"Flower did not {action}: {why}")
 
 
 def _key_sha256(public_key: bytes) -> str:
-    return fingerprint(bytes_to_public_key(public_key))
+    key = read_public_key(public_key)
+    return "" if key is None else fingerprint(key)
 
 
 logger = logging.getLogger(__name__)
 
 
-class Registry(Protocol):
-    """What registration needs of Flower; see `ControlPort`."""
-
-    def nodes(self) -> list[Node]:
-        """Return all nodes that were ever registered."""
-
-    def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
-        """Register a client; return its node id."""
-
-    def unregister(self, node_id: str) -> None:
-        """Take a node's registration away."""
-
-
 def reconcile(
     folder: AuthorizedFolder,
-    registry: Registry,
+    registry: ControlPort,
     roster_file: Path,
     *,
     by_key: bool = True,
 ) -> dict[str, Registered]:
-    """Register who is new in ``folder``, remove who left it; write the roster.
-
-    Nodes that were registered with Flower's own command stay, and are in the roster
-    under the name given there. Without the roster of before, such a node cannot be
-    told from a client whose key left the folder, and is removed like one.
-
-    Parameters
-    ----------
-    folder
-        The authorized keys.
-    registry
-        Flower.
-    roster_file
-        Where the clients are written.
-    by_key
-        Whether clients have to prove a key; else whoever comes is a client.
-
-    Returns
-    -------
-    dict
-        The roster: clients by node id.
-
-    Raises
-    ------
-    RunError
-        If Flower cannot be reached, or the folder is missing.
-    """
+    """Register who is new in ``folder``, remove who left it; write the roster."""
     if not folder.path.is_dir():
         raise RunError(
             f"there is no folder {folder.path}; registrations stay as they are"
@@ -290,7 +188,7 @@ class _Ledger:
         keys: Mapping[str, ec.EllipticCurvePublicKey],
         counts: Mapping[str, int],
         before: Mapping[str, Registered],
-        registry: Registry,
+        registry: ControlPort,
         *,
         adopts: bool,
     ) -> None:
@@ -367,19 +265,7 @@ AUTHORIZED = "authorized"
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """One client.
-
-    Attributes
-    ----------
-    name
-        The client's.
-    status
-        ``authorized``, or as in `Node`.
-    key_sha256
-        Fingerprint of its key.
-    node_id
-        Flower's number; None if it is not registered.
-    """
+    """One client."""
 
     name: str
     status: str
@@ -393,15 +279,7 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class Census:
-    """All clients, sorted by name, and what could not be found out.
-
-    Attributes
-    ----------
-    clients
-        Everyone who may connect.
-    problems
-        Unreadable keys, a server that does not run.
-    """
+    """All clients, sorted by name, and what could not be found out."""
 
     clients: tuple[ClientStatus, ...]
     problems: tuple[str, ...]

@@ -28,15 +28,7 @@ from typing import IO
 
 import httpx
 from flwr.app import ConfigRecord, MetricRecord
-from flwr.app.error import Error
-from flwr.app.message.message import make_message
-from flwr.common.constant import (
-    MESSAGE_TTL_TOLERANCE,
-    SUPERLINK_NODE_ID,
-    ErrorCode,
-)
-from flwr.common.serde import message_to_proto
-from flwr.common.serde_utils import metadata_from_proto
+from flwr.proto.error_pb2 import Error
 from flwr.proto.fleet_pb2 import (
     PullMessagesResponse,
     PushMessagesRequest,
@@ -48,18 +40,23 @@ from flwr.proto.message_pb2 import (
     ObjectTree,
     PushObjectRequest,
 )
-from flwr.supercore.error import FlowerError
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_head_values_from_object_content as head_of,
-)
-from flwr.supercore.inflatable.inflatable_object import (
-    is_valid_sha256_hash,
-    iterate_object_tree,
-)
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 
-from knnper.server.link.gateway_rules import PUSH_MESSAGES, PUSH_OBJECT, Caller, Refusal
+from knnper.server.link.gateway_rules import Caller, Refusal
+from knnper.transport.flower_protocol import (
+    MESSAGE_UNAVAILABLE,
+    PROTOBUF,
+    PUSH_MESSAGES,
+    PUSH_OBJECT,
+    SUPERLINK,
+    TTL_TOLERANCE_S,
+    FlowerError,
+    body_of,
+    head_of,
+    is_object_id,
+    leaf,
+    parts_of,
+)
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 
 _STALLED_S = 180.0  # without another object; as long as Flower waits
@@ -147,27 +144,14 @@ class _Upload:
                 continue
             content = self.read(name)
             if head_of(content)[0] == "Array":
-                times = Counter(json.loads(_body(content))["arraychunk_ids"])
+                times = Counter(json.loads(body_of(content))["arraychunk_ids"])
                 sizes = [self.places[child][1] for child in head_of(content)[1]]
                 total += sum(sizes[one] * count for one, count in times.items())
         return total
 
 
 class Replies:
-    """Takes replies in, and passes them on.
-
-    Parameters
-    ----------
-    upstream
-        Reaches Flower.
-    folder
-        Where replies are kept while they come in.
-    quota
-        Bytes that a client may send in one run; None for the sum of what its replies
-        may be.
-    warn
-        Is told what no client is told; see `Notices.warn`.
-    """
+    """Takes replies in, and passes them on."""
 
     def __init__(
         self, upstream: httpx.AsyncClient, folder: Path, quota: int | None, warn: Warn
@@ -184,7 +168,7 @@ class Replies:
         for message, tree in zip(
             told.messages_list, told.message_object_trees, strict=True
         ):
-            objects = {one.object_id: 0 for one in iterate_object_tree(tree)}
+            objects = {one.object_id: 0 for one in parts_of(tree)}
             of_node = self._sent.setdefault(node_id, {})
             of_node[message.metadata.message_id] = _Sent(message.metadata, objects)
 
@@ -365,18 +349,16 @@ class Replies:
         await self._post(PUSH_OBJECT, body, upload.caller)
 
     async def _post(self, path: str, body: bytes, caller: Caller) -> bytes:
-        headers = {**caller.signature, "content-type": PROTOBUF_MEDIA_TYPE}
+        headers = {**caller.signature, "content-type": PROTOBUF}
         try:
             answer = await self._upstream.post(path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise unreachable(error) from error
         if answer.is_success:
             return answer.content
-        told = FlowerError.from_json(answer.text)
+        told = FlowerError.of(answer.text)
         status = answer.status_code if answer.status_code < 500 else 503
-        if told is None:
-            raise Refusal(status, "Flower refused this reply")
-        raise Refusal(status, told.message, told.public_details or "", told.code)
+        raise Refusal(status, told.detail, told.extra, told.code)
 
     async def _excuse(self, sent: _Sent, upload: _Upload, refusal: Refusal) -> None:
         """Answer with an error instead, in the client's name, and end the upload."""
@@ -385,21 +367,20 @@ class Replies:
         self._over(sent, upload)
         why = f"the gateway refused this reply: {refusal}"
         asked = upload.request
-        metadata = Metadata()
-        metadata.CopyFrom(asked.messages_list[0].metadata)
-        error = Error(ErrorCode.MESSAGE_UNAVAILABLE, why)
-        message = make_message(metadata_from_proto(metadata), error=error)
-        proto = message_to_proto(message)
-        proto.metadata.message_id = message.object_id
+        message = Message(error=Error(code=MESSAGE_UNAVAILABLE, reason=why))
+        message.metadata.CopyFrom(asked.messages_list[0].metadata)
+        message.metadata.message_id = ""
+        content = leaf("Message", message.SerializeToString(deterministic=True))
+        message.metadata.message_id = hashlib.sha256(content).hexdigest()
         excuse = PushMessagesRequest(
             node=asked.node,
-            messages_list=[proto],
-            message_object_trees=[ObjectTree(object_id=message.object_id)],
+            messages_list=[message],
+            message_object_trees=[ObjectTree(object_id=message.metadata.message_id)],
         )
         try:
             told = await self._announce(excuse, upload.caller)
             for name in told.objects_to_push:
-                await self._push(upload, told.session_id, name, message.deflate())
+                await self._push(upload, told.session_id, name, content)
         except Refusal as unheard:
             said = f"the run was not told that its reply is refused: {unheard}"
             self._warn(upload.caller.name, unheard.why, said)
@@ -475,9 +456,9 @@ def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
 def _children(tree: ObjectTree) -> Children:
     """Return each object's children: the same wherever the object stands."""
     found: dict[str, tuple[str, ...]] = {}
-    for one in iterate_object_tree(tree):
+    for one in parts_of(tree):
         children = tuple(child.object_id for child in one.children)
-        if not is_valid_sha256_hash(one.object_id):
+        if not is_object_id(one.object_id):
             raise _false("found an id that is no SHA-256")
         if len(set(children)) != len(children):
             raise _false("found an object twice below another")
@@ -488,13 +469,13 @@ def _children(tree: ObjectTree) -> Children:
 
 def _check_answer(reply: Metadata, asked: Metadata) -> None:
     """Refuse metadata that are not those of an answer to ``asked``."""
-    ends = asked.created_at + asked.ttl + MESSAGE_TTL_TOLERANCE
+    ends = asked.created_at + asked.ttl + TTL_TOLERANCE_S
     is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
     if not is_in_time or reply.created_at + reply.ttl > ends:
         raise _false("found a time that is not that of an answer")
     if (
         reply.run_id != asked.run_id
-        or reply.dst_node_id != SUPERLINK_NODE_ID
+        or reply.dst_node_id != SUPERLINK
         or reply.message_type != asked.message_type
         or reply.group_id != asked.group_id
     ):
@@ -527,7 +508,7 @@ def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> No
 def _is_right(
     kind: str, content: bytes, children: tuple[str, ...], announced: Metadata
 ) -> bool:
-    body = _body(content)
+    body = body_of(content)
     if kind == "Message":
         told, expected = Message.FromString(body), Metadata()
         expected.CopyFrom(announced)
@@ -543,7 +524,3 @@ def _is_right(
         )
     _RECORDS[kind](content)
     return not children
-
-
-def _body(content: bytes) -> bytes:
-    return content[content.index(b"\0") + 1 :]

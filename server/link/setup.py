@@ -33,13 +33,7 @@ LOCK = "lock"
 
 @dataclass(frozen=True)
 class FederationFolder:
-    """A folder with the server's files, the authority's and each client's.
-
-    Attributes
-    ----------
-    path
-        The folder.
-    """
+    """A folder with the server's files, the authority's and each client's."""
 
     path: Path
 
@@ -64,30 +58,13 @@ class FederationFolder:
         return self.path / "ca"
 
     def client(self, name: str) -> Path:
-        """Return what goes to the machine of the client ``name``.
-
-        Raises
-        ------
-        CredentialError
-            If the name is not allowed.
-        """
+        """Return what goes to the machine of the client ``name``."""
         require_name(name)
         return self.path / "clients" / name
 
 
 def server_file(place: Path) -> Path:
-    """Return the server's YAML file at ``place``.
-
-    Parameters
-    ----------
-    place
-        The file itself, or the folder that ``knnper fed init`` made.
-
-    Raises
-    ------
-    RunError
-        If there is none.
-    """
+    """Return the server's YAML file at ``place``."""
     if not place.is_dir():
         return place
     for file in (FederationFolder(place).server_file, place / "server.yaml"):
@@ -100,16 +77,11 @@ def server_file(place: Path) -> Path:
 
 
 logger = logging.getLogger(__name__)
-
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def keep_to_owner(folder: Path) -> None:
-    """Make ``folder``, and let nobody else into what is in it, now and later.
-
-    What this process and those that it starts write from now on has the permissions
-    0700 and 0600.
-    """
+    """Make ``folder``, and let nobody else into what is in it, now and later."""
     os.umask(_OTHERS)
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
@@ -147,7 +119,6 @@ state: state                  # what the server keeps: registrations, runs, logs
 """
 
 _SERVER_TLS = "tls: {ca: ca.crt, certificate: server.crt, key: server.key}"
-
 _SERVER_INSECURE = "insecure: true                # no encryption, no authentication"
 
 _CLIENT = """\
@@ -195,21 +166,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Founding:
-    """What a new federation is to be.
-
-    Attributes
-    ----------
-    hosts
-        Names and addresses of the server's machine; clients are told the first.
-    port
-        The gateway's.
-    control_port
-        Flower's own, on the server's machine only.
-    insecure
-        Whether to do without certificates and keys.
-    server_days, authority_days
-        How long the certificates are valid.
-    """
+    """What a new federation is to be."""
 
     hosts: Sequence[str]
     port: int = 8443
@@ -220,13 +177,7 @@ class Founding:
 
 
 def found(folder: FederationFolder, founding: Founding) -> None:
-    """Write the files of the server and of the authority.
-
-    Raises
-    ------
-    RunError
-        If there is a federation already.
-    """
+    """Write the files of the server and of the authority."""
     if folder.server_file.exists():
         raise RunError(
             f"{folder.path} holds a federation already; choose another folder, or add "
@@ -242,26 +193,7 @@ def found(folder: FederationFolder, founding: Founding) -> None:
 def add_client(
     folder: FederationFolder, name: str, server: Address, num_train: int | None = None
 ) -> Path:
-    """Write the files of a new client and let it in; return the client's folder.
-
-    Parameters
-    ----------
-    folder
-        The federation's.
-    name
-        The client's.
-    server
-        Where the client finds the gateway.
-    num_train
-        On how many examples it trains, whatever it says; None takes its word for it.
-
-    Raises
-    ------
-    CredentialError
-        If the name is not allowed or taken.
-    RunError
-        If the number is given where nobody proves to be that client.
-    """
+    """Write the files of a new client and let it in; return the client's folder."""
     require_name(name)
     insecure = read_server(folder.server_file).insecure
     place = folder.client(name)
@@ -284,27 +216,7 @@ def add_client(
 
 
 def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str]:
-    """Give the server a new certificate and key; the old ones get the suffix ``.old``.
-
-    Parameters
-    ----------
-    folder
-        The federation's.
-    hosts
-        Names and addresses to add to those of the present certificate.
-    days
-        How long the new one is valid.
-
-    Returns
-    -------
-    list of str
-        All names and addresses of the new certificate.
-
-    Raises
-    ------
-    CredentialError
-        If the authority's certificate or key cannot be read.
-    """
+    """Give the server a new certificate and key; the old ones become ``.old``."""
     authority = read_identity(folder.authority / "ca.crt", folder.authority / "ca.key")
     certificate, key = _server_files(folder)
     present = hosts_of(read_certificate(certificate))
@@ -317,21 +229,7 @@ def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str
 
 
 def known_server(folder: FederationFolder, host: str | None) -> Address:
-    """Return where clients find the gateway.
-
-    Parameters
-    ----------
-    folder
-        The federation's.
-    host
-        Name or address of the server's machine; None for the first of its
-        certificate.
-
-    Raises
-    ------
-    RunError
-        Without ``host``, if there is no certificate.
-    """
+    """Return where clients find the gateway."""
     settings = read_server(folder.server_file)
     port = settings.listen_address.port
     if host is not None:

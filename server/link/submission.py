@@ -31,17 +31,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
-    """Write the bundle of a run into an empty folder; return its version.
-
-    No two bundles have the same one, so that a run can be told by it.
-
-    Parameters
-    ----------
-    folder
-        Where; must exist.
-    config
-        Every key of the run configuration with its value.
-    """
+    """Write the bundle of a run into an empty folder; return its version."""
     version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
     project = {
         "project": {
@@ -87,9 +77,7 @@ PATIENCE_S = 900.0
 """How long the server may take to take a run: a busy machine needs minutes."""
 
 _TIMEOUT_S = 120.0
-
 _LATE_S = 30.0
-
 _LOOK_S = 1.0
 
 
@@ -98,20 +86,7 @@ class _NoEndError(RunError):
 
 
 def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
-    """Submit a run to the server on this machine; return its id.
-
-    Parameters
-    ----------
-    settings
-        The server.
-    config
-        The run configuration, every key of it.
-
-    Raises
-    ------
-    RunError
-        If the server cannot be reached or does not take it.
-    """
+    """Submit a run to the server on this machine; return its id."""
     with tempfile.TemporaryDirectory(prefix="knnper-run-") as folder:
         version = write_bundle(Path(folder), config)
         try:
@@ -125,13 +100,7 @@ def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
 
 
 def status(settings: ServerSettings, run_id: int) -> RunStatus:
-    """Return how a run is getting on.
-
-    Raises
-    ------
-    RunError
-        If the server cannot be reached, or does not know the run.
-    """
+    """Return how a run is getting on."""
     with ControlPort(settings.control_address, control_authority(settings)) as control:
         return control.run_status(run_id)
 
@@ -144,13 +113,7 @@ def last_words(settings: ServerSettings, run_id: int, num_lines: int = 12) -> st
 
 
 def _taken_anyway(settings: ServerSettings, version: str, error: RunError) -> int:
-    """Return the run of a bundle whose submission failed, after the server took it.
-
-    Raises
-    ------
-    RunError
-        If the server has no such run, or cannot be asked; it says which.
-    """
+    """Return the run of a bundle whose submission failed, after the server took it."""
     try:
         run_id = _late_run(settings, version)
     except RunError as unknown:

@@ -20,8 +20,6 @@ from pathlib import Path
 
 import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
-from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from knnper import lifeline
 from knnper.errors import RunError
@@ -33,6 +31,7 @@ from knnper.transport.credentials import (
     new_authority,
     write_certificate,
 )
+from knnper.transport.flower_protocol import ACQUIRE_TASK, PROTOBUF, SERVER_APP
 
 
 def commands_folder() -> Path:
@@ -41,13 +40,7 @@ def commands_folder() -> Path:
 
 
 def flower_command(name: str) -> Path:
-    """Return the path of one of Flower's commands.
-
-    Raises
-    ------
-    RunError
-        If it is not installed.
-    """
+    """Return the path of one of Flower's commands."""
     command = commands_folder() / name
     if not command.exists():
         raise RunError(f"there is no {command}; install flwr beside this program")
@@ -55,13 +48,9 @@ def flower_command(name: str) -> Path:
 
 
 _INCREMENTAL = 2
-
 _BUSY_S = 5.0
-
 _LOGS_DAYS = 30
-
 _STEP_PAGES = 2000  # given back at a time: others write in between
-
 _SPARE_BYTES = 1_000_000
 
 _UNFINISHED = (
@@ -95,13 +84,7 @@ _OLD_LOGS = (
 
 
 def prepare(path: Path) -> None:
-    """Make ready a database that nobody has open: new, or of an earlier start.
-
-    Raises
-    ------
-    sqlite3.Error
-        If it is no database, or not as Flower's of this version.
-    """
+    """Make ready a database that nobody has open: new, or of an earlier start."""
     with _opened(path) as database:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _NO_LONGER_NEEDED:
@@ -187,17 +170,7 @@ CONNECTION = "federation"
 
 
 def write_connection(home: Path, control: Address, ca: Path | None) -> None:
-    """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator.
-
-    Parameters
-    ----------
-    home
-        The folder; made if there is none.
-    control
-        Flower's own port.
-    ca
-        Certificate of the authority of that port; None without TLS.
-    """
+    """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator."""
     trust = (
         "insecure = true"
         if ca is None
@@ -218,28 +191,14 @@ to say too: Flower keeps their logs in its database."""
 
 @dataclass(frozen=True)
 class LogFile:
-    """The log and its earlier parts: ``NAME.1`` is the latest of them.
-
-    Attributes
-    ----------
-    path
-        What is written to, always at its end.
-    largest
-        Bytes after which it is put aside.
-    num_kept
-        Number of earlier parts that are kept.
-    """
+    """The log and its earlier parts: ``NAME.1`` is the latest of them."""
 
     path: Path
     largest: int = 10_000_000
     num_kept: int = 3
 
     def put_aside(self) -> None:
-        """Begin anew if the log is too large.
-
-        The writers keep the file open, and so it is copied and emptied; lines that
-        come between the two are lost.
-        """
+        """Begin anew if the log is too large."""
         if not self.path.exists() or self.path.stat().st_size <= self.largest:
             return
         for number in range(self.num_kept, 1, -1):
@@ -266,21 +225,12 @@ class LogFile:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-
 _NOTE = "processes.json"
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a running server says of its processes, for `knnper site doctor`.
-
-    Attributes
-    ----------
-    superlink
-        Process id of Flower's SuperLink.
-    starts
-        How often it was started since the server was.
-    """
+    """What a running server says of its processes, for `knnper site doctor`."""
 
     superlink: int
     starts: int
@@ -317,13 +267,7 @@ def adopt_orphans() -> None:
 
 
 def end_children(patience: float) -> None:
-    """End all children, kindly first; wait until they are gone.
-
-    Parameters
-    ----------
-    patience
-        Seconds between SIGTERM and SIGKILL.
-    """
+    """End all children, kindly first; wait until they are gone."""
     deadline = time.monotonic() + patience
     told: set[int] = set()
     while children := {child for child in _children() if not _reaped(child)}:
@@ -361,37 +305,22 @@ SERVER_FILE_VARIABLE = "KNNPER_SERVER"
 """Environment variable with the absolute path of the server's YAML file."""
 
 _LOG_TAIL = 2000
-
 _STOP_SECONDS = 10.0
-
 _HELPERS_SECONDS = 5.0
-
 _POLL_SECONDS = 0.1
 
 # Flower ends idle connections after 5 s; one that is older is not used again.
 _IDLE_SECONDS = 2.0
-
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
 def control_authority(settings: ServerSettings) -> Path | None:
-    """Return the certificate of the authority of Flower's own port; None without TLS.
-
-    It is there once the server has been started.
-    """
+    """Return the authority's certificate of Flower's own port; None without TLS."""
     return None if settings.insecure else _tls_folder(settings) / "ca.crt"
 
 
 class SuperLink:
-    """Starts, watches and stops the process.
-
-    Parameters
-    ----------
-    settings
-        Of the server.
-    server_file
-        The file that ``settings`` are from; the ServerApp finds it in its environment.
-    """
+    """Starts, watches and stops the process."""
 
     def __init__(self, settings: ServerSettings, server_file: Path) -> None:
         self._settings = settings
@@ -485,13 +414,7 @@ class SuperLink:
         await asyncio.to_thread(end_children, _HELPERS_SECONDS)
 
     async def answers(self) -> None:
-        """Wait until the process answers.
-
-        Raises
-        ------
-        RunError
-            If it ends instead; with the end of its log.
-        """
+        """Wait until the process answers."""
         ended = asyncio.ensure_future(self.wait())
         try:
             async with self.client() as client:
@@ -597,17 +520,9 @@ async def _is_healthy(client: httpx.AsyncClient) -> bool:
 
 _ASK_S = 0.2  # how long a run that was submitted waits, at most
 
-_PATH = "/v1/runtime/acquire-task"
-
 
 class ServerApps:
-    """The ServerApps' processes.
-
-    Parameters
-    ----------
-    superlink
-        Whose runs they are.
-    """
+    """The ServerApps' processes."""
 
     def __init__(self, superlink: SuperLink) -> None:
         self._superlink = superlink
@@ -633,7 +548,7 @@ class ServerApps:
         superlink = self._superlink
         with _in_memory(found.token.encode()) as token:
             process = await superlink.spawn(
-                str(flower_command(TASK_TYPE_TO_COMMAND[TaskType.SERVER_APP])),
+                str(flower_command(SERVER_APP)),
                 *("--runtime-api-address", superlink.address),
                 *("--token-file", f"/proc/self/fd/{token}"),
                 *superlink.trust,
@@ -652,11 +567,11 @@ async def _watch(process: asyncio.subprocess.Process, run_id: int) -> None:
 
 async def _acquired(client: httpx.AsyncClient) -> AcquireTaskResponse | None:
     """Return a run that waits; None while the SuperLink does not answer."""
-    body = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    headers = {"content-type": PROTOBUF_MEDIA_TYPE}
+    body = AcquireTaskRequest(supported_task_types=[SERVER_APP])
+    headers = {"content-type": PROTOBUF}
     try:
         answer = await client.post(
-            _PATH, content=body.SerializeToString(), headers=headers
+            ACQUIRE_TASK, content=body.SerializeToString(), headers=headers
         )
     except httpx.HTTPError:
         return None

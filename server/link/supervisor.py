@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import signal
 import socket
@@ -15,6 +14,7 @@ import httpx
 import uvloop
 
 from knnper.errors import RunError
+from knnper.files import FileLock, LockHeldError
 from knnper.foreign_text import printable
 from knnper.server.link import superlink as database
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
@@ -23,7 +23,7 @@ from knnper.server.link.gateway_rules import Clients, Rules
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.setup import LOCK, keep_to_owner
-from knnper.server.link.sockets import Limits, Listener
+from knnper.server.link.sockets import Listener, limits_for
 from knnper.server.link.superlink import (
     LogFile,
     ServerApps,
@@ -37,42 +37,19 @@ from knnper.transport.credentials import Address, parse_address
 from knnper.transport.sockets import listen
 
 logger = logging.getLogger(__name__)
-
 _LOOK_SECONDS = 0.5
-
 _RETRY_SECONDS = 2.0
-
 _REST_SECONDS = 1.0
-
 _CERTIFICATE_SECONDS = 5.0
-
 _LOG_SECONDS = 5.0
-
 _DATABASE_SECONDS = 5.0
-
 _FIRST_BACKOFF = 1.0
-
 _LONGEST_BACKOFF = 30.0
-
 _STABLE_SECONDS = 60.0
 
 
 class Registrar:
-    """Registers the clients of the folder, when it changes and when asked to look.
-
-    Parameters
-    ----------
-    folder
-        The authorized keys.
-    control
-        Flower's own port.
-    roster_file
-        Where the clients are written.
-    clients
-        Is told of them.
-    by_key
-        Whether clients have to prove a key.
-    """
+    """Registers the clients of the folder, when it changes and when asked to look."""
 
     def __init__(
         self,
@@ -96,13 +73,7 @@ class Registrar:
         self._wanted.set()
 
     async def register(self, ca: Path | None) -> None:
-        """Bring registrations in line with the folder.
-
-        Raises
-        ------
-        RunError
-            If Flower cannot be reached, or there is no folder.
-        """
+        """Bring registrations in line with the folder."""
         self._seen = self._folder.snapshot()
         self._clients.learn(await asyncio.to_thread(self._reconcile, ca))
 
@@ -240,31 +211,14 @@ def _modified(tls: TlsFiles) -> tuple[int, int] | None:
 _BYTES_PER_MB = 1_000_000
 
 # One to the client, one to Flower, one for its reply; some more for files.
-_DESCRIPTORS = 3 * Limits().in_all + 100
-
+_DESCRIPTORS = 3 * limits_for(1).strangers + 100
 _ADDRESS_PART, _KEYS_PART = 2, 8  # of the bytes in flight
 
 
 def run_server(
     settings: ServerSettings, server_file: Path, on_ready: Callable[[], None]
 ) -> None:
-    """Run the server until SIGTERM or SIGINT; leave no process behind.
-
-    Parameters
-    ----------
-    settings
-        Of the server, with absolute paths.
-    server_file
-        The file that they are from.
-    on_ready
-        Called once clients can connect.
-
-    Raises
-    ------
-    RunError
-        If an address is taken, another server uses the state folder, or the
-        SuperLink does not start.
-    """
+    """Run the server until SIGTERM or SIGINT; leave no process behind."""
     keep_to_owner(settings.state)
     allow_descriptors(_DESCRIPTORS)
     settings.authorized.mkdir(parents=True, exist_ok=True)
@@ -279,15 +233,7 @@ def run_server(
 
 
 class Supervisor:
-    """Keeps SuperLink, gateway and registrations going.
-
-    Parameters
-    ----------
-    settings, server_file
-        As for `run_server`.
-    listening
-        The gateway's socket.
-    """
+    """Keeps SuperLink, gateway and registrations going."""
 
     def __init__(
         self, settings: ServerSettings, server_file: Path, listening: socket.socket
@@ -338,7 +284,7 @@ class Supervisor:
         await superlink.answers()
         await self._registrar.register(superlink.ca)
         async with superlink.client() as upstream:
-            limits = Limits(per_address=settings.max_connections_per_address)
+            limits = limits_for(settings.max_connections_per_address)
             gateway = self._gateway(upstream)
             listener = Listener(gateway, settings.tls, limits)
             async with asyncio.TaskGroup() as tasks:
@@ -378,11 +324,11 @@ class Supervisor:
 @contextlib.contextmanager
 def _sole_user(state: Path) -> Iterator[None]:
     """Make sure that one server at a time uses the folder ``state``."""
-    with (state / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"another server uses {state}; stop it, or choose another state folder"
-            ) from error
+    try:
+        lock = FileLock(state / LOCK)
+    except LockHeldError as error:
+        raise RunError(
+            f"another server uses {state}; stop it, or choose another state folder"
+        ) from error
+    with lock:
         yield

@@ -11,29 +11,31 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.catalogue import DATA_SETS
+import knnper
+from knnper.data.catalogue import load_data
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
 from knnper.files import draft_of, write_atomically
+from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
-from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.workbench import deal
+from knnper.simulation.partition.split import fingerprint, make_partition
 
 CODE = "code.txt"
 """In a run's folder: the fingerprint of the code that made it."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-_PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
+_ROOMS = ("datastore", "strategies", "client", "server", "simulation")
 
 
 @functools.cache
 def code_fingerprint() -> str:
     """Return a SHA-256, in hexadecimal, of the project's Python files."""
     digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*.py")):
+    # Installed, the rooms are inside of knnper; in a checkout they are beside it.
+    for place in (Path(knnper.__file__).parent, *(_ROOT / room for room in _ROOMS)):
+        for path in sorted(place.rglob("*.py")):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(_ROOT)}\n{len(content)}\n".encode())
             digest.update(content)
@@ -63,15 +65,7 @@ def num_made_otherwise(folders: Iterable[Path]) -> int:
 
 
 def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
-    """Yield what to tell of runs that other code made.
-
-    Parameters
-    ----------
-    folders
-        Of the runs.
-    batch
-        The folder that holds them.
-    """
+    """Yield what to tell of runs that other code made."""
     if older := num_made_otherwise(folders):
         yield (
             f"{older} of the runs in {batch} were made by another version of this "
@@ -95,23 +89,15 @@ TABLE = "table.md"
 """In a batch's folder: the table for people."""
 
 _RUN = re.compile(r"[0-9a-f]{16}")
-"""What names a run's folder, see `knnper.simulation.batches.runner.key_of`."""
+"""What names a run's folder, see `knnper.simulation.batches.runner.folder_of`."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells a batch from others.
+    """What tells a batch from others."""
 
-    Attributes
-    ----------
-    kind
-        What people call it, as in ``sweep``.
-    name
-        In its file.
-    """
-
-    kind: str
-    name: str
+    kind: str  # what people call it, as in ``sweep``
+    name: str  # in its file
 
 
 _DOCUMENT = TypeAdapter(Identity)
@@ -119,15 +105,7 @@ _DOCUMENT = TypeAdapter(Identity)
 
 @contextlib.contextmanager
 def led(folder: Path) -> Iterator[None]:
-    """Make a folder of runs; keep other processes out of it inside the block.
-
-    Raises
-    ------
-    FolderTakenError
-        If it is a file.
-    RunError
-        If another process is at work in it.
-    """
+    """Make a folder of runs; keep other processes out of it inside the block."""
     _require_no_file(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -144,16 +122,7 @@ def led(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def batch_folder(folder: Path, identity: Identity) -> Iterator[None]:
-    """Make the folder of one batch; keep other processes out of it inside the block.
-
-    Raises
-    ------
-    FolderTakenError
-        If it is a file, or holds another batch or something else.
-    RunError
-        If another process is at work in it, or what tells which batch it holds is
-        damaged.
-    """
+    """Make the folder of one batch; keep other processes out of it inside the block."""
     _require_no_file(folder)
     # Before anything is written there.
     _require_own(folder, identity)
@@ -225,21 +194,11 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is made from beside its settings, as SHA-256 in hexadecimal.
+    """What a run is made from beside its settings, as SHA-256 in hexadecimal."""
 
-    Attributes
-    ----------
-    data
-        Of the data set's content.
-    weights
-        Of the file of weights that training begins with; None without one.
-    split
-        Of who has which examples; None where nobody has dealt them.
-    """
-
-    data: str
-    weights: str | None
-    split: str | None = None
+    data: str  # the content of the data set
+    weights: str | None  # the file that training begins with; None without one
+    split: str | None = None  # who has which examples; compared where both tell it
 
 
 _INPUTS_DOCUMENT = TypeAdapter(Inputs)
@@ -248,30 +207,17 @@ _CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
 
 
 def inputs_of(experiment: Experiment) -> Inputs:
-    """Return what an experiment would be made from now, without the split.
-
-    Raises
-    ------
-    DataError
-        If the data cannot be loaded.
-    RunError
-        If the file of weights cannot be read.
-    """
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
+    """Return what an experiment would be made from now, without the split."""
+    dataset = load_data(experiment.data)
     weights = getattr(experiment.model.settings, "weights", None)
     return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
 
 
 def split_of(experiment: Experiment) -> str:
-    """Return the fingerprint of who would have which examples now.
-
-    Raises
-    ------
-    DataError
-        If the data cannot be loaded or dealt.
-    """
-    dataset = DATA_SETS[experiment.data.name].load(experiment.data.settings)
-    return fingerprint(deal(experiment, dataset))
+    """Return the fingerprint of who would have which examples now."""
+    dataset = load_data(experiment.data)
+    key = RandomKey(experiment.run.seed)
+    return fingerprint(make_partition(dataset, experiment.partition, key))
 
 
 def keep_inputs(folder: Path, inputs: Inputs) -> None:
@@ -281,25 +227,7 @@ def keep_inputs(folder: Path, inputs: Inputs) -> None:
 
 
 def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> None:
-    """Do nothing if a run is there that was made from these, or none, or an old one.
-
-    A split is compared where both have one.
-
-    Parameters
-    ----------
-    folder
-        Of the run.
-    inputs
-        What there is now.
-    mend
-        What to do other than to bring back what there was; by default to delete the
-        runs of the batch.
-
-    Raises
-    ------
-    RunError
-        If it was made from others, or the file is damaged.
-    """
+    """Do nothing if a run is there that was made from these, or none, or an old one."""
     mend = mend or f"delete {folder.parent} to make its runs anew"
     before = read_inputs(folder)
     if before is None:
@@ -341,13 +269,7 @@ def _file_digest(path: str) -> str:
 
 
 def read_inputs(folder: Path) -> Inputs | None:
-    """Return what a run's folder says that it was made from; None where it does not.
-
-    Raises
-    ------
-    RunError
-        If the file is damaged.
-    """
+    """Return what a run's folder says that it was made from; None where it does not."""
     path = folder / INPUTS
     if not path.is_file():
         return None

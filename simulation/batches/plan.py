@@ -1,12 +1,12 @@
-"""What the file of every batch must keep to: names, titles, seeds and dotted keys."""
+"""What a batch runs: the file of a sweep or of a comparison, as points and seeds."""
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -28,79 +28,80 @@ from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, Summary
 from knnper.simulation.partition.assignment import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
 from knnper.strategies.core.method import AS_IT_IS
 
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
 """What a batch itself sets in every run."""
 
+Section = dict[str, Any]
 
-def name_problems(names: Iterable[tuple[str, str]]) -> Iterable[Problem]:
-    """Yield which of the names cannot name folders.
+Values = Annotated[list[Any], Field(min_length=1)]
 
-    Parameters
+PointsValues = Mapping[str, Any]
+"""From dotted keys to plain values."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of everything, for each seed.
+
+    Attributes
     ----------
-    names
-        Where each stands, and what it is.
+    variant, title
+        The name of its variant or row, and what tables call it.
+    values
+        What is varied or in a grid, by dotted key.
+    runs
+        The experiment by seed.
+    tuning
+        In a comparison, the experiment that is evaluated on validation data.
     """
-    for place, name in names:
-        if not is_name(name):
-            message = f"found {name!r}, expected letters, digits, '.', '_' and '-'"
-            yield Problem(place, message)
+
+    variant: str
+    title: str
+    values: PointsValues
+    runs: Mapping[int, Experiment]
+    tuning: Experiment | None = None
 
 
-def seed_problems(seeds: Sequence[int]) -> Iterable[Problem]:
-    """Yield a problem if a seed is there twice: its run would count twice."""
-    if len(set(seeds)) < len(seeds):
-        yield Problem("seeds", f"found {list(seeds)}, expected each one once")
+@dataclass(frozen=True)
+class Plan:
+    """What a batch runs: all points with every seed."""
 
+    kind: ClassVar[str]
 
-def title_problems(place: str, titles: Mapping[str, str]) -> Iterable[Problem]:
-    """Yield what nobody could tell apart in a table.
+    name: str  # of its folder
+    seeds: tuple[int, ...]
+    points: tuple[Point, ...]  # those of the first variant or row, then of the next
 
-    Parameters
-    ----------
-    place
-        The key that holds what has a title.
-    titles
-        By name.
-    """
-    names: dict[str, str] = {}
-    for name, title in titles.items():
-        first = names.setdefault(title, name)
-        if first != name:
-            message = f"found {title!r}, as {first} has; expected a title of its own"
-            yield Problem(f"{place}.{name}.title", message)
+    @property
+    def variants(self) -> Mapping[str, list[Point]]:
+        """The points by the name of their variant or row."""
+        found: dict[str, list[Point]] = {}
+        for point in self.points:
+            found.setdefault(point.variant, []).append(point)
+        return found
 
+    @property
+    def tuned(self) -> Mapping[str, list[Point]]:
+        """Variants of which validation data choose one point, before it is tested."""
+        return {
+            name: points
+            for name, points in self.variants.items()
+            if len(points) > 1 and points[0].tuning is not None
+        }
 
-def changes_of(overrides: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
-    """Return overrides by dotted key; what is malformed joins ``problems``."""
-    found = parse_overrides(overrides, problems)
-    return {".".join(one.path): one.value for one in found}
-
-
-def keys_set(values: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that values set: of a section those inside it.
-
-    ``{"training": {"momentum": 0.5}}`` sets ``training.momentum``.
-    """
-    return {leaf for key, value in values.items() for leaf in _leaves(key, value)}
-
-
-def keys_set_by_any(lists: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that any value of these lists sets, see `keys_set`.
-
-    What is no list, as a range, is one value.
-    """
-    return {
-        leaf
-        for key, values in lists.items()
-        for value in (values if isinstance(values, list) else [values])
-        for leaf in _leaves(key, value)
-    }
+    @property
+    def experiments(self) -> list[Experiment]:
+        """All that may be run, point by point."""
+        tuning = [one.tuning for points in self.tuned.values() for one in points]
+        tested = [run for point in self.points for run in point.runs.values()]
+        return [*(one for one in tuning if one is not None), *tested]
 
 
 def _leaves(key: str, value: Any) -> Iterable[str]:
+    """Yield the dotted keys that a value sets, of a section those inside it."""
     # An empty section has no key inside, and is set as a whole.
     if not isinstance(value, Mapping) or not value:
         yield key
@@ -109,69 +110,90 @@ def _leaves(key: str, value: Any) -> Iterable[str]:
         yield from _leaves(f"{key}.{name}", inside)
 
 
-def clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield which keys set what one of ``others`` sets, each with the first such.
+def _keys_set(*settings: Mapping[str, Any]) -> set[str]:
+    """Return the dotted keys that these values set."""
+    pairs = (pair for values in settings for pair in values.items())
+    return {leaf for key, value in pairs for leaf in _leaves(key, value)}
 
-    Those are equal keys, and those of which one lies inside the other: a section that
-    is set as a whole replaces all that was set inside it.
-    """
+
+def _keys_varied(lists: Mapping[str, Any]) -> set[str]:
+    """Return the dotted keys that any of the listed values sets; a range sets one."""
+    listed = {
+        key: one if isinstance(one, list) else [one] for key, one in lists.items()
+    }
+    return _keys_set(*({key: one} for key in listed for one in listed[key]))
+
+
+def _clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """Yield which keys set what one of ``others`` sets, each with the first such."""
+    # A section that is set as a whole replaces all that was set inside it.
     known = sorted(others)
     for key in sorted(keys):
-        other = next((one for one in known if _overlap(key, one)), None)
-        if other is not None:
-            yield key, other
+        for other in known:
+            if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+                yield key, other
+                break
 
 
-def _overlap(key: str, other: str) -> bool:
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+def _key_problems(
+    batch: str,
+    overrides: Sequence[str],
+    varied: Mapping[str, Mapping[str, Any]],  # by place, lists of values by dotted key
+    fixed: Mapping[str, Iterable[str]],  # by place, dotted keys
+) -> Iterable[Problem]:
+    """Yield which keys are set twice, or by the batch itself."""
+    malformed: list[Problem] = []
+    parsed = parse_overrides(overrides, malformed)
+    yield from malformed
+    changes = {".".join(one.path): one.value for one in parsed}
+    fixed = {"override": _keys_set(changes), **fixed}
+    for place, lists in varied.items():
+        yield from _inside_each_other(place, lists.keys())
+    all_varied = {key for lists in varied.values() for key in lists}
+    for place, keys in fixed.items():
+        for key, other in _clashes(keys, all_varied):
+            inside = "" if key == other else f" with {other}"
+            message = f"is varied too{inside}; take one of the two out"
+            yield Problem(f"{place} {key}", message)
+    every = {place: _keys_varied(lists) for place, lists in varied.items()}
+    for place, keys in {**every, **fixed}.items():
+        for key, _ in _clashes(keys, ITS_OWN):
+            message = f"the {batch} itself sets this in every run; take it out"
+            yield Problem(f"{place} {key}", message)
 
 
-def as_part_of(key: str, other: str) -> str:
-    """Return what to add to a message on two keys that clash; empty if they are one."""
-    return "" if key == other else f" with {other}"
-
-
-def inside_each_other(place: str, keys: Iterable[str]) -> Iterable[Problem]:
-    """Yield which of the keys lie inside another one, and so set the same twice."""
-    known = set(keys)
-    for key in sorted(known):
-        for _, other in clashes([key], known - {key}):
+def _inside_each_other(place: str, keys: Set[str]) -> Iterable[Problem]:
+    for key in sorted(keys):
+        for _, other in _clashes([key], keys - {key}):
             if key.startswith(f"{other}."):
                 message = f"is varied with {other} too; take one of the two out"
                 yield Problem(f"{place} {key}", message)
 
 
-def own_problems(batch: str, keys: Mapping[str, Iterable[str]]) -> Iterable[Problem]:
-    """Yield what is set although the batch itself sets it.
-
-    Parameters
-    ----------
-    batch
-        What people call it.
-    keys
-        That are set, by where they stand.
-    """
-    for place, found in keys.items():
-        for key, _ in clashes(found, ITS_OWN):
-            message = f"the {batch} itself sets this in every run; take it out"
-            yield Problem(f"{place} {key}", message)
+def _name_problems(
+    name: str, seeds: Sequence[int], place: str, others: Iterable[str]
+) -> Iterable[Problem]:
+    """Yield which names cannot name folders, and seeds that would count twice."""
+    for where, one in [("name", name), *((f"{place}.{one}", one) for one in others)]:
+        if not is_name(one):
+            message = f"found {one!r}, expected letters, digits, '.', '_' and '-'"
+            yield Problem(where, message)
+    if len(set(seeds)) < len(seeds):
+        yield Problem("seeds", f"found {list(seeds)}, expected each one once")
 
 
-def batch_experiment(
-    document: Mapping[str, Any], overrides: Sequence[str]
-) -> Experiment:
-    """Return an experiment of a batch, on the serial engine.
+def _title_problems(place: str, titles: Mapping[str, str]) -> Iterable[Problem]:
+    """Yield titles, by name, that nobody could tell apart in a table."""
+    names: dict[str, str] = {}
+    for name, title in titles.items():
+        first = names.setdefault(title, name)
+        if first != name:
+            message = f"found {title!r}, as {first} has; expected a title of its own"
+            yield Problem(f"{place}.{name}.title", message)
 
-    Parameters
-    ----------
-    document, overrides
-        See `load_experiment`.
 
-    Raises
-    ------
-    ConfigError
-        As `load_experiment`, and where the number of threads is not fixed.
-    """
+def _experiment(document: Mapping[str, Any], overrides: Sequence[str]) -> Experiment:
+    """Return an experiment of a batch, on the serial engine."""
     changes = [*overrides, "run.engine=serial"]
     experiment = load_experiment(document, experiment_catalogue(), changes)
     if experiment.run.threads_per_worker == "auto":
@@ -184,16 +206,9 @@ def batch_experiment(
     return experiment
 
 
-def require_validation_data(experiment: Experiment) -> None:
-    """Do nothing unless an experiment is to be tested on validation data it has not.
-
-    Found only after training, nobody would have a result.
-
-    Raises
-    ------
-    ConfigError
-        If it holds nothing out, and is tested on what is held out.
-    """
+def _require_validation_data(experiment: Experiment) -> None:
+    """Refuse an evaluation on validation data of which there are none."""
+    # Found only after training, nobody would have a result.
     partition = experiment.partition.settings
     if not isinstance(partition, PartitionSettings):
         return
@@ -205,9 +220,81 @@ def require_validation_data(experiment: Experiment) -> None:
         raise ConfigError([Problem("partition.validation_fraction", message)])
 
 
-Section = dict[str, Any]
+@dataclass(frozen=True)
+class _Variant:
+    """What `_points` makes experiments of: a document, changed as a batch asks for."""
 
-Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
+    name: str
+    title: str | None
+    document: Mapping[str, Any]
+    changes: Sequence[str]  # before the values of a point
+    seeds: Sequence[int]
+    evaluate_on: str = "test"
+    tuning: Sequence[str] | None = None  # the same of what is evaluated to choose
+    tuning_seed: int = 0
+
+    def experiment(
+        self, changes: Sequence[str], values: PointsValues, seed: int, evaluate_on: str
+    ) -> Experiment:
+        own = {"run.seed": seed, "partition.evaluate_on": evaluate_on}
+        return _experiment(
+            self.document, [*changes, *as_overrides(values), *as_overrides(own)]
+        )
+
+    def point(self, values: PointsValues, *, is_chosen: bool) -> Point:
+        first = self.experiment(self.changes, values, self.seeds[0], self.evaluate_on)
+        _require_validation_data(first)
+        runs = {
+            seed: replace(first, run=replace(first.run, seed=seed))
+            for seed in self.seeds
+        }
+        tuning = None
+        if self.tuning is not None:
+            changes, seed = self.tuning, self.tuning_seed
+            tuning = self.experiment(changes, values, seed, "validation")
+            if is_chosen:
+                _require_validation_data(tuning)
+        title = self.title or title_of(first.method.name, first.personalization.name)
+        return Point(self.name, title, values, runs, tuning)
+
+
+def _points(
+    variant: _Variant,
+    values: Sequence[PointsValues],
+    place: str,
+    problems: list[Problem],
+) -> Iterable[Point]:
+    for one in values:
+        try:
+            yield variant.point(one, is_chosen=len(values) > 1)
+        except ConfigError as error:
+            problems.extend(
+                Problem(f"{place}{found.place}", found.message)
+                for found in error.problems
+            )
+            return  # the others have most of it in common
+
+
+def as_overrides(values: PointsValues) -> list[str]:
+    """Return values by dotted key as the command line has them."""
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def _combinations(lists: Mapping[str, Sequence[Any]]) -> list[PointsValues]:
+    """Return every combination; the last key varies fastest. Of nothing it is one."""
+    combinations = itertools.product(*lists.values())
+    return [dict(zip(lists, one, strict=True)) for one in combinations]
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def _parsed(settings_type: type[S], document: object, source: str) -> S:
+    problems: list[Problem] = []
+    settings = parse_settings(settings_type, document, "", problems)
+    if settings is None or problems:
+        raise ConfigError(problems, source)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -283,109 +370,25 @@ class ComparisonSettings(Settings):
     base: BaseSettings
     rows: Annotated[dict[str, RowSettings], Field(min_length=1)]
     reference: str
-    grid: Grid = field(default_factory=dict)
+    grid: dict[str, Values] = field(default_factory=dict)
     each_also_with: Section | None = None
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0, 1, 2)
     tuning_seed: NonNegativeInt = 0
     tuning_set: Section = field(default_factory=dict)
 
-    def grid_of(self, row: str) -> Grid:
+    def grid_of(self, row: str) -> dict[str, Values]:
         """Return the values that a row chooses from, by dotted key."""
         both = {**self.grid, **self.rows[row].grid}
         return {key: values for key, values in both.items() if values}
 
 
-def problems_of(
-    settings: ComparisonSettings, overrides: Sequence[str]
-) -> Iterable[Problem]:
-    """Yield what does not go together, before any experiment is looked at."""
-    rows = ((f"rows.{name}", name) for name in settings.rows)
-    yield from name_problems([("name", settings.name), *rows])
-    yield from seed_problems(settings.seeds)
-    if settings.reference not in settings.rows:
-        known = ", ".join(settings.rows)
-        message = f"found {settings.reference!r}, expected the name of a row: {known}"
-        yield Problem("reference", message)
-    yield from _key_problems(settings, overrides)
-
-
-def _key_problems(
-    settings: ComparisonSettings, overrides: Sequence[str]
-) -> Iterable[Problem]:
-    malformed: list[Problem] = []
-    changed = changes_of(overrides, malformed)
-    yield from malformed
-    grids = {name: settings.grid_of(name) for name in settings.rows}
-    tuned = {key for grid in grids.values() for key in grid}
-    # Both are made after the grid's: a section as a whole would replace its values.
-    for key, other in clashes(changed, tuned):
-        message = f"is in a grid{as_part_of(key, other)}: an override would make its"
-        yield Problem(f"override {key}", f"{message} candidates equal, or be lost")
-    for key, other in clashes(settings.tuning_set, tuned):
-        message = f"is in a grid{as_part_of(key, other)}: its candidates would be tried"
-        yield Problem(f"tuning_set {key}", f"{message} with one value")
-    for name, grid in grids.items():
-        yield from inside_each_other(f"rows.{name}: grid", grid)
-    places = {
-        "grid": {key for grid in grids.values() for key in keys_set_by_any(grid)},
-        "tuning_set": keys_set(settings.tuning_set),
-        "override": keys_set(changed),
-    }
-    yield from own_problems("comparison", places)
-
-
 @dataclass(frozen=True)
-class Candidate:
-    """One setting of a row's grid.
+class Comparison(Plan):
+    """Methods side by side, each tuned on validation data, then tested."""
 
-    Attributes
-    ----------
-    values
-        By dotted key.
-    tuning
-        The experiment that is evaluated on validation data.
-    tested
-        From a seed to the experiment that is tested.
-    """
+    kind = "comparison"
 
-    values: Mapping[str, Any]
-    tuning: Experiment
-    tested: Callable[[int], Experiment]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method with all its candidates, in the order of its grid.
-
-    Attributes
-    ----------
-    name, title
-        In the file, and in the table.
-    candidates
-        One at least.
-    """
-
-    name: str
-    title: str
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A comparison, validated.
-
-    Attributes
-    ----------
-    name, seeds, reference
-        See `ComparisonSettings`.
-    rows
-        In the order of the file.
-    """
-
-    name: str
-    seeds: tuple[int, ...]
     reference: str
-    rows: tuple[Row, ...]
 
 
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
@@ -404,20 +407,40 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
         With all that is wrong with it, or with any experiment of it.
     """
     source, problems = with_overrides(str(path), overrides), list[Problem]()
-    document = read_yaml(path)
-    settings = parse_settings(ComparisonSettings, document, "", problems)
-    if settings is None:
-        raise ConfigError(problems, source)
+    settings = _parsed(ComparisonSettings, read_yaml(path), source)
     settings = _with_both(settings, problems)
-    problems.extend(problems_of(settings, overrides))
+    problems.extend(_comparison_problems(settings, overrides))
     if problems:
         raise ConfigError(problems, source)
-    rows = tuple(_row(settings, name, overrides, problems) for name in settings.rows)
-    titles = {row.name: row.title for row in rows if row.candidates}
-    problems.extend(title_problems("rows", titles))
+    points = [
+        point
+        for name in settings.rows
+        for point in _points(
+            _row(settings, name, overrides),
+            _combinations(settings.grid_of(name)),
+            f"rows.{name}: ",
+            problems,
+        )
+    ]
+    titles = {point.variant: point.title for point in points}
+    problems.extend(_title_problems("rows", titles))
     if problems:
         raise ConfigError(problems, source)
-    return Comparison(settings.name, settings.seeds, settings.reference, rows)
+    return Comparison(settings.name, settings.seeds, tuple(points), settings.reference)
+
+
+def _comparison_problems(
+    settings: ComparisonSettings, overrides: Sequence[str]
+) -> Iterable[Problem]:
+    """Yield what does not go together, before any experiment is looked at."""
+    yield from _name_problems(settings.name, settings.seeds, "rows", settings.rows)
+    if settings.reference not in settings.rows:
+        known = ", ".join(settings.rows)
+        message = f"found {settings.reference!r}, expected the name of a row: {known}"
+        yield Problem("reference", message)
+    grids = {f"rows.{name}: grid": settings.grid_of(name) for name in settings.rows}
+    fixed = {"tuning_set": _keys_set(settings.tuning_set)}
+    yield from _key_problems("comparison", overrides, grids, fixed)
 
 
 def _with_both(
@@ -427,9 +450,13 @@ def _with_both(
     on_top = settings.each_also_with
     if on_top is None:
         return settings
+    top = str(on_top.get("name"))
+    title = f" + {PERSONALIZERS[top].title}" if top in PERSONALIZERS else None
     more = {
-        f"{name}-{on_top.get('name')}": replace(
-            row, personalization=on_top, title=_both(row, on_top)
+        f"{name}-{top}": replace(
+            row,
+            personalization=on_top,
+            title=row.title + title if row.title and title else None,
         )
         for name, row in settings.rows.items()
         if not row.personalization and _can_have(settings, row, on_top)
@@ -440,21 +467,15 @@ def _with_both(
     return replace(settings, rows={**settings.rows, **more})
 
 
-def _both(row: RowSettings, on_top: Section) -> str | None:
-    """Return the title of a row that has one of its own, with what is on top."""
-    spec = PERSONALIZERS.get(str(on_top.get("name")))
-    return f"{row.title} + {spec.title}" if row.title and spec else None
-
-
 def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -> bool:
     """Return whether a row can be shown with ``on_top``, and is not already there."""
-    spec = METHODS.get(str(row.method.get("name")))
-    if spec is None or spec.personalization != AS_IT_IS:
+    method = str(row.method.get("name"))
+    if method not in METHODS or METHODS[method].personalization != AS_IT_IS:
         return False
     same = {
         name
         for name, one in METHODS.items()
-        if one.build is spec.build and one.personalization == on_top.get("name")
+        if trained_as(name) == method and one.personalization == on_top.get("name")
     }
     return not any(
         other.method.get("name") in same and other.model == row.model
@@ -462,44 +483,7 @@ def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -
     )
 
 
-def _row(
-    settings: ComparisonSettings,
-    name: str,
-    overrides: Sequence[str],
-    problems: list[Problem],
-) -> Row:
-    row, grid = settings.rows[name], settings.grid_of(name)
-    candidates = []
-    combinations = list(itertools.product(*grid.values()))
-    for chosen in combinations:
-        values = dict(zip(grid, chosen, strict=True))
-        try:
-            candidate = _candidate(settings, name, values, overrides)
-            if len(combinations) > 1:  # one alone is not tuned
-                require_validation_data(candidate.tuning)
-            candidates.append(candidate)
-        except ConfigError as error:
-            problems.extend(
-                Problem(f"rows.{name}: {one.place}", one.message)
-                for one in error.problems
-            )
-            break  # the others have most of it in common
-    return Row(name, _title(row, candidates), tuple(candidates))
-
-
-def _title(row: RowSettings, candidates: Sequence[Candidate]) -> str:
-    if row.title is not None or not candidates:
-        return row.title or ""
-    first = candidates[0].tuning
-    return title_of(first.method.name, first.personalization.name)
-
-
-def _candidate(
-    settings: ComparisonSettings,
-    name: str,
-    values: Mapping[str, Any],
-    overrides: Sequence[str],
-) -> Candidate:
+def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _Variant:
     row, base = settings.rows[name], settings.base
     document = {
         "name": settings.name,
@@ -511,40 +495,21 @@ def _candidate(
         "personalization": row.personalization,
         "run": base.run,
     }
-
-    def experiment(differing: Section, seed: int, evaluate_on: str) -> Experiment:
-        of_its_own = {"run.seed": seed, "partition.evaluate_on": evaluate_on}
-        changes = [*_assigned(differing), *overrides, *_assigned(of_its_own)]
-        return batch_experiment(document, [*_assigned(values), *changes])
-
-    tuning = experiment(settings.tuning_set, settings.tuning_seed, "validation")
-    return Candidate(values, tuning, lambda seed: experiment({}, seed, "test"))
-
-
-def _assigned(values: Mapping[str, Any]) -> list[str]:
-    """Return values by dotted key as the command line has them."""
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    return _Variant(
+        name,
+        row.title,
+        document,
+        overrides,
+        settings.seeds,
+        tuning=[*as_overrides(settings.tuning_set), *overrides],
+        tuning_seed=settings.tuning_seed,
+    )
 
 
 def shared_sections(
     base: Mapping[str, Any] | None, experiment: str | None, path: Path
 ) -> Mapping[str, Any]:
-    """Return the sections that the file at ``path`` gives, or names the file of.
-
-    Parameters
-    ----------
-    base
-        The sections, as the file has them.
-    experiment
-        In their place the path of an experiment's file, from the folder of this one.
-    path
-        The file.
-
-    Raises
-    ------
-    ConfigError
-        If the experiment's file cannot be read, or holds something else.
-    """
+    """Return the sections that a file gives, or those of the experiment it names."""
     if experiment is None:
         return base or {}
     place = path.parent / experiment
@@ -554,8 +519,6 @@ def shared_sections(
         raise ConfigError([Problem(str(place), message)], str(path))
     return document
 
-
-Values = Annotated[list[Any], Field(min_length=1)]
 
 OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
 """Its keys that can be changed on the command line."""
@@ -692,26 +655,28 @@ class SweepSettings(Settings):
         return tuple(self.random.keys if self.random else self.vary)
 
 
-def settings_problems_of(
+def _sweep_problems(
     settings: SweepSettings, overrides: Sequence[str]
 ) -> Iterable[Problem]:
     """Yield what does not go together, before any experiment is looked at."""
-    variants = settings.variants.items()
-    named = [
-        ("name", settings.name),
-        *((f"variants.{name}", name) for name, _ in variants),
-    ]
-    yield from name_problems(named)
+    variants = settings.variants
+    yield from _name_problems(settings.name, settings.seeds, "variants", variants)
     if (settings.base is None) == (settings.experiment is None):
         message = "expected the sections of an experiment, or experiment: PATH; one of"
         yield Problem("base", f"{message} the two")
     if settings.random is not None and settings.vary:
         yield Problem("random", "found vary too, expected one of the two")
-    yield from seed_problems(settings.seeds)
-    titles = {name: one.title or name for name, one in variants}
-    yield from title_problems("variants", titles)
+    titles = {name: one.title or name for name, one in variants.items()}
+    yield from _title_problems("variants", titles)
     yield from _range_problems(settings)
-    yield from _settings_key_problems(settings, overrides)
+    lists = settings.random.keys if settings.random else settings.vary
+    fixed = {"set": _keys_set(settings.set)}
+    for name, one in variants.items():
+        sections = ("method", "personalization", "model", "training")
+        inside = {key: getattr(one, key) for key in sections if getattr(one, key)}
+        fixed[f"variants.{name}.set"] = _keys_set(one.set)
+        fixed[f"variants.{name}"] = _keys_set(inside)
+    yield from _key_problems("sweep", overrides, {"vary": lists}, fixed)
     yield from _axis_problems(settings)
 
 
@@ -729,75 +694,25 @@ def _range_problems(settings: SweepSettings) -> Iterable[Problem]:
             yield Problem(f"random.keys.{key}", message)
 
 
-def _settings_key_problems(
-    settings: SweepSettings, overrides: Sequence[str]
-) -> Iterable[Problem]:
-    malformed: list[Problem] = []
-    changed = changes_of(overrides, malformed)
-    yield from malformed
-    varied = settings.varied()
-    yield from inside_each_other("vary", varied)
-    for key, other in clashes(keys_set(changed), varied):
-        message = f"is varied{as_part_of(key, other)}: an override would make its"
-        yield Problem(f"override {key}", f"{message} points equal, or be lost")
-    fixed = _fixed_keys(settings)
-    for place, keys in fixed.items():
-        for key, other in clashes(keys, varied):
-            message = f"is varied too{as_part_of(key, other)}; take one of the two out"
-            yield Problem(f"{place} {key}", message)
-    lists = settings.random.keys if settings.random else settings.vary
-    both = {"vary": keys_set_by_any(lists), "override": keys_set(changed)}
-    yield from own_problems("sweep", {**both, **fixed})
-
-
-def _fixed_keys(settings: SweepSettings) -> dict[str, set[str]]:
-    """Return the dotted keys that the file sets in all points or a variant's."""
-    variants = settings.variants.items()
-    return {
-        "set": keys_set(settings.set),
-        **{f"variants.{name}.set": keys_set(one.set) for name, one in variants},
-        **{f"variants.{name}": _keys_inside(one) for name, one in variants},
-    }
-
-
-def _keys_inside(variant: VariantSettings) -> set[str]:
-    """Return the dotted keys that a variant's sections set."""
-    sections = {
-        "method": variant.method,
-        "personalization": variant.personalization,
-        "model": variant.model,
-        "training": variant.training,
-    }
-    return keys_set({name: section for name, section in sections.items() if section})
-
-
 def _axis_problems(settings: SweepSettings) -> Iterable[Problem]:
     axes = [*settings.varied(), *([VARIANT] if settings.variants else [])]
-    for place, key in _shown(settings):
+    curves, x = settings.curve_keys(), settings.x
+    shown = [*(("series", key) for key in curves), *([("x", x)] if x else [])]
+    for place, key in shown:
         if key not in axes:
             message = f"found {key!r}, which is not varied; {alternatives(key, axes)}"
             yield Problem(place, message)
-    curves = settings.curve_keys()
-    if curves and settings.x in (None, *curves):
+    if curves and x in (None, *curves):
         message = f"found {curves[0]!r}, expected x to be another key"
         yield Problem("series", message)
     if settings.y.removeprefix(GLOBAL) not in FIGURES:
         known = alternatives(settings.y, FIGURES)
         yield Problem("y", f"found {settings.y!r}, expected a figure; {known}")
-    yield from _hidden_problems(settings)
-
-
-def _shown(settings: SweepSettings) -> Iterable[tuple[str, str]]:
-    """Yield the keys that a plot shows, after where they are named."""
-    yield from (("series", key) for key in settings.curve_keys())
-    if settings.x is not None:
-        yield "x", settings.x
-
-
-def _hidden_problems(settings: SweepSettings) -> Iterable[Problem]:
-    shown = {key for _, key in _shown(settings)}
-    hidden = [key for key in _several(settings) if key not in shown]
-    if settings.x is not None and hidden:
+    # Not the keys of random points, which are scattered anyway.
+    several = [key for key, values in settings.vary.items() if len(values) > 1]
+    several += [VARIANT] if len(settings.variants) > 1 else []
+    hidden = [key for key in several if key not in (x, *curves)]
+    if x is not None and hidden:
         message = (
             f"x and series leave out {', '.join(hidden)}, whose points would fall "
             "together; show it, fix it, or take x out to have no plot"
@@ -805,37 +720,10 @@ def _hidden_problems(settings: SweepSettings) -> Iterable[Problem]:
         yield Problem("x", message)
 
 
-def _several(settings: SweepSettings) -> Iterable[str]:
-    """Yield what gives a plot several curves unless it is one of its axes.
-
-    Not the keys of random points, which are scattered anyway.
-    """
-    yield from (key for key, values in settings.vary.items() if len(values) > 1)
-    if len(settings.variants) > 1:
-        yield VARIANT
-
-
-PointsValues = Mapping[str, Any]
-"""From dotted keys to plain values."""
-
-
-def values_of(settings: SweepSettings) -> list[PointsValues]:
-    """Return the values of each point, in the order of the file or of the draws.
-
-    The last key of a grid varies fastest. With nothing varied there is one point.
-    """
-    if settings.random is not None:
-        return drawn(settings.random)
-    combinations = itertools.product(*settings.vary.values())
-    return [dict(zip(settings.vary, one, strict=True)) for one in combinations]
-
-
 def drawn(settings: RandomSettings) -> list[PointsValues]:
-    """Return the values of random points.
-
-    Every value has a random key of its own, so that neither more points nor another
-    key change it.
-    """
+    """Return the values of random points."""
+    # Every value has a random key of its own, so that neither more points nor another
+    # key change it.
     root = RandomKey(settings.seed).child("sweep")
     return [
         {
@@ -849,21 +737,16 @@ def drawn(settings: RandomSettings) -> list[PointsValues]:
 def _drawn(values: Sequence[Any] | RangeSettings, rng: np.random.Generator) -> Any:
     if not isinstance(values, RangeSettings):
         return values[int(rng.integers(len(values)))]
-    if isinstance(values.low, int) and isinstance(values.high, int):
-        return _whole_number(values.low, values.high, values.scale == "log", rng)
-    found = _between(values.low, values.high, values.scale == "log", rng)
-    return min(max(float(f"{found:.4g}"), float(values.low)), float(values.high))
-
-
-def _whole_number(low: int, high: int, is_log: bool, rng: np.random.Generator) -> int:
-    # The interval from n to n + 1 stands for n.
-    return min(math.floor(_between(low, high + 1, is_log, rng)), high)
-
-
-def _between(low: float, high: float, is_log: bool, rng: np.random.Generator) -> float:
-    if is_log:
-        return math.exp(rng.uniform(math.log(low), math.log(high)))
-    return float(rng.uniform(low, high))
+    low, high = values.low, values.high
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    end = high + 1 if is_whole else high  # from n to n + 1 stands for n
+    if values.scale == "log":
+        found = math.exp(rng.uniform(math.log(low), math.log(end)))
+    else:
+        found = float(rng.uniform(low, end))
+    if is_whole:
+        return min(math.floor(found), high)
+    return min(max(float(f"{found:.4g}"), float(low)), float(high))
 
 
 ALONE = "alone"
@@ -871,50 +754,14 @@ ALONE = "alone"
 
 
 @dataclass(frozen=True)
-class Point:
-    """One setting of everything, for each seed.
+class Sweep(Plan):
+    """An experiment at many settings."""
 
-    Attributes
-    ----------
-    variant, title
-        Its variant's name, and what tables call it.
-    values
-        What is varied, by dotted key.
-    runs
-        The experiment by seed.
-    """
-
-    variant: str
-    title: str
-    values: PointsValues
-    runs: Mapping[int, Experiment]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep, validated.
-
-    Attributes
-    ----------
-    settings
-        As in the file.
-    shared
-        The sections that all points share, as plain values.
-    overrides
-        ``KEY=VALUE`` that are made in every run.
-    points
-        Those of the first variant, then those of the next.
-    """
+    kind = "sweep"
 
     settings: SweepSettings
-    shared: Mapping[str, Any]
-    overrides: tuple[str, ...]
-    points: tuple[Point, ...]
-
-    @property
-    def experiments(self) -> list[Experiment]:
-        """All that is run, point by point."""
-        return [run for point in self.points for run in point.runs.values()]
+    shared: Mapping[str, Any]  # the sections that all points share, as plain values
+    overrides: tuple[str, ...]  # ``KEY=VALUE`` that are made in every run
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -933,22 +780,70 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     ConfigError
         With all that is wrong with it, or with any experiment of it.
     """
-    own = [text for text in overrides if _key_of(text) in OF_THE_FILE]
-    of_runs = [text for text in overrides if text not in own]
-    settings = _settings(path, own, of_runs)
-    shared, problems = (
-        shared_sections(settings.base, settings.experiment, path),
-        list[Problem](),
-    )
+    source, problems = with_overrides(str(path), overrides), list[Problem]()
+    own = [one for one in overrides if one.partition("=")[0].strip() in OF_THE_FILE]
+    of_runs = tuple(one for one in overrides if one not in own)
+    document = read_yaml(path)
+    if isinstance(document, Mapping):
+        changes = parse_overrides(own, problems)
+        document = apply_overrides(document, changes, problems)
+    settings = _parsed(SweepSettings, document, source)
+    prefix, dot, figure = settings.y.rpartition(".")
+    y = prefix + dot + EARLIER_NAMES.get(figure, figure)
+    settings = replace(settings, y=y)
+    problems.extend(_sweep_problems(settings, of_runs))
+    if problems:
+        raise ConfigError(problems, source)
+    shared = shared_sections(settings.base, settings.experiment, path)
+    values = drawn(settings.random) if settings.random else _combinations(settings.vary)
     points = [
         point
         for name, variant in variants_of(settings).items()
-        for point in _points(settings, shared, name, variant, of_runs, problems)
+        for point in _points(
+            _swept(settings, shared, name, variant, of_runs),
+            values,
+            f"variants.{name}: " if settings.variants else "",
+            problems,
+        )
     ]
     problems.extend(_coincidences(settings, points))
     if problems:
-        raise ConfigError(problems, with_overrides(str(path), overrides))
-    return Sweep(settings, shared, tuple(of_runs), tuple(points))
+        raise ConfigError(problems, source)
+    return Sweep(
+        settings.name, settings.seeds, tuple(points), settings, shared, of_runs
+    )
+
+
+def variants_of(settings: SweepSettings) -> Mapping[str, VariantSettings]:
+    """Return the variants by name; one that changes nothing where none is named."""
+    return settings.variants or {ALONE: VariantSettings()}
+
+
+def _swept(
+    settings: SweepSettings,
+    shared: Mapping[str, Any],
+    name: str,
+    variant: VariantSettings,
+    overrides: Sequence[str],
+) -> _Variant:
+    document = {**shared, "name": settings.name}
+    if variant.method is not None:
+        document["method"] = variant.method
+        document.pop("personalization", None)
+    if variant.personalization is not None:
+        document["personalization"] = variant.personalization
+    sections = {"model": variant.model, "training": variant.training}
+    inside = {
+        f"{section}.{key}": value
+        for section, values in sections.items()
+        for key, value in values.items()
+    }
+    own = as_overrides({**inside, **variant.set})
+    changes = [*as_overrides(settings.set), *own, *overrides]
+    title = variant.title or name
+    return _Variant(
+        name, title, document, changes, settings.seeds, settings.evaluate_on
+    )
 
 
 def _coincidences(
@@ -973,95 +868,6 @@ def _named(point: Point) -> str:
     return f"the point {point.variant} {json.dumps(dict(point.values))}"
 
 
-def _settings(path: Path, own: Sequence[str], of_runs: Sequence[str]) -> SweepSettings:
-    document, problems = read_yaml(path), list[Problem]()
-    if isinstance(document, Mapping):
-        changes = parse_overrides(own, problems)
-        document = apply_overrides(document, changes, problems)
-    settings = parse_settings(SweepSettings, document, "", problems)
-    if settings is not None:
-        prefix, dot, figure = settings.y.rpartition(".")
-        y = prefix + dot + EARLIER_NAMES.get(figure, figure)
-        settings = replace(settings, y=y)
-        problems.extend(settings_problems_of(settings, of_runs))
-    if settings is None or problems:
-        raise ConfigError(problems, with_overrides(str(path), [*own, *of_runs]))
-    return settings
-
-
-def _key_of(override: str) -> str:
-    return override.partition("=")[0].strip()
-
-
-def variants_of(settings: SweepSettings) -> Mapping[str, VariantSettings]:
-    """Return the variants by name; one that changes nothing where none is named."""
-    return settings.variants or {ALONE: VariantSettings()}
-
-
-def _points(
-    settings: SweepSettings,
-    shared: Mapping[str, Any],
-    name: str,
-    variant: VariantSettings,
-    overrides: Sequence[str],
-    problems: list[Problem],
-) -> list[Point]:
-    document = {**_with_variant(shared, variant), "name": settings.name}
-    own = [*_as_overrides(settings.set), *_changes_of(variant), *overrides]
-    points = []
-    for values in values_of(settings):
-        try:
-            runs = {
-                seed: _experiment(
-                    settings, document, [*own, *_as_overrides(values)], seed
-                )
-                for seed in settings.seeds
-            }
-        except ConfigError as error:
-            where = f"variants.{name}: " if settings.variants else ""
-            problems.extend(
-                Problem(where + one.place, one.message) for one in error.problems
-            )
-            break  # the others have most of it in common
-        points.append(Point(name, variant.title or name, values, runs))
-    return points
-
-
-def _with_variant(
-    shared: Mapping[str, Any], variant: VariantSettings
-) -> dict[str, Any]:
-    document = dict(shared)
-    if variant.method is not None:
-        document["method"] = variant.method
-        document.pop("personalization", None)
-    if variant.personalization is not None:
-        document["personalization"] = variant.personalization
-    return document
-
-
-def _changes_of(variant: VariantSettings) -> list[str]:
-    """Return what a variant sets inside sections, as overrides."""
-    changes = {f"model.{key}": value for key, value in variant.model.items()}
-    changes |= {f"training.{key}": value for key, value in variant.training.items()}
-    return _as_overrides({**changes, **variant.set})
-
-
-def _as_overrides(values: PointsValues) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
-
-
-def _experiment(
-    settings: SweepSettings, document: Mapping[str, Any], own: Sequence[str], seed: int
-) -> Experiment:
-    its_own = (
-        f"run.seed={seed}",
-        f"partition.evaluate_on={settings.evaluate_on}",
-    )
-    experiment = batch_experiment(document, [*own, *its_own])
-    require_validation_data(experiment)
-    return experiment
-
-
 TERMS: Mapping[str, str] = {
     "partition.alpha": "\N{GREEK SMALL LETTER ALPHA}",
     "partition.beta": "β",
@@ -1078,7 +884,7 @@ TERMS: Mapping[str, str] = {
     "training.participation": "client sampling rate",
     "training.weight_decay": "weight decay",
 }
-"""By dotted key, all different; the symbols are those of knn-per.txt."""
+"""By dotted key, all different; the symbols are those of Marfoq et al. 2022."""
 
 
 def term_of(key: str) -> str:

@@ -1,8 +1,8 @@
 """How far the runs of a batch are, and how long the rest takes.
 
-The rest is what the workers wait for: the rounds and hand-overs that are left of each
-family, in the order in which workers take the families. A family is made by one worker
-alone, so the last ones may keep a single worker busy while the others are idle.
+The rest is what the workers wait for: the rounds and personalisations that are left of
+each family, in the order in which workers take the families. A family is made by one
+worker alone, so the last ones may keep a single worker busy while the others are idle.
 """
 
 import functools
@@ -16,9 +16,13 @@ from pathlib import Path
 
 from knnper.loading import dotted
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.runner import Event, Family, Step, Told, is_done
+from knnper.simulation.batches.family import Event, Family, Step, is_done
+
+Told = tuple[int, Event]
+"""Which family, and what of it."""
 
 Settings = frozenset[tuple[str, str]]
+
 _TELL_NOTHING = ("name", "run.seed")
 """Settings that do not change how long a run takes."""
 
@@ -27,55 +31,31 @@ _FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """How long the rest takes.
-
-    Attributes
-    ----------
-    seconds
-        From now on.
-    is_least
-        Whether it takes more: no run like some of the rest has been personalised yet,
-        so how long that takes is not known.
-    """
+    """How long the rest takes, in seconds from now on."""
 
     seconds: float
+    # No run like some of the rest was personalised yet: it takes more than that.
     is_least: bool = False
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a batch is.
-
-    Attributes
-    ----------
-    done, total
-        Steps or runs.
-    found
-        Those of them that were there before.
-    left
-        How long the rest takes; None is not known.
-    """
+    """How far a batch is, in steps."""
 
     done: int
     total: int
-    found: int
-    left: TimeLeft | None
+    found: int  # those that were there before
+    left: TimeLeft | None  # None is not known
 
 
 Advance = Callable[[Progress], None]
 
 
 class _Measured:
-    """How long pieces of work took, by the settings of their runs.
-
-    Parameters
-    ----------
-    fewest
-        Pieces that tell anything: the first rounds of a training take longer.
-    """
+    """How long pieces of work took, by the settings of their runs."""
 
     def __init__(self, fewest: int) -> None:
-        self._fewest = fewest
+        self._fewest = fewest  # fewer tell nothing: the first rounds take longer
         self._seconds: dict[Settings, list[float]] = {}
         self._distance = functools.cache(lambda one, other: len(one ^ other))
 
@@ -96,32 +76,16 @@ class _Measured:
 
 @dataclass
 class _State:
-    """How far a family is.
-
-    Attributes
-    ----------
-    runs
-        Their settings.
-    ahead
-        The places of those that are not done.
-    num_rounds, num_made
-        Rounds that its training takes, and those that are there.
-    present
-        The place of the run that is made now; None before, and between two runs.
-    began, marked
-        When it began; when its training began or its last round ended.
-    trained
-        What its rounds took; None before training.
-    """
+    """How far a family is."""
 
     runs: list[Settings]
-    ahead: set[int]
-    num_rounds: int
-    num_made: int = 0
-    present: int | None = None
-    began: float = 0.0
-    marked: float = 0.0
-    trained: float | None = None
+    ahead: set[int]  # the places of those that are not done
+    num_rounds: int  # that its training takes
+    num_made: int = 0  # rounds that are there
+    present: int | None = None  # the place of the run that is made now
+    began: float = 0.0  # that run
+    marked: float = 0.0  # when its training began or its last round ended
+    trained: float | None = None  # what its rounds took; None before training
 
     @property
     def of_training(self) -> Settings:
@@ -157,57 +121,49 @@ class _State:
 
 
 class Tracker:
-    """Follows what workers tell, and reckons how long the rest takes.
-
-    Parameters
-    ----------
-    num_workers
-        Processes side by side.
-    clock
-        Returns seconds, those of the events.
-    """
+    """Follows what workers tell, and reckons how long the rest takes."""
 
     def __init__(
         self, num_workers: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._num_workers = num_workers
         self._clock = clock
-        self._rounds, self._hand_overs = _Measured(_FEWEST_ROUNDS), _Measured(1)
+        self._rounds, self._personalized = _Measured(_FEWEST_ROUNDS), _Measured(1)
         self._states: list[_State] = []
-        self._played: list[_State] = []
+        self._missing: list[_State] = []
         self._later: list[_State] = []
+        self._before = self._done = self._found = 0
 
     def expect(
         self, families: Sequence[Family], later: Sequence[Family] = ()
     ) -> list[Family]:
-        """Take what is to be made; what is there already tells how long it took.
+        """Begin a stage; return the families of which a run is missing.
 
-        Parameters
-        ----------
-        families
-            All that this is about.
-        later
-            What is made when these are done, as far as is known now.
-
-        Returns
-        -------
-        list
-            The families of which a run is missing, in the order in which workers are
-            to take them.
+        ``later`` is made when these are done, as far as is known now. What is there
+        already tells how long it took.
         """
+        self._before += self.num_steps
         self._states = [self._state(family) for family in families]
         self._later = [self._state(family) for family in later]
-        self._played = [state for state in self._states if state.ahead]
+        self._missing = [state for state in self._states if state.ahead]
+        self._found += self.num_made
         return [
             family
             for family, state in zip(families, self._states, strict=True)
             if state.ahead
         ]
 
+    def progress(self) -> Progress:
+        """Return how far the stages are."""
+        # Rounds since the last checkpoint are repeated, and counted once.
+        self._done = max(self._done, self._before + self.num_made)
+        total = self._before + self.num_steps + sum(map(_num_steps, self._later))
+        return Progress(self._done, total, self._found, self.left())
+
     def note(self, told: Iterable[Told]) -> None:
         """Take what workers told; families are numbered as `expect` returned them."""
         for number, event in told:
-            state = self._played[number]
+            state = self._missing[number]
             match event.step:
                 case Step.BEGAN:
                     state.began_run(event)
@@ -219,13 +175,13 @@ class Tracker:
                     settings = state.runs[state.present or 0]
                     seconds = state.ended_run(event)
                     if seconds is not None:
-                        self._hand_overs.note(settings, seconds)
+                        self._personalized.note(settings, seconds)
                     state.present = None
 
     @property
     def num_steps(self) -> int:
-        """Rounds of all trainings, and a hand-over for each run."""
-        return sum(one.num_rounds + len(one.runs) for one in self._states)
+        """Rounds of all trainings, and a personalisation for each run."""
+        return sum(map(_num_steps, self._states))
 
     @property
     def num_made(self) -> int:
@@ -237,7 +193,7 @@ class Tracker:
     def left(self) -> TimeLeft | None:
         """Return how long the rest takes; None while too few rounds were timed."""
         now, seconds, is_least = self._clock(), 0.0, False
-        for stage in (self._played, self._later):
+        for stage in (self._missing, self._later):
             rest = [self._rest(one, now) for one in stage if one.ahead]
             known = [one for one in rest if one is not None]
             if len(known) < len(rest):
@@ -256,17 +212,17 @@ class Tracker:
                 return None
             seconds += max(num_left * each - waited, (num_left - 1) * each)
         expected = {
-            place: self._hand_overs.like(state.runs[place]) for place in state.ahead
+            place: self._personalized.like(state.runs[place]) for place in state.ahead
         }
-        for place, hand_over in expected.items():
+        for place, personalization in expected.items():
             goes_on = place == state.present and num_left <= 0
-            seconds += max((hand_over or 0.0) - waited * goes_on, 0.0)
+            seconds += max((personalization or 0.0) - waited * goes_on, 0.0)
         return TimeLeft(seconds, is_least=None in expected.values())
 
     def _state(self, family: Family) -> _State:
-        folders = [order.folder for order in family.orders]
+        folders = list(family.runs)
         state = _State(
-            [_settings(order.experiment) for order in family.orders],
+            list(map(_settings, family.runs.values())),
             {place for place, folder in enumerate(folders) if not is_done(folder)},
             family.num_rounds,
         )
@@ -288,7 +244,11 @@ class Tracker:
             each = training["seconds"] / training["num_rounds"]
             for _ in range(_FEWEST_ROUNDS):
                 self._rounds.note(of_training, each)
-        self._hand_overs.note(settings, training["personalization_seconds"])
+        self._personalized.note(settings, training["personalization_seconds"])
+
+
+def _num_steps(state: _State) -> int:
+    return state.num_rounds + len(state.runs)
 
 
 def _side_by_side(seconds: Iterable[float], num_workers: int) -> float:

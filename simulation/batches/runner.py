@@ -1,500 +1,247 @@
-"""Finished runs whose training a batch need not make again."""
+"""The one runner of many runs: what is missing is made, by processes side by side.
+
+Every run has a folder named by what it is. A batch that was interrupted, or whose file
+grew, makes only what is missing.
+"""
 
 import concurrent.futures
 import json
 import multiprocessing
 import os
-import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import dataclass, field, replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from knnper.errors import CheckpointError, RunError
-from knnper.experiment import Choice, Experiment, Settings
-from knnper.files import write_atomically
+from knnper.errors import RunError
+from knnper.experiment import Experiment
 from knnper.lifeline import die_with_parent
-from knnper.loading import (
-    dotted,
-    from_json,
-    relevant_settings,
-    results_identity,
-    to_json,
-)
-from knnper.server.checkpoint import CheckpointFolder
-from knnper.server.comparison import ExplodedError
-from knnper.server.hand_over import HandOverError
-from knnper.server.observer import SilentObserver
-from knnper.server.rounds import TooManyFailuresError
+from knnper.loading import dotted, relevant_settings, results_identity, to_json
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.family import (
+    Event,
+    Family,
+    Tell,
+    as_trained,
+    is_done,
+    make_runs,
+    read_json,
+    training_identity,
+    training_in,
+    why_failed,
+)
 from knnper.simulation.batches.folder import (
     INPUTS,
     RUNS,
-    Inputs,
+    Identity,
+    batch_folder,
     inputs_of,
-    is_of_this_code,
-    keep_inputs,
     require_inputs,
-    sign,
-    sign_as,
     split_of,
 )
-from knnper.simulation.partition.assignment import PartitionSettings
-from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.run import simulate
-from knnper.simulation.trained_model import ended_run
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import AS_IT_IS, NoSettings
-from knnper.strategies.core.records import NoState, Record
-from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
-
-
-class Step(Enum):
-    """What happened."""
-
-    BEGAN = auto()
-    """A run of a family began; ``count`` is its place among the family's."""
-    TRAINS = auto()
-    """Training of so many rounds goes on, ``first`` of them the next."""
-    ROUND = auto()
-    """A round was made."""
-    ENDED = auto()
-    """The run has results, or has failed."""
+from knnper.simulation.batches.plan import Comparison, Plan, Point, Sweep
+from knnper.simulation.batches.progress import Advance, Told, Tracker
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
 
 @dataclass(frozen=True)
-class Event:
-    """A step of a run.
+class Tried:
+    """A point and how it did on validation data."""
+
+    point: Point
+    score: float | None  # weighted accuracy of the seen clients; None where it failed
+    failure: str | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point that was run with every seed.
 
     Attributes
     ----------
-    step
-        What happened.
-    at
-        When, in seconds of a clock that all processes of a machine share.
-    count, first
-        See `Step`.
+    point
+        What it is.
+    runs
+        The folders of its runs by seed.
+    failures
+        Why, by seed, of those that failed, as where training diverges.
+    tried
+        What it was chosen from, in the order of the grid; nothing where nothing was.
     """
 
-    step: Step
-    at: float
-    count: int = 0
-    first: int = 0
+    point: Point
+    runs: Mapping[int, Path]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    tried: Sequence[Tried] = ()
 
 
-Tell = Callable[[Event], None]
+def run_batch(
+    plan: Plan,
+    folder: Path,
+    num_workers: int,
+    advance: Advance,
+    command: Sequence[str] = ("knnper",),
+    earlier: Sequence[Path] = (),
+) -> list[Outcome]:
+    """Make all runs of a plan that are missing in ``folder``; return what was tested.
 
-
-def nobody(event: Event) -> None:
-    """Tell nobody."""
-
-
-class TellingObserver(SilentObserver):
-    """Tells the steps of a run.
+    Where validation data choose between the points of a row, those are tried first,
+    and the best of each is tested: of equal ones the first.
 
     Parameters
     ----------
-    tell
-        Takes each.
-    clock
-        Returns seconds.
-    """
-
-    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
-        self._clock = clock
-
-    def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Tell which rounds there are."""
-        self._tell(Event(Step.TRAINS, self._clock(), num_rounds, first_round))
-
-    def round_finished(self, record: Mapping[str, float | int]) -> None:  # noqa: ARG002 - an observer's
-        """Tell that there is one more."""
-        self._tell(Event(Step.ROUND, self._clock()))
-
-
-Told = tuple[int, Event]
-"""Which family, and what of it."""
-
-_queue: "SimpleQueue[Told] | None" = None
-
-
-def begin_worker(parent: int, queue: "SimpleQueue[Told]") -> None:
-    """Set a worker process up: it ends with its parent, and tells a queue."""
-    global _queue
-    die_with_parent(parent)
-    _queue = queue
-
-
-def play_telling(play: Callable[[Any, Tell], None], number: int, family: Any) -> None:
-    """Play the ``number``-th family in a worker process."""
-    queue = _queue
-    play(family, nobody if queue is None else lambda event: queue.put((number, event)))
-
-
-def told_by(queue: "SimpleQueue[Told]") -> Iterator[Told]:
-    """Yield what was told until now."""
-    while not queue.empty():
-        yield queue.get()
-
-
-def new_queue() -> "SimpleQueue[Told]":
-    """Return a queue from worker processes, which do not share memory with this one."""
-    return multiprocessing.get_context("spawn").SimpleQueue()
-
-
-CLIENTS = "clients"
-"""In a run's folder: the clients' states, for methods that have any."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """Where the last state of a training is.
-
-    Attributes
-    ----------
-    state_type
-        Its type.
+    plan
+        A sweep or a comparison.
     folder
-        Of the run that made it.
-    identity
-        The fingerprint of its experiment, as the checkpoint has it.
-    """
-
-    state_type: type[Record]
-    folder: RunFolder
-    identity: str
-
-
-def training_identity(experiment: Experiment) -> str:
-    """Return what two experiments have in common that train the same."""
-    return results_identity(as_trained(experiment))
-
-
-def as_trained(experiment: Experiment) -> Experiment:
-    """Return one experiment for all that train as this one does.
-
-    They may differ in what is put on top of the method alone, in the name that the
-    method has with it, and in how much data the clients have that never train.
-    """
-    build = METHODS[experiment.method.name].build
-    name = next(name for name, spec in METHODS.items() if spec.build is build)
-    return replace(
-        experiment,
-        partition=_as_trained_on(experiment.partition),
-        method=replace(experiment.method, name=name),
-        personalization=Choice(AS_IT_IS, NoSettings()),
-    )
-
-
-def _as_trained_on(partition: Choice[Settings]) -> Choice[Settings]:
-    settings = partition.settings
-    if not isinstance(settings, PartitionSettings):
-        return partition
-    return replace(partition, settings=replace(settings, unseen_train_fraction=1.0))
-
-
-def training_in(run: Path) -> Training:
-    """Return the training of a finished run, which must have its last state still.
-
-    Raises
-    ------
-    RunError
-        If it has not, or its data is not what it was, as far as the run tells.
-    CheckpointError
-        If the state cannot be read.
-    DataError
-        If the data cannot be loaded.
-    """
-    ended = ended_run(run)
-    now = inputs_of(ended.experiment)
-    require_inputs(run, now, "leave the run away to train anew")
-    keeps_states = ended.bench.method.client_state_type is not NoState
-    if keeps_states and not (run / CLIENTS).is_dir():
-        raise RunError(
-            f"expected the states of the clients in {run / CLIENTS}, found none; bring "
-            "them back, or leave the run away to train anew"
-        )
-    return Training(ended.bench.method.state_type, ended.folder, ended.identity)
-
-
-def take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
-    """Put another run's last state where this one goes on from it.
-
-    Where it cannot be read any more, the rounds are made anew.
-    """
-    others = training.folder
-    theirs = CheckpointFolder(others.checkpoints, training.identity)
-    try:
-        last = theirs.load_latest(training.state_type)
-    except CheckpointError:
-        return
-    if last is None or last.server_round != bench.method.num_rounds:
-        return
-    if (others.path / CLIENTS).is_dir():
-        shutil.copytree(
-            others.path / CLIENTS, folder.path / CLIENTS, dirs_exist_ok=True
-        )
-    folder.drop_rounds_after(0)
-    for record in others.rounds():
-        folder.append_round(record)
-    ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
-    ours.save(last.server_round, last.state, last.history)
-    sign_as(folder.path, others.path)
-
-
-FAILED = "failed.txt"
-"""In a run's folder: why it ended without results."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """One run.
-
-    Attributes
-    ----------
-    experiment
-        As `to_json` writes it.
-    folder
-        Where to.
-    """
-
-    experiment: str
-    folder: Path
-
-    @classmethod
-    def of(cls, experiment: Experiment, folder: Path) -> "Order":
-        """Return the order to run ``experiment`` in ``folder``."""
-        return cls(to_json(experiment), folder)
-
-
-@dataclass(frozen=True)
-class Family:
-    """Runs that train the same.
-
-    Attributes
-    ----------
-    orders
-        The runs, of one `training_identity`.
-    num_rounds
-        That the experiments ask for; a method may make fewer.
+        Holds a folder for each run.
+    num_workers
+        Processes side by side; what they compute does not depend on it.
+    advance
+        Told how far the batch is, in steps: see `num_steps`.
     command
-        What made them, for their manifests.
-    keeps_training
-        Whether one of them keeps its last state in the end, so that another that is
-        added to the family later need not be trained. Not so where clients have states
-        too.
+        What was typed, for the runs' manifests.
     earlier
-        A finished run elsewhere, whose training they take over.
-    """
-
-    orders: tuple[Order, ...]
-    num_rounds: int
-    command: tuple[str, ...]
-    keeps_training: bool = False
-    earlier: Path | None = None
-
-
-def is_done(folder: Path) -> bool:
-    """Return whether a run ended: with results, or by failing with this code.
-
-    What failed with other code is made again, since the fault may have been that
-    code's.
-    """
-    if (folder / FAILED).is_file():
-        return is_of_this_code(folder)
-    return RunFolder(folder).is_finished()
-
-
-def why_failed(folder: Path) -> str | None:
-    """Return why a run that ended has no results; None where it has."""
-    path = folder / FAILED
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
-
-
-def play(family: Family, tell: Tell = nobody) -> None:
-    """Make the runs that are missing; what they share is computed once.
-
-    That is the rounds, and the images as the trained model embeds them.
-
-    Parameters
-    ----------
-    family
-        The runs.
-    tell
-        Is told each step.
+        Folders of finished runs, whose training the tested runs take over that train
+        the same.
 
     Raises
     ------
+    FolderTakenError
+        If the folder is a file, or holds another batch or something else.
+    RunError
+        If another process is at work in it, runs in it or the earlier ones were made
+        from other data, an earlier one trains as none of the batch does, all points of
+        a row fail on validation data, or the reference row fails when it is tested.
     KnnPerError
-        If a run cannot be made. One whose clients fail, as they do where a rate is too
-        large, is a finding: the reason stays in its folder, and the others go on.
+        If a run cannot be made for another reason than that its clients fail.
     """
-    player = _Player(
-        family.command, family.earlier, tell, keeps_embeddings=len(family.orders) > 1
+    tracker, tuned = Tracker(num_workers), plan.tuned
+
+    def families(experiments: Iterable[Experiment]) -> list[Family]:
+        return families_of(
+            experiments, folder, command, keeps_training=isinstance(plan, Sweep)
+        )
+
+    def make(missing: Sequence[Family], later: Sequence[Family] = ()) -> None:
+        require_same_inputs(missing)
+        missing = tracker.expect(missing, later)
+        advance(tracker.progress())
+        for told in run_in_workers(missing, num_workers):
+            tracker.note(told)
+            advance(tracker.progress())
+
+    # What cannot be gone on with is refused before anything is written.
+    ready = (
+        [] if tuned else with_earlier_training(families(_tested(plan.points)), earlier)
     )
-    for place, order in enumerate(family.orders):
-        is_new = not is_done(order.folder)
-        if is_new:
-            tell(Event(Step.BEGAN, time.monotonic(), place))
-        player.play(order)
-        if is_new:
-            tell(Event(Step.ENDED, time.monotonic()))
-        if order.folder not in player.with_state():
-            _tidy(order.folder)
-    for folder in player.with_state():
-        # Models of all clients would take gigabytes.
-        if not family.keeps_training or (folder / "clients").is_dir():
-            _tidy(folder)
+    with batch_folder(folder, Identity(plan.kind, plan.name)):
+        tried: dict[str, list[Tried]] = {}
+        if tuned:
+            # Nobody knows yet which points are chosen; they take about as long.
+            make(families(_tuning(tuned)), families(_tested(_first_points(plan))))
+            tried = {name: _tried(points, folder) for name, points in tuned.items()}
+        chosen = [
+            point
+            for name, points in plan.variants.items()
+            for point in (
+                [_best(name, tried[name], folder)] if name in tried else points
+            )
+        ]
+        make(ready or with_earlier_training(families(_tested(chosen)), earlier))
+    return [
+        _outcome(plan, point, folder, tried.get(point.variant, ())) for point in chosen
+    ]
 
 
-class _Player:
-    """Plays runs of one training; knows of it by the type of its state.
+def num_steps(plan: Plan) -> int:
+    """Return how many steps a batch takes.
 
-    What is put on top of a method may add to its state; it trains the same then.
+    A step is a round of a training, which several runs may share, or the
+    personalisation of a run.
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        earlier: Path | None,
-        tell: Tell,
-        *,
-        keeps_embeddings: bool,
-    ) -> None:
-        self._command = command
-        self._tell = tell
-        self._pool = EmbeddingPool(KeptEmbeddings() if keeps_embeddings else None)
-        self._earlier = None if earlier is None else training_in(earlier)
-        self._trained: dict[type[Record], Training] = {}
-        self._diverged: dict[type[Record], tuple[str, Path]] = {}
-        self._inputs: Inputs | None = None
-
-    def play(self, order: Order) -> None:
-        """Make a run, unless it is there."""
-        experiment = from_json(order.experiment, experiment_catalogue())
-        bench = open_workbench(experiment, pool=self._pool)
-        inputs = self._inputs_of(bench)
-        require_inputs(order.folder, inputs)
-        if is_done(order.folder):
-            self._recall(bench, RunFolder(order.folder))
-            return
-        folder = _folder(order.folder, bench.experiment)
-        keep_inputs(folder.path, inputs)
-        try:
-            self._make(bench, folder)
-        except (TooManyFailuresError, ExplodedError, HandOverError) as error:
-            write_atomically(folder.path / FAILED, f"{error}\n")
-        self._recall(bench, folder)
-
-    def with_state(self) -> set[Path]:
-        """Return the folders of one run for each type of state, which have it."""
-        return {training.folder.path for training in self._trained.values()}
-
-    def _make(self, bench: Workbench, folder: RunFolder) -> None:
-        kind = bench.method.state_type
-        if kind in self._diverged:  # and would again
-            reason, origin = self._diverged[kind]
-            sign_as(folder.path, origin)
-            raise TooManyFailuresError(reason)
-        training = self._trained.get(kind, self._earlier)
-        if training is not None and training.state_type is kind:
-            take_over(bench, folder, training)
-        sign(folder.path)
-        simulate(bench, folder, TellingObserver(self._tell), self._command)
-
-    def _recall(self, bench: Workbench, folder: RunFolder) -> None:
-        """Remember how the training of a run that ended went."""
-        kind, reason = bench.method.state_type, why_failed(folder.path)
-        # A hand-over fails after the last round.
-        if reason and len(folder.rounds()) < bench.method.num_rounds:
-            self._diverged.setdefault(kind, (reason, folder.path))
-        elif folder.checkpoints.is_dir():
-            identity = results_identity(bench.experiment)
-            self._trained.setdefault(kind, Training(kind, folder, identity))
-
-    def _inputs_of(self, bench: Workbench) -> Inputs:
-        # Runs that train the same have all but the split in common.
-        self._inputs = self._inputs or inputs_of(bench.experiment)
-        return replace(self._inputs, split=fingerprint(bench.partition))
+    expected = [*_tuning(plan.tuned), *_tested(_first_points(plan))]
+    families = families_of(expected, Path(), ())
+    return sum(family.num_rounds + len(family.runs) for family in families)
 
 
-def _folder(path: Path, experiment: Experiment) -> RunFolder:
-    """Return the run's folder, with what was left there; a failure begins anew."""
-    if (path / FAILED).is_file():
-        _discard(path)
-    if not (path / "experiment.yaml").is_file():
-        return RunFolder.create(path, experiment)
-    return RunFolder.open(path)
+def num_runs(plan: Plan, folder: Path) -> tuple[int, int]:
+    """Return how many runs a batch takes, and how many of all are in ``folder``."""
+    expected = [*_tuning(plan.tuned), *_tested(_first_points(plan))]
+    there = {folder_of(one, folder) for one in plan.experiments}
+    return len({folder_of(one, folder) for one in expected}), sum(map(is_done, there))
 
 
-def _discard(folder: Path) -> None:
-    """Delete a run's folder; one that is deleted in part alone is no run's any more."""
-    discarded = folder.with_name(f".{folder.name}.discarded")
-    shutil.rmtree(discarded, ignore_errors=True)
-    folder.rename(discarded)
-    shutil.rmtree(discarded)
+def _tuning(tuned: Mapping[str, Sequence[Point]]) -> list[Experiment]:
+    found = [point.tuning for points in tuned.values() for point in points]
+    return [one for one in found if one is not None]
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what only a run that goes on needs."""
-    if is_done(folder):
-        for name in ("checkpoints", "clients", "tensorboard"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+def _tested(points: Iterable[Point]) -> list[Experiment]:
+    return [run for point in points for run in point.runs.values()]
 
 
-T = TypeVar("T")
+def _first_points(plan: Plan) -> list[Point]:
+    """Return as many points as are tested: of a row that is tuned the first."""
+    variants, tuned = plan.variants, plan.tuned
+    return [
+        point
+        for name, points in variants.items()
+        for point in (points[:1] if name in tuned else points)
+    ]
 
 
-def key_of(experiment: Experiment) -> str:
-    """Return a short name of an experiment's folder: equal results, equal names."""
-    return results_identity(experiment)[:16]
+def _tried(points: Iterable[Point], folder: Path) -> list[Tried]:
+    found = []
+    for point, tuning in ((one, one.tuning) for one in points):
+        if tuning is None:
+            raise ValueError(f"{point.variant} has nothing to try on validation data")
+        path = folder_of(tuning, folder)
+        failure, score = why_failed(path), None
+        if failure is None:
+            score = RunFolder(path).results()["seen"]["accuracy_weighted"]
+        found.append(Tried(point, score, failure))
+    return found
 
 
-def folder_of(experiment: Experiment, folder: Path) -> Path:
-    """Return where in the folder of a batch an experiment's run is."""
-    return folder / RUNS / key_of(experiment)
+def _best(name: str, tried: Sequence[Tried], folder: Path) -> Point:
+    scored = [one for one in tried if one.score is not None]
+    if not scored:
+        reason = next((one.failure for one in tried if one.failure), "no score")
+        raise RunError(
+            f"no candidate of the row {name} has a score on validation data; the "
+            f"first reason: {reason}. Change its grid, with smaller learning rates "
+            "where training diverged; a run is made again when its folder in "
+            f"{folder / RUNS} is deleted"
+        )
+    # The first of equal ones: max keeps it.
+    return max(scored, key=lambda one: one.score or 0.0).point
 
 
-def by_seed(
-    experiments: Mapping[int, Experiment], folder: Path
-) -> tuple[dict[int, Path], dict[int, str]]:
-    """Return the folders of the runs that have results, and why the others have none.
-
-    Parameters
-    ----------
-    experiments
-        What was run, by seed.
-    folder
-        Of the batch.
-    """
-    paths = {seed: folder_of(run, folder) for seed, run in experiments.items()}
+def _outcome(plan: Plan, point: Point, folder: Path, tried: Sequence[Tried]) -> Outcome:
+    paths = {seed: folder_of(run, folder) for seed, run in point.runs.items()}
     reasons = {seed: why_failed(path) for seed, path in paths.items()}
     failures = {seed: reason for seed, reason in reasons.items() if reason is not None}
+    if isinstance(plan, Comparison) and point.variant == plan.reference:
+        for seed, reason in failures.items():
+            what = f"the reference row {point.variant}"
+            raise RunError(
+                f"{failure_remark(what, seed, reason, paths[seed])}. Without it nobody "
+                "can be compared; change its grid or choose another reference"
+            )
     runs = {seed: path for seed, path in paths.items() if seed not in failures}
-    return runs, failures
+    return Outcome(point, runs, failures, tried)
 
 
 def failure_remark(what: str, seed: int, reason: str, run: Path) -> str:
-    """Return what to tell of a run that failed.
-
-    Parameters
-    ----------
-    what
-        Was run.
-    seed
-        With which it failed.
-    reason
-        Why.
-    run
-        Its folder.
-    """
+    """Return what to tell of a run that failed, and of its folder."""
     again = f"To make it again, delete {run}"
     return f"{what} failed with seed {seed}: {reason}. {again}"
+
+
+def folder_of(experiment: Experiment, folder: Path) -> Path:
+    """Return where in the folder of a batch a run is: equal results, equal names."""
+    return folder / RUNS / results_identity(experiment)[:16]
 
 
 def families_of(
@@ -504,80 +251,50 @@ def families_of(
     *,
     keeps_training: bool = False,
 ) -> list[Family]:
-    """Return the runs of a batch, each once, those that train the same together.
-
-    Parameters
-    ----------
-    experiments
-        What to run.
-    folder
-        Holds a folder for each run.
-    command, keeps_training
-        See `Family`.
-    """
+    """Return the runs of a batch, each once, those that train the same together."""
     found: dict[str, dict[Path, Experiment]] = {}
     for experiment in experiments:
         runs = found.setdefault(training_identity(experiment), {})
         runs.setdefault(folder_of(experiment, folder), experiment)
     return [
-        _family(runs, tuple(command), keeps_training=keeps_training)
+        Family(
+            {path: to_json(one) for path, one in runs.items()},
+            next(iter(runs.values())).training.num_rounds,
+            tuple(command),
+            keeps_training,
+        )
         for runs in found.values()
     ]
 
 
-def _family(
-    runs: Mapping[Path, Experiment], command: tuple[str, ...], *, keeps_training: bool
-) -> Family:
-    first = next(iter(runs.values()))
-    return Family(
-        orders=tuple(Order.of(run, folder) for folder, run in runs.items()),
-        num_rounds=first.training.num_rounds,
-        command=command,
-        keeps_training=keeps_training,
-    )
-
-
 def require_same_inputs(families: Iterable[Family]) -> None:
-    """Do nothing if all runs that are there were made from the data as it is now.
-
-    And from the same split of it, which other code may deal in another way.
-
-    Raises
-    ------
-    RunError
-        As `require_inputs`.
-    DataError
-        If the data cannot be loaded or dealt.
-    """
-    inputs: dict[str, Inputs] = {}
-    splits: dict[str, str] = {}
-    for order in (order for family in families for order in family.orders):
-        if not (order.folder / INPUTS).is_file():
+    """Refuse runs that were made from other data, or from another split of it."""
+    inputs, splits = (
+        _Once(inputs_of, "data", "model"),
+        _Once(split_of, "data", "partition", "run"),
+    )
+    for folder, text in (run for one in families for run in one.runs.items()):
+        if not (folder / INPUTS).is_file():
             continue
-        found = _once(inputs, order, ("data", "model"), inputs_of)
-        # Before the split, since data of another size may not be dealt at all.
-        require_inputs(order.folder, found)
-        split = _once(splits, order, ("data", "partition", "run"), split_of)
-        require_inputs(order.folder, replace(found, split=split))
+        found = inputs.of(text)
+        # Before the split, since data of another size may not be split at all.
+        require_inputs(folder, found)
+        require_inputs(folder, replace(found, split=splits.of(text)))
 
 
-def _once(
-    known: dict[str, T],
-    order: Order,
-    sections: Iterable[str],
-    find: Callable[[Experiment], T],
-) -> T:
-    """Return what depends on these sections of an order alone, found only once."""
-    document = json.loads(order.experiment)
-    key = json.dumps([document[section] for section in sections])
-    if key not in known:
-        known[key] = find(from_json(order.experiment, experiment_catalogue()))
-    return known[key]
+class _Once:
+    """Finds what depends on these sections of an experiment alone, each once."""
 
+    def __init__(self, find: Callable[[Experiment], Any], *sections: str) -> None:
+        self._find, self._sections = find, sections
+        self._known: dict[str, Any] = {}
 
-def is_made(family: Family) -> bool:
-    """Return whether all runs of a family ended."""
-    return all(is_done(order.folder) for order in family.orders)
+    def of(self, text: str) -> Any:
+        document = json.loads(text)
+        key = json.dumps([document[section] for section in self._sections])
+        if key not in self._known:
+            self._known[key] = self._find(read_json(text))
+        return self._known[key]
 
 
 _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
@@ -587,27 +304,10 @@ _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
 def with_earlier_training(
     families: Sequence[Family], runs: Iterable[Path]
 ) -> list[Family]:
-    """Return the families, each with the training of an earlier run that is its own.
-
-    Where all is made already, nothing is asked of the earlier runs.
-
-    Parameters
-    ----------
-    families
-        Of a batch.
-    runs
-        Folders of finished runs.
-
-    Raises
-    ------
-    RunError
-        If a folder holds no finished run, or one that no family trains like, if two
-        trained the same, and as `training_in`.
-    CheckpointError, DataError
-        As `training_in`.
-    """
+    """Return the families, each with the training of an earlier run that is its own."""
     found = list(families)
-    if all(is_made(family) for family in families):
+    # Where all is made already, nothing is asked of the earlier runs.
+    if all(family.is_made for family in families):
         return found
     for run in runs:
         number = _number_of(run, found)
@@ -618,15 +318,26 @@ def with_earlier_training(
 
 
 def _number_of(run: Path, families: Sequence[Family]) -> int:
-    """Return the place of the one family that trains as a run did."""
-    earlier = _finished(run)
-    experiments = [_experiments(family)[0] for family in families]
+    """Return the place of the one family that trains as a finished run did."""
+    folder = RunFolder.open(run)
+    if not folder.is_finished():
+        raise RunError(
+            f"the run in {run} is not done, expected a finished one; go on with it "
+            f"first: knnper simulate --resume {run}"
+        )
+    earlier = folder.experiment(experiment_catalogue())
+    experiments = [family.experiments[0] for family in families]
     identities = [training_identity(one) for one in experiments]
     if training_identity(earlier) not in identities:
-        raise RunError(_no_match(run, earlier, experiments))
+        differences = [list(_differences(one, earlier)) for one in experiments]
+        nearest = min(differences, key=len)
+        raise RunError(
+            f"the run in {run} was trained otherwise than all that is asked for: "
+            f"{'; '.join(nearest)}. Make the settings equal, or "
+            "leave the run away to train anew"
+        )
     number = identities.index(training_identity(earlier))
-    other = families[number].earlier
-    if other is not None:
+    if (other := families[number].earlier) is not None:
         raise RunError(
             f"the runs in {other} and {run} were trained the same, expected one of "
             "each training; leave one of them away"
@@ -634,20 +345,10 @@ def _number_of(run: Path, families: Sequence[Family]) -> int:
     return number
 
 
-def _finished(run: Path) -> Experiment:
-    folder = RunFolder.open(run)
-    if not folder.is_finished():
-        raise RunError(
-            f"the run in {run} is not done, expected a finished one; go on with it "
-            f"first: knnper simulate --resume {run}"
-        )
-    return folder.experiment(experiment_catalogue())
-
-
 def _require_use(run: Path, state_type: type, family: Family) -> None:
     """Refuse a state that none of the family's runs can go on from."""
     kinds = {
-        (one.method.name, one.personalization.name): one for one in _experiments(family)
+        (one.method.name, one.personalization.name): one for one in family.experiments
     }
     types = {open_workbench(one).method.state_type for one in kinds.values()}
     if state_type not in types:
@@ -659,68 +360,53 @@ def _require_use(run: Path, state_type: type, family: Family) -> None:
         )
 
 
-def _experiments(family: Family) -> list[Experiment]:
-    catalogue = experiment_catalogue()
-    return [from_json(order.experiment, catalogue) for order in family.orders]
-
-
-def _no_match(run: Path, earlier: Experiment, others: Iterable[Experiment]) -> str:
-    found = _settings(earlier)
-    differences = [list(_differences(_settings(one), found)) for one in others]
-    nearest = min(differences, key=len)
-    return (
-        f"the run in {run} was trained otherwise than all that is asked for: "
-        f"{'; '.join(nearest)}. Make the settings equal, or leave the run away to "
-        "train anew"
+def _differences(expected: Experiment, found: Experiment) -> Iterator[str]:
+    here, there = (
+        dict(dotted(relevant_settings(as_trained(one)))) for one in (found, expected)
     )
-
-
-def _settings(experiment: Experiment) -> Mapping[str, Any]:
-    return dict(dotted(relevant_settings(as_trained(experiment))))
-
-
-def _differences(
-    expected: Mapping[str, Any], found: Mapping[str, Any]
-) -> Iterator[str]:
-    for key in dict.fromkeys((*found, *expected)):
-        here, there = found.get(key, "nothing"), expected.get(key, "nothing")
-        if here != there:
-            yield f"{_TYPED.get(key, key)}: found {here}, expected {there}"
+    for key in dict.fromkeys((*here, *there)):
+        one, other = here.get(key, "nothing"), there.get(key, "nothing")
+        if one != other:
+            yield f"{_TYPED.get(key, key)}: found {one}, expected {other}"
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
+_queue: "SimpleQueue[Told] | None" = None
 
-def play_side_by_side(
+
+def _begin_worker(parent: int, queue: "SimpleQueue[Told]") -> None:
+    """Set a worker process up: it ends with its parent, and tells a queue."""
+    global _queue
+    die_with_parent(parent)
+    _queue = queue
+
+
+def _make_in_worker(
+    make: Callable[[Family, Tell], None], number: int, family: Family
+) -> None:
+    def tell(event: Event) -> None:
+        if _queue is not None:
+            _queue.put((number, event))
+
+    make(family, tell)
+
+
+def run_in_workers(
     families: Sequence[Family], num_workers: int
 ) -> Iterator[Sequence[Told]]:
-    """Play the families; yield about once a second what the workers told since.
-
-    Parameters
-    ----------
-    families
-        One process plays a family.
-    num_workers
-        Processes; what they compute does not depend on it.
-
-    Raises
-    ------
-    KnnPerError
-        If a run cannot be made, or the system ends a process. What runs then is ended,
-        and can be taken up again.
-    """
+    """Make the families; yield about once a second what the workers told since."""
     if not families:
         return
-    queue = new_queue()
+    # Spawned: they do not share memory with this process.
+    context = multiprocessing.get_context("spawn")
+    queue: SimpleQueue[Told] = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(
-        num_workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=begin_worker,
-        initargs=(os.getpid(), queue),
+        num_workers, context, _begin_worker, (os.getpid(), queue)
     )
     try:
         left = {
-            pool.submit(play_telling, play, number, family)
+            pool.submit(_make_in_worker, make_runs, number, family)
             for number, family in enumerate(families)
         }
         while left:
@@ -729,7 +415,10 @@ def play_side_by_side(
             )
             for future in done:
                 future.result()
-            yield list(told_by(queue))
+            told = list[Told]()
+            while not queue.empty():
+                told.append(queue.get())
+            yield told
     except concurrent.futures.BrokenExecutor as error:
         raise RunError(
             "a worker process was killed, most likely because the memory was full; use "

@@ -1,1 +1,1 @@
-"""Central data sets dealt to virtual clients: seeded, hashed, always terminating."""
+"""Central data sets split over virtual clients: seeded, hashed, always terminating."""

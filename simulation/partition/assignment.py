@@ -96,7 +96,7 @@ def apportion(
     return counts
 
 
-def deal(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
+def allocate(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
     """Give each client random samples: ``counts[y, m]`` of label y to client m.
 
     Parameters
@@ -119,13 +119,13 @@ def deal(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
     return owner
 
 
-def deal_test_like_train(
+def allocate_test_like_train(
     train_counts: Integers,
     test_labels: Integers,
     key: RandomKey,
     weights: NDArray[np.float64] | None = None,
 ) -> Integers:
-    """Deal the test samples so that no client is tested on a label it cannot know.
+    """Split the test samples so that no client is tested on a label it cannot know.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def deal_test_like_train(
     test_labels
         Shape (n,).
     weights
-        What each label's test samples are dealt in proportion to, shape
+        What each label's test samples are split in proportion to, shape
         (num_labels, M); by default ``train_counts``. A client without training
         samples of a label gets none, unless no client has any: then all get some.
 
@@ -144,11 +144,11 @@ def deal_test_like_train(
     """
     proportions = train_counts.astype(np.float64) if weights is None else weights
     held = np.where(train_counts > 0, proportions, 0.0)
-    # The weights of all holders may be too small for a number.
+    # The weights of all who have the label may be too small for a number.
     usable = np.where(held.any(axis=1, keepdims=True), held, train_counts > 0)
     totals = np.bincount(test_labels, minlength=len(train_counts))
     counts = apportion(usable, totals, key.child("round").numpy())
-    return deal(test_labels, counts, key.child("deal"))
+    return allocate(test_labels, counts, key.child("deal"))
 
 
 def count_labels(labels: Integers, owner: Integers, shape: tuple[int, int]) -> Integers:
@@ -176,7 +176,7 @@ class PartitionSettings(Settings):
     ----------
     unseen_fraction
         Fraction of the clients that arrive only after training, [0, 1); 0.2 in the
-        paper's experiment on unseen clients (knn-per.txt, section 6).
+        paper's experiment on unseen clients (Marfoq et al. 2022, section 6).
     validation_fraction
         Fraction of each client's training data held out for its own choices, [0, 1);
         0.2 in the paper (section 5). Drawn at random, but of text the last part.
@@ -190,12 +190,12 @@ class PartitionSettings(Settings):
         all clients are compared without reading a test split.
     proxy_fraction
         Part of the training split that the server keeps and no client has, [0, 1);
-        drawn at random before the rest is dealt. ``dapper`` samples from it.
+        drawn at random before the rest is split. ``dapper`` samples from it.
     unseen_train_fraction
         Part of its training data, and of what it holds out of it, that a client has
         which arrives only after training, (0, 1]; the rest is nobody's. Smaller parts
         lie in larger ones, and nothing else changes with it. 0.5 and 1 are the small
-        and the moderate sizes of fedbasis-pflbed.txt, appendix B.1.
+        and the moderate sizes of Chen et al. 2023, appendix B.1.
     """
 
     unseen_fraction: ProperFraction = 0.0

@@ -23,7 +23,7 @@ from knnper.simulation.partition.assignment import (
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
 """``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
@@ -66,17 +66,7 @@ def _num_held_out(num_samples: int, fraction: float) -> int:
 
 
 def used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
-    """Return the sorted positions of the part of a split that is used at all.
-
-    Parameters
-    ----------
-    num_samples
-        n, of the split.
-    fraction
-        Part that is used, (0, 1]; the nearest whole number, and one at least.
-    key
-        Fixes which.
-    """
+    """Return the sorted positions of the part of a split that is used at all."""
     if fraction == 1:
         return np.arange(num_samples)
     count = min(num_samples, max(1, int(fraction * num_samples + 0.5)))
@@ -86,22 +76,7 @@ def used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
 def keep_back(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
-    """Return the sorted samples that the server keeps, and those to be dealt.
-
-    Parameters
-    ----------
-    samples
-        Positions in the training split, n of them.
-    fraction
-        Part that is kept, [0, 1); the nearest whole number.
-    key
-        Fixes which.
-
-    Raises
-    ------
-    DataError
-        If nothing would be kept of what is to be, or left to deal.
-    """
+    """Return the sorted samples that the server keeps, and those for the clients."""
     num_samples = len(samples)
     count = int(fraction * num_samples + 0.5)
     if fraction > 0 and count == 0:
@@ -119,28 +94,13 @@ def keep_back(
     return np.sort(shuffled[:count]), np.sort(shuffled[count:])
 
 
-def deal_part(
+def assign_part(
     dataset: Dataset,
     train: Integers,
     test: Integers,
     split: Callable[[Dataset], Assignment],
 ) -> Assignment:
-    """Return how ``split`` deals a part of a data set.
-
-    Parameters
-    ----------
-    dataset
-        All of the data.
-    train, test
-        Sorted positions of the samples of its splits that are dealt, int64.
-    split
-        Deals all that it is given.
-
-    Returns
-    -------
-    Assignment
-        Positions in the whole data set.
-    """
+    """Return how ``split`` assigns a part of a data set."""
     if len(train) == len(dataset.train) and len(test) == len(dataset.test):
         return split(dataset)
     part = replace(
@@ -219,31 +179,19 @@ class Partition:
 
 
 def make_partition(
-    dataset: Dataset, choice: Choice[Settings], key: RandomKey
+    dataset: Dataset, choice: Choice[Settings], run_key: RandomKey
 ) -> Partition:
-    """Deal a data set to clients.
-
-    Parameters
-    ----------
-    choice
-        A name in `PARTITIONS` and settings of its type.
-    key
-        Fixes every random choice.
-
-    Raises
-    ------
-    DataError
-        If the partition cannot be made of this data set.
-    """
+    """Split an experiment's data set over its clients."""
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
     split, part = PARTITIONS[choice.name].split, settings.used_fraction
+    key = run_key.child("partition")
     train = used(len(dataset.train), part, key.child("used", "train"))
     test = used(len(dataset.test), part, key.child("used", "test"))
-    kept, dealt = keep_back(train, settings.proxy_fraction, key.child("proxy"))
-    assignment = deal_part(
-        dataset, dealt, test, lambda one: split(one, settings, key.child("assignment"))
+    kept, rest = keep_back(train, settings.proxy_fraction, key.child("proxy"))
+    assignment = assign_part(
+        dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
     )
     hold_out = hold_out_for(dataset.spec.dtype)
     partition = replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
@@ -258,12 +206,7 @@ def tested_on_validation(
     key: RandomKey,
     hold_out: HoldOut,
 ) -> Partition:
-    """Return the clients with their validation samples in place of the test split.
-
-    ``test`` then holds indices into the training split, and ``validation`` samples
-    held out of what was left to train on. These have the labels that the client has, as
-    often as it has them, so they all count the same.
-    """
+    """Return the clients with their validation samples in place of the test split."""
     clients = []
     for client in partition.clients:
         train, validation = hold_out(
@@ -279,16 +222,7 @@ def tested_on_validation(
 def with_less_unseen(
     partition: Partition, fraction: float, key: RandomKey
 ) -> Partition:
-    """Return the clients, the unseen ones with a part of what they learn from.
-
-    Parameters
-    ----------
-    fraction
-        Part of the training and of the validation samples that is left, (0, 1]; the
-        nearest whole numbers, and one at least where there was one.
-    key
-        Fixes which. What a smaller fraction leaves, a larger one leaves too.
-    """
+    """Return the clients, the unseen ones with a part of what they learn from."""
 
     def part(samples: Integers, *purpose: str) -> Integers:
         return samples[used(len(samples), fraction, key.child("unseen", *purpose))]
@@ -312,13 +246,7 @@ def partition_of(
     key: RandomKey,
     hold_out: HoldOut = hold_out_any,
 ) -> Partition:
-    """Name the clients, hold out validation data and choose the unseen clients.
-
-    Raises
-    ------
-    DataError
-        If no client would be left to train with.
-    """
+    """Name the clients, hold out validation data and choose the unseen clients."""
     names = client_names(len(assignment.train))
     seen = assignment.seen or _choose_seen(
         len(names), settings.unseen_fraction, key.child("unseen")
@@ -345,11 +273,7 @@ def client_names(num_clients: int) -> tuple[str, ...]:
 
 
 def fingerprint(partition: Partition) -> str:
-    """Return the SHA-256, in hex, of names, seen flags and indices.
-
-    Indices enter as little-endian int64 after their number, so that no two
-    partitions give the same bytes; the server's come last, where it keeps any.
-    """
+    """Return the SHA-256, in hex, of names, seen flags and indices."""
     digest = hashlib.sha256()
     for client in partition.clients:
         digest.update(f"{client.name}\n{int(client.seen)}\n".encode())
@@ -379,27 +303,7 @@ LABELS_FILE = "labels.json"
 
 
 def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[str]:
-    """Write each client's share of a data set to a file; return the files' names.
-
-    ``NAME.npz`` holds, for each split, SPLIT_inputs and SPLIT_labels, and class_names;
-    own data of the kind ``npz`` reads it, in the same order. ``labels.json`` holds
-    what the clients agree on, as the section ``data`` of an experiment over data that
-    stays with the sites, and which clients there are.
-
-    Parameters
-    ----------
-    dataset
-        What was dealt.
-    partition
-        To whom.
-    folder
-        A new folder; it is there as a whole or not at all.
-
-    Raises
-    ------
-    DataError
-        If the folder is there, or cannot be written.
-    """
+    """Write each client's share of a data set to a file; return the files' names."""
     if folder.exists():
         raise DataError(f"{folder} is there already; expected a new folder")
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")

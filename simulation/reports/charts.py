@@ -31,7 +31,6 @@ from knnper.simulation.reports.figure import (
     boxes_told,
     font_families,
 )
-from knnper.simulation.reports.outside_text import chart_text, one_line
 from knnper.simulation.reports.runs import (
     GROUPS,
     ClientRow,
@@ -42,6 +41,7 @@ from knnper.simulation.reports.runs import (
     percent,
     split_of,
 )
+from knnper.simulation.reports.tables import chart_text, one_line
 from knnper.simulation.workbench import LabelCounts, read_label_counts
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
@@ -70,15 +70,7 @@ _FRACTIONS_BOTH = (0.0, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart and what it says to whoever cannot see it.
-
-    Attributes
-    ----------
-    figure
-        The chart.
-    alternative
-        Its message with the main numbers, as sentences.
-    """
+    """A chart and what it says to whoever cannot see it."""
 
     figure: Figure
     alternative: str
@@ -134,15 +126,7 @@ def first_found(found: Iterable[tuple[str, T | None]]) -> dict[str, T]:
 def small_multiples(
     num_panels: int, per_row: int | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels, row by row, on the same axes.
-
-    Parameters
-    ----------
-    num_panels
-        One at least.
-    per_row
-        Panels in a row; by default as many as can be read.
-    """
+    """Return a figure and its panels, row by row, on the same axes."""
     columns = per_row or min(max(num_panels, _FEWEST_COLUMNS), MOST_COLUMNS)
     rows = math.ceil(num_panels / columns)
     figure = Figure(figsize=(WIDTH, PANEL_HEIGHT * rows), layout="constrained")
@@ -210,15 +194,7 @@ def draw_diagonal(axes: Axes) -> None:
 def write_at_ends(
     axes: Axes, labels: Sequence[tuple[str, float, Color]], size: float
 ) -> None:
-    """Write labels right of the axes, each near its height, none over another.
-
-    Parameters
-    ----------
-    labels
-        Text, height in data units, and colour.
-    size
-        Height of a line as a part of that of the axes.
-    """
+    """Write labels right of the axes, each near its height, none over another."""
     low, high = axes.get_ylim()
     ordered = sorted(labels, key=lambda label: label[1])
     heights = _apart([(value - low) / (high - low) for _, value, _ in ordered], size)
@@ -264,17 +240,7 @@ _HEADROOM = 1.08
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure by round.
-
-    Attributes
-    ----------
-    labels
-        Of the setups that share it: they trained the same.
-    rounds
-        Those of which every seed with any rounds has the figure.
-    by_seed
-        Its values, one sequence a seed.
-    """
+    """A figure by round."""
 
     labels: tuple[str, ...]
     rounds: tuple[int, ...]
@@ -298,11 +264,7 @@ def learning_curves(setups: Sequence[Setup], figure: str) -> list[Curve]:
 
 
 def draw_curves(setups: Sequence[Setup], colors: Mapping[str, Color]) -> Picture | None:
-    """Draw all learning curves, a panel a figure; None where there are none.
-
-    Each seed is a thin line, their mean a thick one. Curves that setups share have the
-    colour of the first.
-    """
+    """Draw all learning curves, a panel a figure; None where there are none."""
     curves = {name: learning_curves(setups, name) for name in FIGURES}
     drawn = {name: found for name, found in curves.items() if found}
     if not drawn:
@@ -396,15 +358,7 @@ _SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
 
 @boxes_told()
 def as_svg(picture: Picture, name: str) -> str:
-    """Return a chart as an ``svg`` element for the inside of an HTML page.
-
-    Parameters
-    ----------
-    picture
-        The chart.
-    name
-        Begins all ids of the element, so that no two charts of a page share one.
-    """
+    """Return a chart as an ``svg`` element for the inside of an HTML page."""
     text = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         picture.figure.savefig(text, format="svg", metadata={"Date": None})
@@ -467,15 +421,7 @@ NUM_BINS = 20
 
 @dataclass(frozen=True)
 class WeightCounts:
-    """How many clients have a λ of about so much.
-
-    Attributes
-    ----------
-    seen, unseen
-        Clients in each of `NUM_BINS` + 1 bins, whose middles are 0, 0.05, ... 1.
-    mean
-        Of all clients' λ.
-    """
+    """How many clients have a λ of about so much."""
 
     seen: tuple[int, ...]
     unseen: tuple[int, ...]
@@ -562,17 +508,7 @@ _FRAME_HEIGHT = 0.9
 def draw_averages(
     rows: Sequence[Row], colors: Mapping[str, Color], split: str
 ) -> Picture | None:
-    """Draw the average of every row, a panel a group; None without rows.
-
-    Parameters
-    ----------
-    rows
-        Of the table.
-    colors
-        By label, of all but the unpersonalised models.
-    split
-        What the clients were tested on, see `split_of`.
-    """
+    """Draw the average of every row, a panel a group; None without rows."""
     if not rows:
         return None
     groups = [name for name in GROUPS if any(row.group == name for row in rows)]
@@ -743,17 +679,7 @@ _LARGEST_AREA = 90.0  # square points, of all examples in one bin
 
 @dataclass(frozen=True)
 class Reliability:
-    """The bins of confidence of many test examples, those that hold any.
-
-    Attributes
-    ----------
-    confidence
-        Mean of the largest probability in each bin.
-    accuracy
-        Share of the bin that is right.
-    counts
-        Examples in the bin.
-    """
+    """The bins of confidence of many test examples, those that hold any."""
 
     confidence: tuple[float, ...]
     accuracy: tuple[float, ...]
@@ -786,16 +712,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Panel:
-    """One group of clients of a setup.
-
-    Attributes
-    ----------
-    label, group
-        Whose.
-    own, reference
-        Of the personalised models, and of the unpersonalised one; None where that
-        means nothing.
-    """
+    """One group of clients of a setup."""
 
     label: str
     group: str
@@ -866,7 +783,7 @@ def _reported(run: Run) -> list[ClientResult]:
     model = run.results["training"].get("state_sha256")
     if model is None:
         return []
-    handed = run.folder.hand_overs.reported(model).values()
+    handed = run.folder.distributed.reported(model).values()
     return [result for result in handed if result is not None]
 
 
@@ -902,16 +819,7 @@ _MARKERS = {True: "o", False: "s"}
 
 @dataclass(frozen=True)
 class Scatter:
-    """The clients of a setup, of all seeds.
-
-    Attributes
-    ----------
-    points
-        How many clients there are by (seen, accuracy of the unpersonalised model,
-        accuracy of the personalised one).
-    num_better, num_equal, num_worse
-        Clients whose own model is right more often, as often, less often.
-    """
+    """The clients of a setup, of all seeds."""
 
     points: Mapping[tuple[bool, float, float], int]
     num_better: int
@@ -940,10 +848,7 @@ class Scatter:
 
 
 def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
-    """Return the scatters by label, of the setups that personalise anything.
-
-    Those whose unpersonalised model means nothing are left out.
-    """
+    """Return the scatters by label, of the setups that personalise anything."""
     return first_found((setup.label, _scatter(setup)) for setup in setups)
 
 
@@ -1004,18 +909,7 @@ _WIDE_RANGE = 30.0
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Clients with memories of about the same size.
-
-    Attributes
-    ----------
-    smallest, largest, mean_size
-        Examples in their memories.
-    num_clients
-        How many they are.
-    accuracy, accuracy_global
-        Of the personalised and of the unpersonalised models: share of all their test
-        examples that are right.
-    """
+    """Clients with memories of about the same size."""
 
     smallest: int
     largest: int

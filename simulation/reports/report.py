@@ -27,7 +27,6 @@ from knnper.simulation.reports.charts import (
     settle,
 )
 from knnper.simulation.reports.figure import Color, boxes_told, colors_of
-from knnper.simulation.reports.outside_text import markdown_cell, markdown_text
 from knnper.simulation.reports.runs import (
     GROUPS,
     Departures,
@@ -53,25 +52,14 @@ from knnper.simulation.reports.runs import (
     split_of,
     table_of,
 )
+from knnper.simulation.reports.tables import markdown_cell, markdown_text
 
 Colors = Mapping[str, Color]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A chart with its heading.
-
-    Attributes
-    ----------
-    name
-        Names its file and its place in the page.
-    title
-        The heading.
-    text
-        How to read the chart; or why there is none.
-    picture
-        The chart; None where the runs lack what it shows.
-    """
+    """A chart with its heading."""
 
     name: str
     title: str
@@ -164,17 +152,7 @@ _KINDS = (
 def draw_sections(
     setups: Sequence[Setup], rows: Sequence[Row], prefix: str = ""
 ) -> list[Section]:
-    """Return all sections; a chart that the runs have no data for is left out.
-
-    Parameters
-    ----------
-    setups
-        All over the same data set and partition.
-    rows
-        The table of them.
-    prefix
-        Begins the sections' names, where a report has others of the same kind.
-    """
+    """Return all sections; a chart that the runs have no data for is left out."""
     ordered = _most_telling(setups)
     colors = dict(
         zip(
@@ -226,13 +204,7 @@ FORMATS: Mapping[str, dict[str, None]] = {
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; parents are created as needed.
-
-    Raises
-    ------
-    RunError
-        If that cannot be done.
-    """
+    """Write a file; parents are created as needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
@@ -242,13 +214,7 @@ def write_text(path: Path, text: str) -> None:
 
 @boxes_told()
 def write_figures(sections: Iterable[Section], folder: Path) -> list[Path]:
-    """Write each chart as NAME.svg and NAME.pdf; return the files.
-
-    Raises
-    ------
-    RunError
-        If that cannot be done.
-    """
+    """Write each chart as NAME.svg and NAME.pdf; return the files."""
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -268,21 +234,7 @@ def write_figures(sections: Iterable[Section], folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Chapter:
-    """What a report says of the runs over one data set and partition.
-
-    Attributes
-    ----------
-    name
-        Its place in the page; empty for the only one.
-    over
-        The data set and the partition.
-    setups
-        The runs, those that differ in the seed alone together.
-    rows
-        The table.
-    remarks
-        Sentences on what makes the setups hard to compare.
-    """
+    """What a report says of the runs over one data set and partition."""
 
     name: str
     over: FederatedData
@@ -324,15 +276,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report.
-
-    Attributes
-    ----------
-    chapters
-        One a data set and partition.
-    remarks
-        Sentences on all of it, as on what is left out.
-    """
+    """A whole report."""
 
     chapters: tuple[Chapter, ...]
     remarks: tuple[str, ...]
@@ -380,17 +324,11 @@ class Report:
 
 
 def report_of(paths: Sequence[Path]) -> Report:
-    """Return the report on the runs in ``paths``, see `find_runs`.
-
-    Raises
-    ------
-    RunError
-        If there is no run that is done in one of them, or one is damaged.
-    """
-    found = find_runs(paths)
-    groups = by_data(found.runs)
+    """Return the report on the runs in ``paths``, see `find_runs`."""
+    runs_found, remarks = find_runs(paths)
+    groups = by_data(runs_found)
     several = len(groups) > 1
-    chapters, remarks = list[Chapter](), list(found.remarks)
+    chapters = list[Chapter]()
     for place, (over, runs) in enumerate(groups, start=1):
         setups, name = tuple(setups_of(runs)), f"part-{place}" if several else ""
         rows, told = tuple(table_of(setups)), tuple(comparability(setups))
@@ -437,13 +375,7 @@ def as_html(report: Report) -> str:
 
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:
-    """Return the report as Markdown; charts are told by their alternative texts.
-
-    Parameters
-    ----------
-    figures
-        The folder of the chart's files, for links; without it there are none.
-    """
+    """Return the report as Markdown; charts are told by their alternative texts."""
     environment = _environment(autoescape=False)
     template = environment.get_template("report.md")
     return template.render(**_content(report), figures=figures)

@@ -13,20 +13,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import Settings
 from knnper.loading import dotted, dump_yaml, load_experiment, to_document
 from knnper.models.catalogue import MODELS
 from knnper.server.results import fraction_degraded, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.reports.tables import VS_GLOBAL, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
@@ -37,19 +36,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of a figure over some runs, and how sure it is.
-
-    Attributes
-    ----------
-    mean
-        Of the runs that have the figure; None if none has.
-    std
-        Standard deviation of the sample; None of fewer than two.
-    half_width
-        Half of the 95 % t-interval of the mean; None of fewer than two.
-    count
-        Runs that have the figure.
-    """
+    """The mean of a figure over some runs, and how sure it is."""
 
     mean: float | None
     std: float | None
@@ -87,15 +74,7 @@ _LEFT_OUT = ("name", "run")
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Attributes
-    ----------
-    path
-        Its folder.
-    results
-        The content of ``results.json``.
-    """
+    """A finished run."""
 
     path: Path
     results: Mapping[str, Any]
@@ -183,7 +162,7 @@ class Run:
     @functools.cached_property
     def _of_everybody(self) -> Mapping[str, Any]:
         model = self.results["training"]["state_sha256"]
-        handed = self.folder.hand_overs.reported(model).values()
+        handed = self.folder.distributed.reported(model).values()
         everybody = summarise([result for result in handed if result is not None])
         return everybody.as_document()
 
@@ -193,30 +172,8 @@ class Run:
         return float(self.results["seen"].get("accuracy_weighted") or 0.0)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was found in the folders that were named.
-
-    Attributes
-    ----------
-    runs
-        In the order of the folders; those of a comparison with the best kind first.
-    remarks
-        Sentences on runs that are left out.
-    """
-
-    runs: tuple[Run, ...]
-    remarks: tuple[str, ...]
-
-
 def load_run(path: Path) -> Run:
-    """Return the finished run in the folder ``path``.
-
-    Raises
-    ------
-    RunError
-        If there is no run, it is not done, or its results are damaged.
-    """
+    """Return the finished run in the folder ``path``."""
     results = RunFolder.open(path).results()
     missing = {"method", "training", "manifest", *GROUPS} - results.keys()
     if missing:
@@ -226,7 +183,7 @@ def load_run(path: Path) -> Run:
     return Run(path, results)
 
 
-def find_runs(paths: Sequence[Path]) -> Found:
+def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the runs in ``paths``: each a run's folder, or one that holds runs.
 
     Of a folder that holds runs, such as that of a comparison, those that are not done
@@ -252,7 +209,7 @@ def find_runs(paths: Sequence[Path]) -> Found:
         runs.extend(_best_first(tested))
     by_place = {run.path.resolve(): run for run in reversed(runs)}
     once = [run for run in runs if by_place[run.path.resolve()] is run]
-    return Found(tuple(once), tuple(dict.fromkeys(remarks)))
+    return once, list(dict.fromkeys(remarks))
 
 
 def _runs_in(path: Path) -> Iterator[Path]:
@@ -282,10 +239,7 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
 
 
 def _completed(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an experiment with the settings that came after it, at their defaults.
-
-    One that this version does not know stays as it is.
-    """
+    """Return an experiment with the settings that came after it, at their defaults."""
     try:
         return to_document(load_experiment(experiment, experiment_catalogue()))
     except ConfigError:
@@ -300,17 +254,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class Setup:
-    """Runs that differ in the seed alone: one row of a table, one line of a chart.
-
-    Attributes
-    ----------
-    title
-        The method's, with what is put on top of it.
-    suffix
-        What tells it from other setups of that title; empty for the only one.
-    runs
-        One a seed, in the order of the seeds.
-    """
+    """Runs that differ in the seed alone: one row of a table, one line of a chart."""
 
     title: str
     suffix: str
@@ -329,15 +273,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Departures:
-    """In which settings setups differ.
-
-    Attributes
-    ----------
-    keys
-        Dotted keys with more than one value among the setups that have them.
-    cells
-        For each setup the values of the keys, as text; `ABSENT` where it has none.
-    """
+    """In which settings setups differ."""
 
     keys: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
@@ -439,21 +375,7 @@ _CLIENTS = "clients.csv"
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A client of a run that has test examples.
-
-    Attributes
-    ----------
-    client
-        Its name.
-    seen
-        Whether it could take part in training.
-    num_test
-        Examples it was tested on, one at least.
-    accuracy, accuracy_global
-        Of its personalised model, and of the unpersonalised one.
-    knn_weight, num_stored
-        λ, and the examples in its memory; None for methods without one.
-    """
+    """A client of a run that has test examples."""
 
     client: str
     seen: bool
@@ -465,13 +387,7 @@ class ClientRow:
 
 
 def client_rows(setup: Setup) -> list[ClientRow]:
-    """Return the clients of all seeds that have test examples.
-
-    Raises
-    ------
-    RunError
-        If a file is damaged.
-    """
+    """Return the clients of all seeds that have test examples."""
     return [
         row
         for run in setup.runs
@@ -486,13 +402,7 @@ def has_clients(run: Path) -> bool:
 
 
 def clients_of(run: Path) -> list[ClientRow]:
-    """Return the clients of a finished run that have test examples.
-
-    Raises
-    ------
-    RunError
-        If their file is missing or damaged.
-    """
+    """Return the clients of a finished run that have test examples."""
     path = run / _CLIENTS
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -589,9 +499,9 @@ def _version(run: Run) -> str:
 
 def _missing_clients(setup: Setup) -> Iterator[str]:
     for run in setup.runs:
-        hand_over = run.results.get("hand_over", {})
+        hand_over = run.results.get("model_distribution", {})
         num_withheld = len(hand_over.get("withheld", ()))
-        num_away = len(hand_over.get("away", ()))
+        num_away = len(hand_over.get("offline", ()))
         if num_withheld or num_away:
             yield (
                 f"{run.name}: {num_withheld} clients keep their figures to themselves, "
@@ -644,13 +554,7 @@ _FINGERPRINT = 12  # digits
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set and its partition over clients.
-
-    Attributes
-    ----------
-    data, partition
-        In words, with the settings that tell them apart.
-    """
+    """A data set and its partition over clients."""
 
     data: str
     partition: str
@@ -761,27 +665,13 @@ def _with_content(over: FederatedData, runs: Sequence[Run]) -> FederatedData:
     return replace(over, data=f"{over.data}, {what}")
 
 
-class _Spec(Protocol):
-    """An entry of any of the catalogues."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def settings_type(self) -> type[Settings]: ...
-
-
 def _told(
     run: Run,
     section: str,
-    specs: Mapping[str, _Spec],
+    specs: Mapping[str, Any],
     told_elsewhere: Sequence[str] = (),
 ) -> tuple[str, list[str]]:
-    """Return the title of what a section names, and its settings in words.
-
-    These are what differs from the default; and of a partition all that it does not
-    share with the others, such as α.
-    """
+    """Return the title of what a section names, and its settings in words."""
     settings = _section(run, section)
     name = str(settings.pop("name", _UNKNOWN))
     if name not in specs:
@@ -807,17 +697,7 @@ def _with(title: str, settings: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """How one run was made.
-
-    Attributes
-    ----------
-    run, seed, started
-        The name of its folder, its seed, and when it began.
-    command
-        What was typed.
-    partition_hash, state_sha256
-        Fingerprints of the split, and of the server's last state.
-    """
+    """How one run was made."""
 
     run: str
     seed: str
@@ -829,21 +709,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Repetition:
-    """How to repeat the runs of a setup.
-
-    Attributes
-    ----------
-    label
-        The setup's.
-    origins
-        One a run.
-    file
-        A file name for ``experiment`` that no other setup of the report has.
-    commands
-        Make each run anew from that file, each in a folder of its own.
-    experiment
-        All settings, as the content of the file; empty where the runs do not tell.
-    """
+    """How to repeat the runs of a setup."""
 
     label: str
     origins: tuple[Origin, ...]
@@ -853,17 +719,7 @@ class Repetition:
 
 
 def repetition_of(setup: Setup, label: str, number: int) -> Repetition:
-    """Return how the runs of a setup, the ``number``-th of a report, were made.
-
-    Parameters
-    ----------
-    setup
-        The runs.
-    label
-        What the report calls the setup.
-    number
-        From 1.
-    """
+    """Return how the runs of a setup, the ``number``-th of a report, were made."""
     file = f"experiment-{number}.yaml"
     seeds = [run.seed for run in setup.runs if run.seed is not None]
     experiment = setup.runs[0].experiment
@@ -1031,18 +887,7 @@ def table_of_run(run: Run) -> list[Row]:
 
 
 def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any]]:
-    """Return the rows as plain values, fractions of 1; None is not known.
-
-    Beside each figure's mean stand its standard deviation and the half width of its
-    95 % interval.
-
-    Parameters
-    ----------
-    rows
-        Of one table.
-    over
-        What its runs are over.
-    """
+    """Return the rows as plain values, fractions of 1; None is not known."""
     return [
         {
             "data": over.data,
@@ -1128,10 +973,7 @@ def seconds_of(row: Row) -> str:
 
 
 def _reference_labels(found: Sequence[tuple[_Model, Row]]) -> dict[_Model, str]:
-    """Return what unpersonalised models are called, in all groups of clients alike.
-
-    Where models of one title are not the same, it is told whose each is.
-    """
+    """Return what unpersonalised models are called, in all groups of clients alike."""
     models: dict[str, set[_Model]] = defaultdict(set)
     for model, row in found:
         models[row.method].add(model)

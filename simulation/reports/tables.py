@@ -1,10 +1,9 @@
-"""What there is to show of a finished piece of work: tables, charts and remarks."""
+"""What there is to show of finished work: tables, charts, remarks, outside names."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from knnper.simulation.reports.outside_text import markdown_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,17 +19,7 @@ _RULE = 3
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text.
-
-    Attributes
-    ----------
-    title
-        What it shows.
-    header
-        Names of the columns.
-    rows
-        The cells, as many in each row as the header has.
-    """
+    """A table as text."""
 
     title: str
     header: tuple[str, ...]
@@ -43,10 +32,7 @@ class Table:
         return cls(title, header, tuple(rows))
 
     def as_markdown(self) -> str:
-        """Return header and rows as a Markdown table, all but names to the right.
-
-        Columns are filled with spaces, so that it can be read as it is.
-        """
+        """Return header and rows as a Markdown table, all but names to the right."""
         lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
         widths = [max(_RULE, *map(len, cells)) for cells in zip(*lines, strict=True)]
         first, *others = widths
@@ -56,17 +42,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture that is drawn when it is wanted.
-
-    Attributes
-    ----------
-    name
-        Of its files, without their endings.
-    title
-        What it shows.
-    draw
-        Returns the picture.
-    """
+    """A picture that is drawn when it is wanted."""
 
     name: str
     title: str
@@ -75,15 +51,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Shown:
-    """All that there is to show.
-
-    Attributes
-    ----------
-    tables, charts
-        In the order in which they are read.
-    remarks
-        Sentences on what failed, and on what to do next.
-    """
+    """All that there is to show."""
 
     tables: tuple[Table, ...]
     charts: tuple[Chart, ...] = ()
@@ -105,3 +73,34 @@ def degraded_vs(model: str) -> str:
 def percent(fraction: float) -> str:
     """Return a fraction of 1 in percent, with one digit."""
     return f"{100 * fraction:.1f} %"
+
+
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of Unicode: control characters, halves of characters, ends of lines."""
+
+
+_NOT_IN_XML = "\ufffe\uffff"
+
+
+def one_line(text: str) -> str:
+    """Return a text with a space for each character that is none, or ends a line."""
+    return "".join(" " if _is_no_text(one) else one for one in text)
+
+
+def chart_text(text: str) -> str:
+    """Return a text as one line that matplotlib draws literally, formulas too."""
+    return one_line(text).replace("$", r"\$")
+
+
+def markdown_text(text: str) -> str:
+    """Return a text as a part of a line of Markdown, in which it is no HTML."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
+    return markdown_text(text).replace("|", r"\|")
+
+
+def _is_no_text(character: str) -> bool:
+    return unicodedata.category(character) in _NO_TEXT or character in _NOT_IN_XML

@@ -1,13 +1,21 @@
-"""Weighted means of updates that arrive one after the other."""
+"""What servers make of updates: means of a stream, server steps, robust statistics."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.errors import RunError
 from knnper.strategies.core.records import ModelState, ModelUpdate
+
+AnyUpdate = TypeVar("AnyUpdate")
+
+Updates = Iterable[tuple[str, AnyUpdate]]
+"""A stream of ``(client_id, update)`` in client order that can be read once."""
 
 
 class RunningMean:
@@ -50,11 +58,11 @@ class RunningMean:
         return self._sum / self._total
 
 
-def average_weights(updates: Iterable[tuple[str, ModelUpdate]]) -> ModelState:
+def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
     """Return w = Σ_m (n_m / Σ n) w_m over the clients that replied.
 
-    knn-per.txt, Eq. 13, renormalised over the replies so that the weights sum to one
-    under partial participation too.
+    Marfoq et al. 2022, Eq. 13, renormalised over the replies so that the weights sum to
+    one under partial participation too.
     """
     mean = RunningMean()
     for _, update in updates:
@@ -70,20 +78,13 @@ def denominator(values: Tensor) -> Tensor:
     return values.clamp_min(1e-30)
 
 
-def hold(updates: Iterable[tuple[str, ModelUpdate]]) -> list[ModelUpdate]:
+def hold(updates: Updates[ModelUpdate]) -> list[ModelUpdate]:
     """Return all updates, sorted by client: ties then end the same in any order."""
     return [update for _, update in sorted(updates, key=itemgetter(0))]
 
 
 def require(expected: int, found: int, reason: str) -> None:
     """Raise an error where a rule has too few updates to compare.
-
-    Parameters
-    ----------
-    expected, found
-        Updates of one round, or clients before the first.
-    reason
-        Where the expected number comes from, as in ``2 f + 3 with f = 1``.
 
     Raises
     ------
@@ -120,3 +121,93 @@ def project_to_simplex(point: Tensor) -> Tensor:
     thresholds = (descending.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
     num_positive = int((descending > thresholds).sum())
     return (shifted - thresholds[num_positive - 1]).clamp_min(0)
+
+
+def adaptive_step(x: Tensor, m: Tensor, v: Tensor, eta: float, tau: float) -> Tensor:
+    """Return x + η m / (√v + τ), of the shape and dtype of its tensors."""
+    return x + eta * m / (v.sqrt() + tau)
+
+
+def mean_in_parts(
+    updates: Updates[ModelUpdate], num_parameters: int
+) -> tuple[Tensor, Tensor]:
+    """Return the mean of the parameters, which is stepped towards, and of the buffers.
+
+    An optimizer goes beyond the mean, or to where no client was. A buffer such as a
+    running variance must not: it takes the mean itself.
+
+    Returns
+    -------
+    tuple of Tensor
+        float64 of shape (num_parameters,); float32 of the other weights.
+    """
+    mean = RunningMean()
+    for _, update in updates:
+        mean.add(update.weights, update.num_examples)
+    weights = mean.result_float64()
+    return weights[:num_parameters], weights[num_parameters:].float()
+
+
+_SLICE = 2**18
+"""Coordinates at once: what is held beside the updates."""
+
+
+def median(updates: Sequence[ModelUpdate]) -> Tensor:
+    """Return the coordinate-wise median, float32 of shape (num_weights,).
+
+    Of an even number of updates it is the mean of the two in the middle.
+    """
+    return _slice_by_slice(updates, _median)
+
+
+def trimmed_mean(updates: Sequence[ModelUpdate], num_trimmed: int) -> Tensor:
+    """Return the coordinate-wise mean without the extremes, float32 (num_weights,)."""
+
+    def rule(values: Tensor) -> Tensor:
+        kept = len(values) - 2 * num_trimmed
+        return values.sort(dim=0).values.narrow(0, num_trimmed, kept).mean(dim=0)
+
+    return _slice_by_slice(updates, rule)
+
+
+def mean_around_median(updates: Sequence[ModelUpdate], num_closest: int) -> Tensor:
+    """Return the mean of the values closest to the median, float32 (num_weights,)."""
+
+    def rule(values: Tensor) -> Tensor:
+        distances = (values - _median(values)).abs()
+        closest = distances.sort(dim=0, stable=True).indices[:num_closest]
+        return values.gather(0, closest).mean(dim=0)
+
+    return _slice_by_slice(updates, rule)
+
+
+def squared_distances(updates: Sequence[ModelUpdate]) -> NDArray[np.float64]:
+    """Return the squared distances between n updates, shape (n, n)."""
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for values in _slices(updates):
+        products += values @ values.T
+    norms = products.diagonal()
+    distances: NDArray[np.float64] = (
+        norms[:, None] + norms[None, :] - 2 * products
+    ).numpy()
+    return distances
+
+
+def _median(values: Tensor) -> Tensor:
+    ordered = values.sort(dim=0).values
+    middle = (len(values) - 1) // 2
+    return (ordered[middle] + ordered[len(values) // 2]) / 2
+
+
+def _slice_by_slice(
+    updates: Sequence[ModelUpdate], rule: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return ``rule``, float64 (n, d) -> (d,), applied to all coordinates."""
+    return torch.cat([rule(values).float() for values in _slices(updates)])
+
+
+def _slices(updates: Sequence[ModelUpdate]) -> Iterator[Tensor]:
+    """Yield coordinates of all updates, float64 of shape (n, at most `_SLICE`)."""
+    split = (torch.split(update.weights, _SLICE) for update in updates)
+    for part in zip(*split, strict=True):
+        yield torch.stack(part).double()

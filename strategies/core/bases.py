@@ -1,6 +1,6 @@
 """Models that are convex combinations of others, block by block.
 
-fedbasis-pflbed.txt, Eqs. 4 and 8 and section 4.4, "Layer-wise combinations".
+Chen et al. 2023, Eqs. 4 and 8 and section 4.4, "Layer-wise combinations".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +23,10 @@ from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Which weights share a coefficient.
+    """Which weights share a coefficient."""
 
-    Attributes
-    ----------
-    of_weight
-        The block of each weight, int64 of shape (num_weights,), on the model's device;
-        numbers from 0 on without a gap.
-    """
-
+    # The block of each weight, int64 of shape (num_weights,), on the model's device;
+    # numbers from 0 on without a gap.
     of_weight: Tensor
 
     @cached_property
@@ -179,50 +174,27 @@ def kept_by_decay(
 
 @dataclass(frozen=True)
 class BasesState(Record):
-    """The server's state.
+    """The server's state."""
 
-    Attributes
-    ----------
-    models
-        One in the warm start; then v' if there is one, v_1 ... v_K. Tensors of shape
-        (num_weights,).
-    num_rounds
-        Rounds that are done.
-    seed
-        Of the clusters at the end of the warm start.
-    """
-
+    # One in the warm start; then v' if there is one, v_1 ... v_K. Tensors of shape
+    # (num_weights,).
     models: tuple[Tensor, ...]
-    num_rounds: int
-    seed: int
+    num_rounds: int  # Rounds that are done
+    seed: int  # Of the clusters at the end of the warm start
 
 
 @dataclass(frozen=True)
 class Bases(Record):
-    """What every client gets.
-
-    Attributes
-    ----------
-    models
-        See `BasesState`.
-    """
+    """What every client gets."""
 
     models: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class BasesUpdate(Record):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    models
-        The trained models, in the order of `BasesState`.
-    num_examples, train_loss
-        See `Update`.
-    """
-
-    models: tuple[Tensor, ...]
+    models: tuple[Tensor, ...]  # The trained models, in the order of `BasesState`
     num_examples: int
     train_loss: float
 
@@ -244,15 +216,9 @@ def clustered(
 
     Parameters
     ----------
-    updates
-        Of one model each.
     center
         Any point amid the models' parameters, shape (num_parameters,): differences
         from it are small, and so more exact. Buffers are not compared.
-    count
-        Clusters, at most as many as updates.
-    rng
-        Fixes the clusters.
     """
     first = slice(0, len(center))
     moved = torch.stack([update.models[0][first] - center for update in updates])
@@ -272,10 +238,6 @@ class Combination:
     models
         The major basis v' if there is one, then v_1 ... v_K, shape (k, num_weights),
         on the model's device.
-    blocks
-        Which weights share a coefficient.
-    has_major
-        Whether v' is there, as half of each combination.
     learning_rate
         Of ψ.
     """
@@ -350,18 +312,6 @@ def learn_combination(
 
     Parameters
     ----------
-    task
-        Gives model and batch size.
-    combination
-        Is trained in place.
-    examples
-        What to train on.
-    learning_rate
-        Of the weights in ``free``.
-    rng
-        Fixes the mini-batches.
-    num_epochs
-        Passes over the examples.
     free
         Which weights are trained themselves instead of being combined, bool of shape
         (num_weights,); they start from their combination. None is none.
@@ -408,18 +358,10 @@ def train_bases(
 
     Parameters
     ----------
-    task
-        Gives model and training section.
     combination
         The bases before, and α.
     temperature
         τ of α†.
-    examples
-        What to train on.
-    learning_rate
-        Of the bases.
-    rng
-        Fixes the mini-batches.
     """
     num_parameters = task.model.num_parameters
     shares = combination.blocks.spread(combination.shares(temperature))

@@ -27,10 +27,6 @@ def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
     ----------
     points
         Shape (n, d).
-    count
-        Clusters, at most n.
-    rng
-        Fixes the first centre.
 
     Raises
     ------
@@ -85,19 +81,13 @@ _SLICE = 2**13
 
 @dataclass(frozen=True)
 class Bipartition:
-    """Two parts of a set.
+    """Two parts of a set."""
 
-    Attributes
-    ----------
-    first, second
-        Positions of the members of each, neither of them empty; the member at 0 is in
-        the first.
-    cross_similarity
-        α_cross, the largest similarity of two members in different parts.
-    """
-
+    # first, second: Positions of the members of each, neither of them empty; the member
+    # at 0 is in the first.
     first: tuple[int, ...]
     second: tuple[int, ...]
+    # α_cross, the largest similarity of two members in different parts.
     cross_similarity: float
 
 
@@ -158,52 +148,24 @@ def bipartition(similarities: Tensor) -> Bipartition:
 
 @dataclass(frozen=True)
 class ClusterModels(Record):
-    """Models on their way to a client.
+    """Models on their way to a client."""
 
-    Attributes
-    ----------
-    models
-        Of the clusters that the client may choose from, or of its own alone: tensors
-        of shape (num_weights,), at least one.
-    numbers
-        Which cluster each of them belongs to.
-    default
-        The position of the model that a client without data is served.
-    """
-
+    # Of the clusters that the client may choose from, or of its own alone: tensors of
+    # shape (num_weights,), at least one.
     models: tuple[Tensor, ...]
-    numbers: tuple[int, ...]
-    default: int
+    numbers: tuple[int, ...]  # Which cluster each of them belongs to
+    default: int  # The position of the model that a client without data is served
 
 
 @dataclass(frozen=True)
 class ClusterUpdate(ModelUpdate):
-    """One trained model on its way to the server.
+    """One trained model on its way to the server."""
 
-    Attributes
-    ----------
-    weights, num_examples, train_loss
-        See `ModelUpdate`.
-    cluster
-        The number of the cluster whose model was trained.
-    """
-
-    cluster: int
+    cluster: int  # The number of the cluster whose model was trained
 
 
 def best_position(task: Task, payload: ClusterModels, parts: Sequence[Examples]) -> int:
-    """Return the position of the model with the lowest mean loss; ties to the first.
-
-    Parameters
-    ----------
-    task
-        Gives the architecture; the models are in evaluation mode.
-    payload
-        The models. A single one is taken without a look.
-    parts
-        What the loss is the mean over, together. Without any example it is the
-        payload's default.
-    """
+    """Return the position of the model with the lowest mean loss; ties to the first."""
     if len(payload.models) == 1:
         return 0
     if not any(map(len, parts)):

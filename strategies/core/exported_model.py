@@ -37,50 +37,26 @@ class ModelError(KnnPerError):
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that using a global model takes, but its weights; plain values only.
+    """All that using a global model takes, but its weights; plain values only."""
 
-    Attributes
-    ----------
-    name
-        Of the experiment that trained it.
-    model
-        The experiment's section ``model``, less the file that training started from.
-    precision
-        Of forward passes.
-    evaluation_batch_size
-        Images in one forward pass where nothing is trained.
-    num_threads
-        That torch used in each process of the run: for another number the last bits
-        may be others.
-    seed
-        The experiment's.
-    spec
-        Shape and type of the input, number of classes, normalisation.
-    class_names
-        One for each label.
-    feature_names
-        What the features of a row are called, in order; empty for images.
-    method
-        Title of the method that trained it.
-    num_rounds
-        How long.
-    memory
-        How a client remembers: the experiment's ``personalization`` where that is
-        kNN-Per's, else what kNN-Per does by default, with leave-one-out for clients
-        with little validation data.
-    """
-
-    name: str
+    name: str  # Of the experiment that trained it
+    # The experiment's section ``model``, less the file that training started from.
     model: Mapping[str, Any]
-    precision: Precision
-    evaluation_batch_size: int
+    precision: Precision  # Of forward passes
+    evaluation_batch_size: int  # Images in one forward pass where nothing is trained
+    # That torch used in each process of the run: for another number the last bits may
+    # be others.
     num_threads: int
-    seed: int
-    spec: InputSpec
-    class_names: tuple[str, ...]
+    seed: int  # The experiment's
+    spec: InputSpec  # Shape and type of the input, number of classes, normalisation
+    class_names: tuple[str, ...]  # One for each label
+    # What the features of a row are called, in order; empty for images.
     feature_names: tuple[str, ...]
-    method: str
-    num_rounds: int
+    method: str  # Title of the method that trained it
+    num_rounds: int  # How long
+    # How a client remembers: the experiment's ``personalization`` where that is kNN-
+    # Per's, else what kNN-Per does by default, with leave-one-out for clients with
+    # little validation data.
     memory: KnnSettings
 
     @property
@@ -125,15 +101,7 @@ _LATER: Mapping[str, Mapping[str, object]] = {
 
 
 def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
-    """Return the card of the model that an experiment trains.
-
-    Parameters
-    ----------
-    experiment
-        Its settings.
-    learned
-        What the model knows about the data.
-    """
+    """Return the card of the model that an experiment trains."""
     model = to_document(experiment)["model"]
     later = _LATER.get(model["name"], {}).items()
     left_out = {"weights", *(name for name, old in later if model[name] == old)}
@@ -217,24 +185,13 @@ def _hashable(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class GlobalModel:
-    """φ and the head of a trained model; made by `global_model` or `load_model`.
+    """φ and the head of a trained model; made by `global_model` or `load_model`."""
 
-    Attributes
-    ----------
-    card
-        What is known of it.
-    task
-        Runs it. Any number of threads may use it at a time once it has run.
-    weights
-        w, shape (num_weights,).
-    fingerprint
-        SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
-        model's name and settings, how images are normalised, and the precision.
-    """
-
-    card: ModelCard
-    task: Task
-    weights: Tensor
+    card: ModelCard  # What is known of it
+    task: Task  # Runs it. Any number of threads may use it at a time once it has run.
+    weights: Tensor  # w, shape (num_weights,)
+    # SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
+    # model's name and settings, how images are normalised, and the precision.
     fingerprint: str
 
     def embed(self, images: Tensor) -> Tensor:
@@ -268,12 +225,6 @@ def global_model(
 
     Parameters
     ----------
-    experiment
-        Its settings; the method must be one that `require_global_model` accepts.
-    task
-        What was learned, as `knnper.strategies.catalogue.assemble` makes it.
-    learned
-        What the model knows about the data.
     weights
         w, shape (num_weights,): of the server's last state, or of the payload that a
         client is handed.
@@ -309,20 +260,13 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
 def ends_with_global_model(experiment: Experiment) -> bool:
     """Return whether a run ends with one trained model for all clients.
 
-    What the server announces and a site keeps; see `MethodSpec.ends_with_global_model`.
+    What the server announces and a site keeps; see `Method.ends_with_global_model`.
     """
     return METHODS[experiment.method.name].ends_with_global_model
 
 
 def require_global_model(experiment: Experiment, source: str) -> None:
     """Refuse a method that does not end with one trained model for all clients.
-
-    Parameters
-    ----------
-    experiment
-        Its settings.
-    source
-        Where they are from, as in ``the run in runs/demo``.
 
     Raises
     ------
@@ -341,15 +285,6 @@ def require_global_model(experiment: Experiment, source: str) -> None:
 
 def require_fingerprint(model: GlobalModel, expected: str, source: str) -> None:
     """Refuse a model that is not the one that was announced.
-
-    Parameters
-    ----------
-    model
-        What is at hand.
-    expected
-        The fingerprint that it should have.
-    source
-        Where it is from.
 
     Raises
     ------

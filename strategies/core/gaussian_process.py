@@ -19,17 +19,10 @@ _MAX_PASSES = 100
 
 @dataclass(frozen=True)
 class Split:
-    """An inner node: which of two groups of classes it is.
+    """An inner node: which of two groups of classes it is."""
 
-    Attributes
-    ----------
-    depth
-        0 at the root.
-    left, right
-        Disjoint, each of at least one class.
-    """
-
-    depth: int
+    depth: int  # 0 at the root
+    # left, right: Disjoint, each of at least one class.
     left: tuple[int, ...]
     right: tuple[int, ...]
 
@@ -42,17 +35,10 @@ class Split:
 
 @dataclass(frozen=True)
 class ClassTree:
-    """A binary tree with a class at each leaf.
+    """A binary tree with a class at each leaf."""
 
-    Attributes
-    ----------
-    classes
-        At the leaves, ascending.
-    splits
-        The inner nodes, one less than classes; parents come before their children.
-    """
-
-    classes: tuple[int, ...]
+    classes: tuple[int, ...]  # At the leaves, ascending
+    # The inner nodes, one less than classes; parents come before their children.
     splits: tuple[Split, ...]
 
     @property
@@ -154,21 +140,12 @@ _SHAPES: Mapping[KernelName, _Shape] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Kernel:
-    """s κ(z / l, z' / l), with κ(z, z') = exp(-|z - z'|² / 2) or zᵀ z'.
+    """s κ(z / l, z' / l), with κ(z, z') = exp(-|z - z'|² / 2) or zᵀ z'."""
 
-    Attributes
-    ----------
-    name
-        ``rbf`` or ``linear``.
-    output_scale
-        s, the prior variance of the latent function (of z with |z| = l if linear).
-    length_scale
-        l.
-    """
-
-    name: KernelName
+    name: KernelName  # ``rbf`` or ``linear``
+    # s, the prior variance of the latent function (of z with |z| = l if linear).
     output_scale: float
-    length_scale: float
+    length_scale: float  # l
 
     def matrix(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
@@ -198,23 +175,12 @@ def expected_polya_gamma(tilt: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Posterior:
-    """q(f) at n examples; a batch of problems where there are more axes.
+    """q(f) at n examples; a batch of problems where there are more axes."""
 
-    Attributes
-    ----------
-    signs
-        y, ±1 or 0, shape (..., n).
-    precision
-        E ω, shape (..., n); 0 where the sign is.
-    factor
-        Lower triangular L with L Lᵀ = I + Ω^½ K Ω^½, shape (..., n, n).
-    mean, variance
-        Of f: Σκ and the diagonal of Σ, shape (..., n).
-    """
-
-    signs: Tensor
-    precision: Tensor
-    factor: Tensor
+    signs: Tensor  # y, ±1 or 0, shape (..., n)
+    precision: Tensor  # E ω, shape (..., n); 0 where the sign is
+    factor: Tensor  # Lower triangular L with L Lᵀ = I + Ω^½ K Ω^½, shape (..., n, n)
+    # mean, variance: Of f: Σκ and the diagonal of Σ, shape (..., n).
     mean: Tensor
     variance: Tensor
 
@@ -256,8 +222,6 @@ def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posteri
         K, float64 of shape (..., n, n).
     signs
         y, ±1 or 0, float64 of shape (..., n).
-    num_iterations
-        Rounds of coordinate ascent, each one Cholesky factorisation: O(n³).
     """
     with torch.no_grad():
         precision = signs.abs() / 4
@@ -332,24 +296,12 @@ _QUERIES_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Node:
-    """The Gaussian process of an inner node.
+    """The Gaussian process of an inner node."""
 
-    Attributes
-    ----------
-    split
-        What it tells apart.
-    embeddings
-        Of the n examples below it, shape (n, p).
-    kernel
-        Between representations.
-    posterior
-        q(f) at the examples.
-    """
-
-    split: Split
-    embeddings: Tensor
-    kernel: Kernel
-    posterior: Posterior
+    split: Split  # What it tells apart
+    embeddings: Tensor  # Of the n examples below it, shape (n, p)
+    kernel: Kernel  # Between representations
+    posterior: Posterior  # q(f) at the examples
 
     def log_branches(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p(left) and log p(right), shape (m,), of queries (m, p)."""
@@ -362,24 +314,12 @@ class Node:
 
 @dataclass(frozen=True)
 class TreeClassifier:
-    """p(y|x) from representations.
+    """p(y|x) from representations."""
 
-    Attributes
-    ----------
-    num_examples
-        n, that it learnt from.
-    num_classes
-        c, of the task.
-    tree
-        Over the classes among the examples.
-    nodes
-        One a split of the tree, in its order.
-    """
-
-    num_examples: int
-    num_classes: int
-    tree: ClassTree
-    nodes: tuple[Node, ...]
+    num_examples: int  # n, that it learnt from
+    num_classes: int  # c, of the task
+    tree: ClassTree  # Over the classes among the examples
+    nodes: tuple[Node, ...]  # One a split of the tree, in its order
 
     def __call__(self, queries: Tensor) -> Tensor:
         """Return probabilities, float32 of shape (m, c), of representations (m, p).
@@ -427,12 +367,6 @@ def fit_classifier(
     ----------
     embeddings, labels
         Shapes (n, p) and (n,); there may be none.
-    num_classes
-        c, of the task.
-    kernel
-        Between representations.
-    num_iterations
-        See `posterior`.
     """
 
     def fitted(split: Split) -> Node:
@@ -450,18 +384,11 @@ def fit_classifier(
 
 @dataclass(frozen=True)
 class Levels:
-    """A tree as one table: what a class decides on each level, and with whom.
+    """A tree as one table: what a class decides on each level, and with whom."""
 
-    Attributes
-    ----------
-    signs
-        1 left, -1 right, 0 below its leaf: float64 of shape (depth, num_classes).
-    nodes
-        Number of the inner node, int64 of shape (depth, num_classes).
-    """
-
+    # 1 left, -1 right, 0 below its leaf: float64 of shape (depth, num_classes).
     signs: Tensor
-    nodes: Tensor
+    nodes: Tensor  # Number of the inner node, int64 of shape (depth, num_classes)
 
 
 def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels:
@@ -477,17 +404,7 @@ def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels
 def predictive_objective(
     levels: Levels, kernel: Kernel, num_iterations: int
 ) -> Objective:
-    """Return -log p(y | x, the rest of the mini-batch) of each example.
-
-    Parameters
-    ----------
-    levels
-        The client's tree.
-    kernel
-        Between representations.
-    num_iterations
-        See `posterior`.
-    """
+    """Return -log p(y | x, the rest of the mini-batch) of each example."""
 
     def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
         embeddings = module.embed(inputs)
@@ -508,14 +425,10 @@ def predictive_losses(
 
     Parameters
     ----------
-    levels
-        The tree.
     covariance
         Between the examples, float64 of shape (n, n).
     labels
         int64, shape (n,).
-    num_iterations
-        See `posterior`.
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]

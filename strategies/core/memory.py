@@ -1,6 +1,6 @@
 """A client's local memory: its settings, what is stored, and the choice of λ, k and σ.
 
-knn-per.txt, Eq. 3 to 7 and section 5.
+Marfoq et al. 2022, Eq. 3 to 7 and section 5.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,21 +53,7 @@ def validation_evidence(
     num_neighbors: int,
     class_prior: ClassPriorSettings,
 ) -> Evidence:
-    """Return the evidence of a split that is not stored.
-
-    Parameters
-    ----------
-    store
-        Holds the training split, from which the class prior comes too.
-    validation
-        The split, embedded.
-    head
-        Of the global model.
-    num_neighbors
-        The largest k that is to be scored.
-    class_prior
-        How it is learned.
-    """
+    """Return the evidence of a split that is not stored."""
     counts = count_labels(store.contents(), store.num_classes)
     queries = _queries(validation, head, counts, class_prior)
     return held_out(store, queries, num_neighbors)
@@ -86,12 +72,8 @@ def left_out_evidence(
 
     Parameters
     ----------
-    store
-        A client's memory.
     positions
         Of the examples among the stored ones, by id, int64 of shape (m,).
-    head, num_neighbors, class_prior
-        See `validation_evidence`.
     """
     contents = store.contents()
     ids = contents.ids[positions.numpy()]
@@ -198,21 +180,11 @@ def default_memory() -> KnnSettings:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a client chose, and on what.
+    """What a client chose, and on what."""
 
-    Attributes
-    ----------
-    choice
-        λ, k, σ and the class prior.
-    kind
-        What was scored.
-    evidence
-        The examples that were; none where nothing could be.
-    """
-
-    choice: Choice
-    kind: EvidenceKind
-    evidence: Evidence
+    choice: Choice  # λ, k, σ and the class prior
+    kind: EvidenceKind  # What was scored
+    evidence: Evidence  # The examples that were; none where nothing could be
 
     def predictor(
         self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
@@ -244,14 +216,8 @@ def remember(
 
     Parameters
     ----------
-    store
-        Gets both splits, train first.
-    train, validation
-        The splits, embedded.
     head
         From representations (n, p) to the global model's probabilities (n, c).
-    settings
-        See `memorize`.
     """
     kind = settings.evidence_of(len(train), len(validation))
     most, prior = max(settings.candidates().num_neighbors), settings.class_prior
@@ -267,15 +233,7 @@ def remember(
 
 
 def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
-    """Return a client's store settings, with a seed that no other client has.
-
-    Parameters
-    ----------
-    settings
-        Of the local memory.
-    rng
-        The client's, as `memorize` takes it.
-    """
+    """Return a client's store settings, with a seed that no other client has."""
     seed = rng.child("store", settings.store.seed).entropy(num_bytes=7)
     return replace(settings.store, seed=seed)
 

@@ -1,50 +1,37 @@
-"""The shape of a method: five functions, both halves of it in one file."""
+"""The shape of a method: five functions, both halves of it in one file.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+`Method` is FedAvg: a method is a subclass that holds what differs from it. The file's
+name is what an experiment calls it, and the catalogue finds it by itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from torch import Tensor
 
+from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.averaging import Updates, average_weights
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
+from knnper.strategies.core.records import (
+    ModelPayload,
+    ModelState,
+    ModelUpdate,
+    NoState,
+    Record,
+)
 from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import LocalResult, local_sgd
 
+AS_IT_IS = "none"
+"""The personalisation that adds nothing to a method's own."""
 
-class Predictor(Protocol):
-    """What a client serves once it is personalised."""
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
-
-        Parameters
-        ----------
-        images
-            uint8, shape (n, height, width, channels).
-        """
-
-    def describe(self) -> Mapping[str, float]:
-        """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
-
-
-@runtime_checkable
-class EmbeddingPredictor(Predictor, Protocol):
-    """A predictor with a representation, on which a local memory can be put."""
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Return φ(x), float32 of shape (n, p), of uint8 images."""
-
-    def head(self, embeddings: Tensor) -> Tensor:
-        """Return the probabilities (n, c) of representations (n, p)."""
-
-    def without_validation(self) -> "EmbeddingPredictor":
-        """Return what this would be without training on the validation split.
-
-        The predictor itself where it was not: choices alone may depend on that split.
-        """
-
+NEWCOMER = ""
+"""The client id of nobody in particular: a client that was never seen."""
 
 UpdateProblem = Callable[[Any, Any], str | None]
 """``(payload, update) -> what is wrong``, or None if the update can be aggregated."""
@@ -54,114 +41,43 @@ Origin = Callable[[Any, Any], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method, bound to a task and its settings.
-
-    State goes in and comes out: no function changes its arguments or remembers a
-    call. ``rng`` is always a `RandomKey` of its own for (purpose, round, client).
-
-    Attributes
-    ----------
-    init
-        ``(clients, rng) -> ServerState``. ``clients`` are the names of the seen
-        clients, sorted.
-    broadcast
-        ``(state, client_id, rng) -> Payload``. ``client_id`` may be a client that took
-        no part in training; `NEWCOMER` asks for what any such client would get.
-    client_update
-        ``(payload, client_state, data, server_round, rng) -> (ClientState, Update)``.
-        ``client_state`` is None on a client's first visit.
-    aggregate
-        ``(state, updates) -> ServerState``. ``updates`` is a stream of
-        ``(client_id, Update)`` in client order that can be read once. It is never
-        empty.
-    personalize
-        ``(payload, client_state, data, rng) -> Predictor``. ``client_state`` is None
-        for a client that never took part. With no data at all the predictor is the
-        unpersonalised model: what `results` call global.
-    state_type, payload_type, update_type, client_state_type
-        The records that the functions exchange.
-    num_rounds
-        Rounds of training that the method asks for.
-    serves_global_model
-        Whether what a client is served rests on ``weights`` of the payload as they
-        are: to serve them with a memory, apart from the method, is to serve the method.
-    personalizes_by_inference
-        Whether `personalize` and what it returns only run the models of the payload
-        forward and train none. Clients that are sent the same payload are then served
-        several in one task, each split embedded once.
-    update_problem
-        ``(payload, update) -> str | None``: why an update, of the right type and all
-        finite, cannot be the answer to the payload. A client whose update has a problem
-        fails, and nobody else. None where every tensor of an update has one of the same
-        name in the payload: it must have that one's shape.
-    started_from
-        ``(payload, update) -> {path: tensor}``: what the tensors of an update that has
-        no problem started from. How far they moved from there is compared between the
-        clients of a round; a tensor that is not named, by its own norm. None where it
-        is what the payload has under the same name.
-    """
-
-    init: Callable[[Sequence[str], RandomKey], Any]
-    broadcast: Callable[[Any, str, RandomKey], Any]
-    client_update: Callable[..., tuple[Any, Any]]
-    aggregate: Callable[[Any, Iterable[tuple[str, Any]]], Any]
-    personalize: Callable[..., Predictor]
-    state_type: type[Record]
-    payload_type: type[Record]
-    update_type: type[Record]
-    num_rounds: int
-    client_state_type: type[Record] = NoState
-    serves_global_model: bool = False
-    personalizes_by_inference: bool = False
-    update_problem: UpdateProblem | None = None
-    started_from: Origin | None = None
-
-
-AS_IT_IS = "none"
-"""The personalisation that adds nothing to a method's own."""
-
-NEWCOMER = ""
-"""The client id of nobody in particular: a client that was never seen."""
-
-
-def no_problems(experiment: Experiment) -> Sequence[Problem]:
-    """Return that nothing is wrong: the default check of a method."""
-    return ()
-
-
-@dataclass(frozen=True)
 class NoSettings(Settings):
     """There is nothing to set."""
 
 
-@dataclass(frozen=True)
-class MethodSpec:
-    """An entry in the table of methods.
+class Method:
+    """A method, bound to a task and its settings; FedAvg but for what is overridden.
+
+    State goes in and comes out: no function changes its arguments or remembers a
+    call. ``rng`` is always a `RandomKey` of its own for (purpose, round, client).
+    A subclass with a title is a method of the catalogue: the first paragraph of its
+    docstring is the summary, and the annotation of ``settings`` says what the section
+    ``method`` of an experiment takes beside the name.
+
+    Parameters
+    ----------
+    task
+        What is learned.
+    settings
+        Of ``settings_type``.
 
     Attributes
     ----------
+    name
+        What experiments call it; the name of its module.
     title
         The method's name as papers write it.
-    summary
-        One sentence.
     source
         Paper and equation or algorithm.
-    build
-        ``(task, settings) -> Method``.
-    reference_title
-        What its unpersonalised model is called in tables; None if it has none worth
-        a row.
     upload, download
         Traffic of one client in one round, in models.
-    client_state
-        What a client keeps between rounds, in models.
-    server_state
-        What the server keeps between rounds, in models.
+    client_state, server_state
+        What a client and the server keep between rounds, in models.
     unseen
         How a client that took no part in training is served.
-    settings_type
-        What the section ``method`` of an experiment takes beside the name.
+    reference_title
+        What its unpersonalised model is called in tables; None if it has none worth
+        a row. By default the title.
     personalization
         What is put on top where an experiment does not say; a method that is known
         by a name of its own for it, as kNN-Per, takes nothing else.
@@ -179,27 +95,278 @@ class MethodSpec:
         Whether an update says how the received model does on the client's data, or how
         that data is made up, beside its number of examples: a client that shares no
         metrics takes no part.
-    check
-        Finds what in an experiment does not go together with the method.
+    serves_global_model
+        Whether what a client is served rests on ``weights`` of the payload as they
+        are: to serve them with a memory, apart from the method, is to serve the method.
+    personalizes_by_inference
+        Whether `personalize` and what it returns only run the models of the payload
+        forward and train none. Clients that are sent the same payload are then served
+        several in one task, each split embedded once.
+    state_type, payload_type, update_type, client_state_type
+        The records that the functions exchange.
+    num_rounds
+        Rounds of training that the method asks for.
+    update_problem
+        ``(payload, update) -> str | None``: why an update, of the right type and all
+        finite, cannot be the answer to the payload. A client whose update has a problem
+        fails, and nobody else. None where every tensor of an update has one of the same
+        name in the payload: it must have that one's shape.
+    started_from
+        ``(payload, update) -> {path: tensor}``: what the tensors of an update that has
+        no problem started from. How far they moved from there is compared between the
+        clients of a round; a tensor that is not named, by its own norm. None where it
+        is what the payload has under the same name.
     """
 
-    title: str
-    summary: str
-    source: str
-    build: Callable[[Task, Any], Method]
-    upload: str
-    download: str
-    client_state: str
-    server_state: str
-    unseen: str
-    reference_title: str | None
-    settings_type: type[Settings] = NoSettings
-    personalization: str = AS_IT_IS
-    serves_one_model: bool = True
-    holds_all_updates: bool = False
-    ends_with_global_model: bool = False
-    needs_metrics: bool = False
-    check: Callable[[Experiment], Sequence[Problem]] = no_problems
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    unseen: ClassVar[str] = "the global model"
+    settings_type: ClassVar[type[Settings]] = NoSettings
+    upload: ClassVar[str] = "1"
+    download: ClassVar[str] = "1"
+    client_state: ClassVar[str] = "0"
+    server_state: ClassVar[str] = "1"
+    reference_title: ClassVar[str | None] = None
+    personalization: ClassVar[str] = AS_IT_IS
+    serves_one_model: ClassVar[bool] = True
+    holds_all_updates: ClassVar[bool] = False
+    ends_with_global_model: ClassVar[bool] = False
+    needs_metrics: ClassVar[bool] = False
+
+    serves_global_model: bool = False
+    personalizes_by_inference: bool = False
+    state_type: type[Record] = ModelState
+    payload_type: type[Record] = ModelPayload
+    update_type: type[Record] = ModelUpdate
+    client_state_type: type[Record] = NoState
+    update_problem: UpdateProblem | None = None
+    started_from: Origin | None = None
+
+    settings: Any
+
+    def __init_subclass__(cls) -> None:
+        """Take name, summary and type of the settings from where they stand."""
+        own = cls.__dict__
+        if "title" not in own:
+            return  # what methods share, not a method
+        cls.name = own.get("name", cls.__module__.rpartition(".")[2])
+        cls.summary = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+        cls.reference_title = own.get("reference_title", cls.title)
+        annotated = get_type_hints(cls)["settings"]
+        cls.settings_type = NoSettings if annotated is Any else annotated
+
+    def __init__(self, task: Task, settings: Settings) -> None:
+        self.task = task
+        self.settings = settings
+        self.num_rounds = task.training.num_rounds
+
+    @staticmethod
+    def check(settings: Any, experiment: Experiment) -> Sequence[Problem]:
+        """Return what in an experiment does not go together with ``settings``."""
+        return ()
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
+        """Return the server's state before the first round.
+
+        Parameters
+        ----------
+        clients
+            Names of the seen clients, sorted.
+        rng
+            Of the run.
+        """
+        return ModelState(self.task.initial_weights)
+
+    def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
+        """Return the payload of a client.
+
+        Parameters
+        ----------
+        state
+            The server's.
+        client_id
+            May be a client that took no part in training; `NEWCOMER` asks for what any
+            such client would get.
+        rng
+            Of the round and the client.
+        """
+        return ModelPayload(state.weights)
+
+    def client_update(
+        self,
+        payload: Any,
+        client_state: Any,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, Any]:
+        """Return ``(ClientState, Update)`` of a client that took part in a round.
+
+        Parameters
+        ----------
+        payload
+            What it was sent.
+        client_state
+            What it kept of its last round; None on its first visit.
+        data
+            Its splits.
+        server_round
+            From 1.
+        rng
+            Of the round and the client.
+        """
+        rate = self.task.training.learning_rate_at(server_round)
+        trained = self.train(payload.weights, data.train, rate, rng)
+        return NoState(), trained.update(len(data.train))
+
+    def train(
+        self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
+    ) -> LocalResult:
+        """Return what the local training of a round makes of ``weights``.
+
+        Parameters
+        ----------
+        weights
+            Shape (num_weights,).
+        examples
+            The client's training split.
+        rate
+            The learning rate of the round.
+        rng
+            Of the round and the client.
+        """
+        return local_sgd(self.task, weights, examples, rate, rng)
+
+    def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
+        """Return the server's state after a round.
+
+        Parameters
+        ----------
+        state
+            Before it.
+        updates
+            A stream of ``(client_id, Update)`` in client order that can be read once.
+            It is never empty.
+        """
+        return average_weights(updates)
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> Predictor:
+        """Return what a client serves after the last round.
+
+        With no data at all it is the unpersonalised model: what `results` call global.
+
+        Parameters
+        ----------
+        payload
+            What the client was sent after the last round.
+        client_state
+            None for a client that never took part.
+        data
+            Its training and validation splits.
+        rng
+            Of the client.
+        """
+        return ModelPredictor(self.task, payload.weights)
+
+
+class Personalizer(Method):
+    """What is put on top of a method: the method, but for what is overridden.
+
+    Parameters
+    ----------
+    task
+        What is learned.
+    method
+        What it is put on.
+    settings
+        What the section ``personalization`` takes beside the name.
+
+    Attributes
+    ----------
+    title
+        What is added to a method's title in tables, as in ``kNN``; empty for nothing.
+    unseen
+        How a client that took no part in training is served, on top of the method.
+    needs_one_model
+        Whether the method must serve one set of weights to each client.
+    needs_proxy
+        Whether the server must have examples of its own; see `Task.proxy`.
+    trains
+        Whether clients train, so that they are not served together.
+    """
+
+    needs_one_model: ClassVar[bool] = False
+    needs_proxy: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+
+    def __init__(self, task: Task, method: Method, settings: Settings) -> None:
+        self.task = task
+        self.method = method
+        self.settings = settings
+        self.num_rounds = method.num_rounds
+        self.serves_global_model = method.serves_global_model
+        self.personalizes_by_inference = (
+            method.personalizes_by_inference and not self.trains
+        )
+        self.state_type = method.state_type
+        self.payload_type = method.payload_type
+        self.update_type = method.update_type
+        self.client_state_type = method.client_state_type
+        self.update_problem = method.update_problem
+        self.started_from = method.started_from
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
+        """Return the method's state."""
+        return self.method.init(clients, rng)
+
+    def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
+        """Return the method's payload."""
+        return self.method.broadcast(state, client_id, rng)
+
+    def client_update(
+        self,
+        payload: Any,
+        client_state: Any,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, Any]:
+        """Return what the method's client keeps and sends."""
+        update = self.method.client_update
+        return update(payload, client_state, data, server_round, rng)
+
+    def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
+        """Return the method's next state."""
+        return self.method.aggregate(state, updates)
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> Predictor:
+        """Return what the method serves, on which the rest is put."""
+        return self.method.personalize(payload, client_state, data, rng)
+
+
+class AsItIs(Personalizer):
+    """Clients are served what the method itself gives them."""
+
+    name = AS_IT_IS
+    title = ""
+    source = "the method's own"
+    unseen = "what the method gives them"
+
+
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+
+def changed(method: AnyMethod, **attributes: Any) -> AnyMethod:
+    """Return ``method`` with other functions or attributes; it stays as it is."""
+    other = copy(method)
+    vars(other).update(attributes)
+    return other
 
 
 def repetitions(place: str, values: Sequence[float]) -> tuple[Problem, ...]:
@@ -221,84 +388,22 @@ def repetitions(place: str, values: Sequence[float]) -> tuple[Problem, ...]:
     return (Problem(place, message),)
 
 
-@dataclass(frozen=True)
-class PersonalizerSpec:
-    """An entry in the table of what the section ``personalization`` can name.
-
-    Attributes
-    ----------
-    title
-        What is added to a method's title in tables, as in ``kNN``; empty for nothing.
-    summary
-        One sentence.
-    source
-        Paper and equation or section.
-    settings_type
-        What the section takes beside the name.
-    apply
-        ``(task, method, settings) -> Method``: the method with another `personalize`.
-    unseen
-        How a client that took no part in training is served, on top of the method.
-    needs_one_model
-        Whether the method must serve one set of weights to each client.
-    needs_proxy
-        Whether the server must have examples of its own; see `Task.proxy`.
-    check
-        Finds what in an experiment does not go together with it.
-    """
-
-    title: str
-    summary: str
-    source: str
-    settings_type: type[Settings]
-    apply: Callable[[Task, Method, Any], Method]
-    unseen: str
-    needs_one_model: bool = False
-    needs_proxy: bool = False
-    check: Callable[[Experiment], Sequence[Problem]] = no_problems
+def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:
+    """Return which field of an update has another shape; one that is None has none."""
+    for name, expected in shapes.items():
+        tensor = getattr(update, name)
+        found = expected if tensor is None else tuple(tensor.shape)
+        if found != expected:
+            return f"{name}: expected shape {expected}, found {found}"
+    return None
 
 
-Shape = tuple[int, ...]
-
-
-def of_shapes(**shapes: Shape) -> UpdateProblem:
-    """Return the check that tensors of an update have these shapes.
-
-    Parameters
-    ----------
-    shapes
-        By the name of the field. A field may be None too, where its type allows it.
-    """
-
-    def problem(payload: Any, update: Any) -> str | None:
-        for name, expected in shapes.items():
-            tensor = getattr(update, name)
-            found = expected if tensor is None else tuple(tensor.shape)
-            if found != expected:
-                return f"{name}: expected shape {expected}, found {found}"
+def unlike_sent(payload: Any, update: Any, name: str) -> str | None:
+    """Return how a tuple of tensors differs from what was sent, but for the numbers."""
+    expected, found = (
+        [tuple(tensor.shape) for tensor in getattr(record, name)]
+        for record in (payload, update)
+    )
+    if found == expected:
         return None
-
-    return problem
-
-
-def as_sent(name: str) -> UpdateProblem:
-    """Return the check that a tuple of tensors is as it was sent, but for the numbers.
-
-    Parameters
-    ----------
-    name
-        Of the field, in the payload and in the update.
-    """
-
-    def problem(payload: Any, update: Any) -> str | None:
-        expected, found = _shapes(payload, name), _shapes(update, name)
-        if found == expected:
-            return None
-        return f"{name}: expected tensors of shapes {expected}, found {found}"
-
-    return problem
-
-
-def _shapes(record: Any, name: str) -> list[Shape]:
-    tensors: Sequence[Tensor] = getattr(record, name)
-    return [tuple(tensor.shape) for tensor in tensors]
+    return f"{name}: expected tensors of shapes {expected}, found {found}"

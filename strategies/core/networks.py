@@ -1,7 +1,7 @@
 """Attention over the parameters of a client's nearest neighbours.
 
 Vaswani et al., "Attention is all you need", NeurIPS 2017, Eq. 1, in the form of
-fedattn.txt, Definition 3.1.
+Luo et al., Definition 3.1.
 """
 
 import itertools
@@ -22,35 +22,20 @@ from knnper.strategies.core.records import Record
 
 @dataclass(frozen=True)
 class Attention(Record):
-    """W_Q, W_K and W_V.
+    """W_Q, W_K and W_V."""
 
-    Attributes
-    ----------
-    query, key
-        W_Q and W_K, shape (d_k, p).
-    value
-        The diagonal of W_V, shape (d_v,): a factor for each value.
-    """
-
+    # query, key: W_Q and W_K, shape (d_k, p).
     query: Tensor
     key: Tensor
-    value: Tensor
+    value: Tensor  # The diagonal of W_V, shape (d_v,): a factor for each value
 
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """What is known of n clients, a row each.
+    """What is known of n clients, a row each."""
 
-    Attributes
-    ----------
-    representations
-        Z, shape (n, p).
-    values
-        M, shape (n, d_v).
-    """
-
-    representations: Tensor
-    values: Tensor
+    representations: Tensor  # Z, shape (n, p)
+    values: Tensor  # M, shape (n, d_v)
 
     def __len__(self) -> int:
         return int(self.representations.shape[0])
@@ -62,18 +47,10 @@ class Memory(Record):
 
 @dataclass(frozen=True)
 class KnownClients(Record):
-    """A memory, and whose it is.
+    """A memory, and whose it is."""
 
-    Attributes
-    ----------
-    names
-        Of the clients, sorted.
-    memory
-        What is known of them, in that order.
-    """
-
-    names: tuple[str, ...]
-    memory: Memory
+    names: tuple[str, ...]  # Of the clients, sorted
+    memory: Memory  # What is known of them, in that order
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
         """Return a client's z (p,) and m (d_v,)."""
@@ -103,13 +80,6 @@ def new_attention(
 
     W_Q is zero, so all scores are; W_K is random, N(0, 1/p), so that W_Q has a gradient
     and W_K gets one with the second step. W_V is the identity.
-
-    Parameters
-    ----------
-    attention_dim, representation_dim, num_values
-        d_k, p and d_v.
-    rng
-        Fixes W_K.
     """
     shape = (attention_dim, representation_dim)
     with rng.torch():
@@ -125,12 +95,8 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
 
     Parameters
     ----------
-    memory
-        One client at least.
     representation
         z, shape (p,); compared by the Euclidean distance.
-    count
-        K; all clients where there are fewer.
     """
     use_one_thread()
     index = faiss.IndexFlatL2(len(representation))
@@ -146,12 +112,8 @@ def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> T
 
     Parameters
     ----------
-    attention
-        The three matrices.
     representation
         z, shape (p,), of the client that asks.
-    neighbors
-        Z and M, of those that it attends to.
     """
     query = attention.query @ representation
     keys = neighbors.representations @ attention.key.T
@@ -166,8 +128,6 @@ def gradients(
 
     Parameters
     ----------
-    attention, representation, neighbors
-        What M̃ is made of, see `attend`.
     trained
         What local training made of M̃, shape (d_v,).
     """
@@ -180,17 +140,7 @@ def gradients(
 def step(
     attention: Attention, directions: Sequence[Tensor], learning_rate: float
 ) -> Attention:
-    """Return the attention after one step of SGD against ``directions``.
-
-    Parameters
-    ----------
-    attention
-        W_Q, W_K and W_V.
-    directions
-        One of each, as `gradients` returns them.
-    learning_rate
-        Of the step.
-    """
+    """Return the attention after one step of SGD against ``directions``."""
     matrices = (attention.query, attention.key, attention.value)
     pairs = zip(matrices, directions, strict=True)
     return Attention(*(matrix - learning_rate * along for matrix, along in pairs))
@@ -202,47 +152,25 @@ LAST_LAYER_SCALE = 0.01
 
 @dataclass(frozen=True)
 class Layer(Record):
-    """A linear layer.
+    """A linear layer."""
 
-    Attributes
-    ----------
-    weight
-        Shape (out, in).
-    bias
-        Shape (out,).
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # Shape (out, in)
+    bias: Tensor  # Shape (out,)
 
 
 @dataclass(frozen=True)
 class Hypernetwork(Record):
-    """φ: linear layers with ReLU between them.
+    """φ: linear layers with ReLU between them."""
 
-    Attributes
-    ----------
-    layers
-        From (embedding_dim,) to (num_parameters,).
-    """
-
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # From (embedding_dim,) to (num_parameters,)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Vector-Jacobian products of what was generated.
+    """Vector-Jacobian products of what was generated."""
 
-    Attributes
-    ----------
-    layers
-        (∂θ/∂φ)ᵀ Δθ: weight and bias of each layer, in order.
-    embedding
-        (∂θ/∂v)ᵀ Δθ, shape (embedding_dim,).
-    """
-
-    layers: tuple[Tensor, ...]
-    embedding: Tensor
+    layers: tuple[Tensor, ...]  # (∂θ/∂φ)ᵀ Δθ: weight and bias of each layer, in order
+    embedding: Tensor  # (∂θ/∂v)ᵀ Δθ, shape (embedding_dim,)
 
 
 def new_hypernetwork(
@@ -252,12 +180,8 @@ def new_hypernetwork(
 
     Parameters
     ----------
-    hidden_sizes
-        Size of the embedding, then of each hidden layer.
     parameters
         Bias of the last layer, shape (num_parameters,).
-    rng
-        Fixes the initial weights.
     """
     with rng.torch():
         hidden = [_new_layer(i, o) for i, o in itertools.pairwise(hidden_sizes)]
@@ -311,10 +235,6 @@ def hypernetwork_step(
     ----------
     hypernetwork
         φ.
-    directions
-        For weight and bias of each layer, in order, as in `Gradients`.
-    learning_rate, weight_decay
-        Of the step.
     """
 
     def stepped(tensor: Tensor, direction: Tensor) -> Tensor:

@@ -1,44 +1,68 @@
-"""The one evaluation function, and what a client reports of itself."""
+"""What clients serve, the one evaluation function, and what a client reports."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.strategies.core.method import Predictor
 from knnper.strategies.core.task import Task
 
 NUM_CALIBRATION_BINS = 15
 
 
+class Predictor(Protocol):
+    """What a client serves once it is personalised."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
+
+        Parameters
+        ----------
+        images
+            uint8, shape (n, height, width, channels).
+        """
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
+
+
+@runtime_checkable
+class EmbeddingPredictor(Predictor, Protocol):
+    """A predictor with a representation, on which a local memory can be put."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p), of uint8 images."""
+
+    def head(self, embeddings: Tensor) -> Tensor:
+        """Return the probabilities (n, c) of representations (n, p)."""
+
+    def without_validation(self) -> "EmbeddingPredictor":
+        """Return what this would be without training on the validation split.
+
+        The predictor itself where it was not: choices alone may depend on that split.
+        """
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """How a predictor did on some labelled examples: sums that can be pooled.
+    """How a predictor did on some labelled examples: sums that can be pooled."""
 
-    Attributes
-    ----------
-    num_examples, num_correct
-        Counts.
-    log_loss_sum
-        Σ -log p(y|x), natural logarithm, p clipped at 1e-12.
-    bin_counts, bin_confidence, bin_correct
-        Per bin of confidence (15 equal widths over [0, 1]): examples, sum of the
-        largest probability, correct examples. Guo et al., "On Calibration of Modern
-        Neural Networks", 2017, Eq. 3.
-    weight_sum, weight_correct
-        Σ_i P(y_i) over all examples and over those that are right, where labels count
-        P(y); both None where all examples count the same.
-    """
-
+    # num_examples, num_correct: Counts.
     num_examples: int
     num_correct: int
-    log_loss_sum: float
+    log_loss_sum: float  # Σ -log p(y|x), natural logarithm, p clipped at 1e-12
+    # bin_counts, bin_confidence, bin_correct: Per bin of confidence (15 equal widths
+    # over [0, 1]): examples, sum of the largest probability, correct examples. Guo et
+    # al., "On Calibration of Modern Neural Networks", 2017, Eq. 3.
     bin_counts: tuple[int, ...]
     bin_confidence: tuple[float, ...]
     bin_correct: tuple[int, ...]
+    # weight_sum, weight_correct: Σ_i P(y_i) over all examples and over those that are
+    # right, where labels count P(y); both None where all examples count the same.
     weight_sum: float | None = None
     weight_correct: float | None = None
 
@@ -47,7 +71,7 @@ class Evaluation:
         """The fraction that is right; None without examples.
 
         Where labels count P(y) it is Σ_i P(y_i) 1[right] / Σ_i P(y_i), the personalised
-        accuracy of fedbasis-pflbed.txt, section 5, step 5. It is None where the
+        accuracy of Chen et al. 2023, section 5, step 5. It is None where the
         examples have no label that counts.
         """
         if self.weight_sum is not None and self.weight_correct is not None:
@@ -57,50 +81,31 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What is known of a client after the hand-over. Counts and metrics only.
+    """What is known of a client after the hand-over. Counts and metrics only."""
 
-    Attributes
-    ----------
-    client
-        The client's name.
-    seen
-        Whether it could take part in training.
-    num_train, num_validation
-        Examples it learns from.
-    personal, reference
-        On the test split: its personalised model, and the unpersonalised (global) one.
-    validation
-        The unpersonalised model on the validation split.
-    chosen
-        What the method chose for this client, as in ``{"knn_weight": 0.7}``.
-    """
-
-    client: str
-    seen: bool
+    client: str  # The client's name
+    seen: bool  # Whether it could take part in training
+    # num_train, num_validation: Examples it learns from.
     num_train: int
     num_validation: int
+    # personal, reference: On the test split: its personalised model, and the
+    # unpersonalised (global) one.
     personal: Evaluation
     reference: Evaluation
-    validation: Evaluation
+    validation: Evaluation  # The unpersonalised model on the validation split
+    # What the method chose for this client, as in ``{"knn_weight": 0.7}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClientResults:
-    """What several clients that were served together report.
+    """What several clients that were served together report."""
 
-    Attributes
-    ----------
-    results
-        One a client, in the order in which they were asked, but for the failures.
-    failures
-        Why, by name, of the clients that could not be served.
-    withheld
-        Clients that are served and keep the figures to themselves.
-    """
-
+    # One a client, in the order in which they were asked, but for the failures.
     results: tuple[ClientResult, ...]
+    # Why, by name, of the clients that could not be served.
     failures: Mapping[str, str] = field(default_factory=dict)
+    # Clients that are served and keep the figures to themselves.
     withheld: tuple[str, ...] = ()
 
 
@@ -169,27 +174,15 @@ def _integers(values: Tensor, bins: Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class MixturePredictor:
-    """Serves Σ_m π_m h_m.
+    """Serves Σ_m π_m h_m."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    components
-        M tensors of shape (num_weights,).
-    mixture_weights
-        π, shape (M,), summing to 1.
-    chosen
-        What is reported of this client.
-    trained_alone
-        Makes the predictor that was trained without the validation split; None where
-        this one was.
-    """
-
-    task: Task
-    components: Sequence[Tensor]
-    mixture_weights: Tensor
+    task: Task  # Gives the architecture
+    components: Sequence[Tensor]  # M tensors of shape (num_weights,)
+    mixture_weights: Tensor  # π, shape (M,), summing to 1
+    # What is reported of this client.
     chosen: Mapping[str, float] = field(default_factory=dict)
+    # Makes the predictor that was trained without the validation split; None where this
+    # one was.
     trained_alone: "Callable[[], MixturePredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -223,24 +216,14 @@ class MixturePredictor:
 
 @dataclass(frozen=True)
 class ModelPredictor:
-    """Serves h_w.
+    """Serves h_w."""
 
-    Attributes
-    ----------
-    task
-        Gives the architecture.
-    weights
-        w, shape (num_weights,).
-    chosen
-        What was chosen for this client, as in ``{"prox_weight": 0.1}``.
-    trained_alone
-        Makes the predictor that was trained without the validation split; None where
-        this one was.
-    """
-
-    task: Task
-    weights: Tensor
+    task: Task  # Gives the architecture
+    weights: Tensor  # w, shape (num_weights,)
+    # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
+    # Makes the predictor that was trained without the validation split; None where this
+    # one was.
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -7,22 +7,22 @@ server does not know whether a client has a personal part.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
+from knnper.experiment import Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.method import Method, Predictor, of_shapes
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LocalResult,
-    local_sgd,
     newcomer_rate,
     trained_on_both_splits,
 )
@@ -30,29 +30,17 @@ from knnper.strategies.core.training import (
 
 @dataclass(frozen=True)
 class PersonalPart(Record):
-    """What a client keeps between rounds.
+    """What a client keeps between rounds."""
 
-    Attributes
-    ----------
-    personal
-        Its own weights, shape (num_personal,), in their order in the model.
-    """
-
+    # Its own weights, shape (num_personal,), in their order in the model.
     personal: Tensor
 
 
 @dataclass(frozen=True)
 class SharedUpdate(Record):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    shared
-        The trained shared weights, shape (num_shared,), in their order in the model.
-    num_examples, train_loss
-        See `Update`.
-    """
-
+    # The trained shared weights, shape (num_shared,), in their order in the model.
     shared: Tensor
     num_examples: int
     train_loss: float
@@ -95,8 +83,6 @@ class Sharing:
         ----------
         weights
             Shape (num_weights,).
-        part
-            None leaves the personal weights as the server has them.
         """
         if part is None:
             return weights
@@ -114,9 +100,7 @@ class Sharing:
         """Return what the tensors of an update started from, by their name."""
         return {"shared": _taken(weights, self.shared)}
 
-    def average(
-        self, state: ModelState, updates: Iterable[tuple[str, SharedUpdate]]
-    ) -> ModelState:
+    def average(self, state: ModelState, updates: Updates[SharedUpdate]) -> ModelState:
         """Return the state with the mean of the shared parts, weighted by examples."""
         mean = RunningMean()
         for _, update in updates:
@@ -124,40 +108,51 @@ class Sharing:
         return ModelState(_placed(state.weights, self.shared, mean.result()))
 
 
-def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
-    """Return the method whose clients train both parts together and share one.
+class PartlyShared(Method):
+    """The method whose clients train both parts together and share one.
+
+    With all of them shared it is FedAvg. A client with a personal part is served that
+    of its last round, which never trained on its validation split.
 
     Parameters
     ----------
-    task
-        What is learned.
-    sharing
-        Which weights are shared. With all of them the method is FedAvg.
-    newcomer_epochs
+    shared
+        Which weights are shared, bool of shape (num_weights,).
+    unseen_epochs
         Passes over both splits in which a client without a personal part trains one at
-        the hand-over. The others are served the part of their last round, which never
-        trained on their validation split.
+        the hand-over.
     """
 
-    def init(clients: Sequence[str], rng: RandomKey) -> ModelState:
-        return ModelState(task.initial_weights)
+    update_type = SharedUpdate
+    client_state_type = PersonalPart
 
-    def broadcast(state: ModelState, client_id: str, rng: RandomKey) -> ModelPayload:
-        return ModelPayload(state.weights)
+    def __init__(
+        self, task: Task, settings: Settings, shared: Tensor, unseen_epochs: int
+    ) -> None:
+        super().__init__(task, settings)
+        self.sharing = Sharing(shared)
+        self.unseen_epochs = unseen_epochs
 
     def client_update(
+        self,
         payload: ModelPayload,
         client_state: PersonalPart | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
     ) -> tuple[PersonalPart, SharedUpdate]:
-        rate = task.training.learning_rate_at(server_round)
-        weights = sharing.join(payload.weights, client_state)
-        trained = local_sgd(task, weights, data.train, rate, rng)
-        return sharing.split(trained, len(data.train))
+        rate = self.task.training.learning_rate_at(server_round)
+        weights = self.sharing.join(payload.weights, client_state)
+        trained = self.train(weights, data.train, rate, rng)
+        return self.sharing.split(trained, len(data.train))
+
+    def aggregate(
+        self, state: ModelState, updates: Updates[SharedUpdate]
+    ) -> ModelState:
+        return self.sharing.average(state, updates)
 
     def personalize(
+        self,
         payload: ModelPayload,
         client_state: PersonalPart | None,
         data: ClientData,
@@ -165,31 +160,25 @@ def partly_shared(task: Task, sharing: Sharing, newcomer_epochs: int) -> Method:
     ) -> Predictor:
         part = part_in_use(client_state, data)
         if part is not None:
-            return ModelPredictor(task, sharing.join(payload.weights, part))
+            weights = self.sharing.join(payload.weights, part)
+            return ModelPredictor(self.task, weights)
         return trained_on_both_splits(
-            task,
+            self.task,
             payload.weights,
             data,
             rng,
-            num_epochs=newcomer_epochs,
-            learning_rate=newcomer_rate(task),
-            trainable=sharing.personal,
+            num_epochs=self.unseen_epochs,
+            learning_rate=newcomer_rate(self.task),
+            trainable=self.sharing.personal,
         )
 
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        aggregate=sharing.average,
-        personalize=personalize,
-        state_type=ModelState,
-        payload_type=ModelPayload,
-        update_type=SharedUpdate,
-        num_rounds=task.training.num_rounds,
-        client_state_type=PersonalPart,
-        update_problem=of_shapes(shared=(int(sharing.shared.sum()),)),
-        started_from=lambda payload, update: sharing.sent(payload.weights),
-    )
+    def update_problem(self, payload: ModelPayload, update: SharedUpdate) -> str | None:
+        return wrong_shape(update, shared=(int(self.sharing.shared.sum()),))
+
+    def started_from(
+        self, payload: ModelPayload, update: SharedUpdate
+    ) -> Mapping[str, Tensor]:
+        return self.sharing.sent(payload.weights)
 
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:

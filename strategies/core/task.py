@@ -33,13 +33,8 @@ class KeptEmbeddings:
     same weights.
 
     Whoever asks must agree in all else: architecture, normalisation, precision,
-    batches, threads and device.
-
-    Parameters
-    ----------
-    most_bytes
-        Room. What no longer fits is computed each time: runs ask for everything in
-        turn, so that whatever made room would be gone before it is asked for.
+    batches, threads and device. What no longer fits is computed each time: runs ask for
+    everything in turn, so that whatever made room would be gone before it is asked for.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -86,12 +81,6 @@ class EmbeddingPool:
 
     Images are recognised as the very objects that are held, models by their memory, so
     a copy is simply computed.
-
-    Parameters
-    ----------
-    kept
-        Where embeddings of what is held stay for other runs of the same model; None
-        forgets them with the images.
     """
 
     def __init__(self, kept: KeptEmbeddings | None = None) -> None:
@@ -169,47 +158,30 @@ def _take_no_note(num_steps: int, num_examples: float) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """The learning task that all methods share.
+    """The learning task that all methods share."""
 
-    Attributes
-    ----------
-    model
-        The one model object of this process. Its weights are scratch: whoever uses it
-        loads what it needs first.
-    initial_weights
-        w_0, shape (num_weights,): the same on every machine with the same seed.
-    fresh_weights
-        ``rng -> weights``: draws initial weights anew, shape (num_weights,), for
-        methods that train more than one model.
-    normalize
-        From uint8 images (n, height, width, channels) on the model's device to its
-        input.
-    spec
-        Shape of the input and number of classes.
-    training
-        The experiment's training section.
-    evaluation_batch_size
-        Images in one forward pass where nothing is trained.
-    pool
-        Where embeddings that clients have in common are looked for first.
-    proxy
-        Returns the examples that the server has of its own; None where it has none.
-        Clients must not ask: at theirs there may be none.
-    on_trained
-        ``(num_steps, num_examples) -> None``, called after every local training with
-        what really happened: the steps that were made, and the different examples
-        behind them, as many equal ones where they weigh differently.
-    """
-
+    # The one model object of this process. Its weights are scratch: whoever uses it
+    # loads what it needs first.
     model: FlatModel
+    # w_0, shape (num_weights,): the same on every machine with the same seed.
     initial_weights: Tensor
+    # ``rng -> weights``: draws initial weights anew, shape (num_weights,), for methods
+    # that train more than one model.
     fresh_weights: Callable[[RandomKey], Tensor]
+    # From uint8 images (n, height, width, channels) on the model's device to its input.
     normalize: Callable[[Tensor], Tensor]
-    spec: InputSpec
-    training: TrainingSettings
+    spec: InputSpec  # Shape of the input and number of classes
+    training: TrainingSettings  # The experiment's training section
+    # Images in one forward pass where nothing is trained.
     evaluation_batch_size: int = 256
+    # Where embeddings that clients have in common are looked for first.
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
+    # Returns the examples that the server has of its own; None where it has none.
+    # Clients must not ask: at theirs there may be none.
     proxy: Callable[[], Examples] | None = None
+    # ``(num_steps, num_examples) -> None``, called after every local training with what
+    # really happened: the steps that were made, and the different examples behind them,
+    # as many equal ones where they weigh differently.
     on_trained: Callable[[int, float], None] = _take_no_note
 
     @property
@@ -254,8 +226,6 @@ class Task:
         ----------
         weights
             w, shape (num_weights,).
-        examples
-            n of them.
         """
         if not self.model.module.learns_from_embeddings:
             return self._models_own_losses(weights, examples)
@@ -328,14 +298,6 @@ def groups_of(
 ) -> dict[str, int]:
     """Return the number of the group of each client: a named one or its own.
 
-    Parameters
-    ----------
-    clients
-        Names of the seen clients.
-    groups
-        Names of clients that are together, by the group's name. Others than the seen
-        clients may be among them.
-
     Raises
     ------
     ConfigError
@@ -361,16 +323,10 @@ def shares_and_losses(
 
     Parameters
     ----------
-    task
-        Gives the architecture; the model is in evaluation mode.
     weights
         Shape (num_weights,).
-    examples
-        n of them.
     kinds
         Of each example, int64 of shape (n,), below ``num_kinds``.
-    num_kinds
-        The length of both results.
     """
     losses = task.losses(weights, examples)
     counts = torch.bincount(kinds, minlength=num_kinds)
@@ -381,15 +337,7 @@ def shares_and_losses(
 def example_weights_of(
     label_factors: Tensor | None, examples: Examples
 ) -> Tensor | None:
-    """Return each example's factor, shape (n,), with mean 1; or all 0.
-
-    Parameters
-    ----------
-    label_factors
-        Of each label; with None there are none.
-    examples
-        n of them.
-    """
+    """Return each example's factor, shape (n,), with mean 1; or all 0."""
     if label_factors is None:
         return None
     factors = label_factors[examples.labels]
@@ -409,15 +357,6 @@ def first_layers(model: FlatModel, num_layers: int) -> Tensor:
 
 def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
     """Return how many layers a model has beside so many of them.
-
-    Parameters
-    ----------
-    model
-        See `first_layers` for what is a layer.
-    num_taken
-        How many layers are kept personal.
-    setting
-        Name of the method's setting that says so.
 
     Raises
     ------
@@ -453,18 +392,10 @@ def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
 
 @dataclass(frozen=True)
 class Sample(Record):
-    """Some of the server's examples; float32 holds their values exactly.
+    """Some of the server's examples; float32 holds their values exactly."""
 
-    Attributes
-    ----------
-    images
-        Shape (n, height, width, channels), not scaled.
-    labels
-        Shape (n,).
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # Shape (n, height, width, channels), not scaled
+    labels: Tensor  # Shape (n,)
 
 
 def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
@@ -489,19 +420,7 @@ def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
 def taken(
     sample: Sample | None, spec: InputSpec, count: int, rng: RandomKey
 ) -> Examples:
-    """Return ``count`` examples of a sample at random, all if there are fewer.
-
-    Parameters
-    ----------
-    sample
-        What the client was sent; None gives no examples.
-    spec
-        Gives the type of the images.
-    count
-        How many are taken.
-    rng
-        Fixes which.
-    """
+    """Return ``count`` examples of a sample at random, all if there are fewer."""
     if sample is None:
         return no_examples(spec)
     images = sample.images.to(TORCH_DTYPES[spec.dtype])

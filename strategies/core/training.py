@@ -21,6 +21,7 @@ from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
 GradientHook = Callable[[Tensor, Tensor], None]
@@ -48,18 +49,10 @@ def head_cross_entropy(
 
 @dataclass(frozen=True)
 class Batch:
-    """A mini-batch on the model's device.
+    """A mini-batch on the model's device."""
 
-    Attributes
-    ----------
-    examples
-        The examples, augmented.
-    weights
-        Factor on the loss of each, shape (n,); None is 1.
-    """
-
-    examples: Examples
-    weights: Tensor | None
+    examples: Examples  # The examples, augmented
+    weights: Tensor | None  # Factor on the loss of each, shape (n,); None is 1
 
 
 class LocalModel:
@@ -67,8 +60,6 @@ class LocalModel:
 
     Attributes
     ----------
-    task
-        Its ``model`` holds the current parameters and the last gradient.
     learning_rate
         η.
     visited
@@ -144,8 +135,6 @@ class LocalModel:
 
         Parameters
         ----------
-        batch
-            Where.
         at
             Other parameters to take the gradient at, shape (num_parameters,). The
             model's own are there again afterwards; buffers see one pass more.
@@ -210,8 +199,6 @@ def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.opt
 
     Parameters
     ----------
-    task
-        Gives momentum and weight decay.
     parameters
         What is trained, shape (num_parameters,).
     learning_rate
@@ -248,15 +235,6 @@ def mini_batches(
 
     Each epoch is a new permutation. The incomplete last batch is left out when a full
     one came before it: a batch of one or two ruins BatchNorm's statistics.
-
-    Parameters
-    ----------
-    num_examples
-        With none, nothing is yielded.
-    batch_size
-        Of a full batch.
-    rng
-        Fixes the order.
     """
     shuffler = rng.child("batches").numpy()
     per_epoch = steps_per_epoch(num_examples, batch_size)
@@ -273,21 +251,17 @@ LocalStep = Callable[[LocalModel], Tensor]
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What local training ends with.
+    """What local training ends with."""
 
-    Attributes
-    ----------
-    weights
-        The trained weights, shape (num_weights,); the given ones if nothing was done.
-    num_steps
-        K, the steps that were made.
-    train_loss
-        Mean loss over the steps, as each one saw it first; NaN without a step.
-    """
-
+    # The trained weights, shape (num_weights,); the given ones if nothing was done.
     weights: Tensor
-    num_steps: int
+    num_steps: int  # K, the steps that were made
+    # Mean loss over the steps, as each one saw it first; NaN without a step.
     train_loss: float
+
+    def update(self, num_examples: int) -> ModelUpdate:
+        """Return the update of a client that trained on so many examples."""
+        return ModelUpdate(self.weights, num_examples, self.train_loss)
 
 
 def sgd_step(model: LocalModel) -> Tensor:
@@ -315,20 +289,10 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
 
     Parameters
     ----------
-    task
-        Model and training section: batch size, momentum, weight decay, augmentation,
-        precision and length of the training.
     weights
         Where to start, shape (num_weights,).
-    examples
-        What to train on, n of them. With none, nothing is done.
     learning_rate
         η of this call; see `TrainingSettings.learning_rate_at`.
-    rng
-        Fixes the order of the examples, their augmentation and the model's own
-        randomness (dropout).
-    num_epochs
-        Overrides the length that the training settings give; 0 leaves the weights.
     gradient_hook
         ``(gradient, parameters) -> None``, called after each backward pass with the
         flat gradient, to be changed in place, and the current flat parameters; both
@@ -343,11 +307,6 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         evaluation mode and costs no backward pass. Where it is the head alone, the
         body costs one forward pass in all, unless images are augmented or the model's
         losses need more of the inputs than their embeddings.
-    objective
-        What is minimised; by default the model's own losses, the cross-entropy of its
-        logits.
-    local_step
-        What a step does; by default one of SGD on one mini-batch.
     """
     length = num_steps(task.training, num_epochs, len(examples))
     if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
@@ -447,15 +406,7 @@ def newcomer_rate(task: Task) -> float:
 def on_both_splits(
     data: ClientData, train: Callable[[Examples], ModelPredictor]
 ) -> ModelPredictor:
-    """Return what is served of a client that trains now.
-
-    Parameters
-    ----------
-    data
-        The client's.
-    train
-        From examples to the predictor that was trained on them; chooses nothing.
-    """
+    """Return what is served of a client that trains now."""
     served = train(data.train_and_validation())
     if len(data.validation) == 0:
         return served
@@ -477,14 +428,8 @@ def trained_on_both_splits(  # noqa: PLR0913 (as `local_sgd`)
 
     Parameters
     ----------
-    task
-        Model and training section.
     weights
         Where to start, shape (num_weights,).
-    data
-        The client's.
-    rng, num_epochs, learning_rate, gradient_hook, trainable
-        Of this training, see `local_sgd`.
     """
 
     def train(examples: Examples) -> ModelPredictor:

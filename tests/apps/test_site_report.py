@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from knnper.client import install as decision
-from knnper.client import install as testing
-from knnper.client.install import Estimate
 from knnper.client.state import Accuracy, Gain
+from knnper.datastore.prediction import KnnPredictor, Prediction
 from tests.apps.site_grid import experiment, make_sites
 from tests.apps.test_site_run import lead, rows, serving, simulated, three
 
@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def test_a_choice_that_loses_is_neither_served_nor_reported(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = Estimate(Accuracy(), Gain(-0.5, 0.1, 20))
+    loss = (Accuracy(), Gain(-0.5, 0.1, 20))
     monkeypatch.setattr(decision, "estimate", lambda *_: loss)
     settings = experiment(**{"personalization": "{knn_weights: [0.9]}"})
     ran = lead(three(files), settings, tmp_path / "run")
@@ -47,13 +47,13 @@ def test_a_test_split_is_looked_at_once(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = list[str]()
-    whole = testing.tested
+    whole = KnnPredictor.explain
 
-    def tested(*arguments: object) -> object:
+    def explain(predictor: KnnPredictor, images: Tensor) -> Prediction:
         looks.append("install")
-        return whole(*arguments)  # type: ignore[arg-type]
+        return whole(predictor, images)
 
-    monkeypatch.setattr(decision, "tested", tested)
+    monkeypatch.setattr(KnnPredictor, "explain", explain)
     monkeypatch.setattr("knnper.client.runtime._tested", lambda *_: looks.append("run"))
     lead(three(files), experiment(), tmp_path / "run")
     assert looks == ["install"] * 3

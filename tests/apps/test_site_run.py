@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.loading import results_identity
 from knnper.models.networks import TinyCnn
-from knnper.server import sites as latecomers
-from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server import sites as sites
+from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import find_model
@@ -40,7 +40,7 @@ def lead(
     grid: SiteGrid, settings: Experiment, output: Path, observer: Any = None
 ) -> RunFolder:
     made = order(settings, output, resume=output.exists())
-    return lead_sites(grid, made, observer or SilentObserver())  # type: ignore[arg-type]
+    return lead_sites(grid, made, observer or Observer())  # type: ignore[arg-type]
 
 
 def three(files: dict[str, Path]) -> SiteGrid:
@@ -49,7 +49,7 @@ def three(files: dict[str, Path]) -> SiteGrid:
 
 def simulated(folder: Path, settings: Experiment) -> RunFolder:
     made = RunFolder.create(folder, settings)
-    simulate(open_workbench(settings), made, SilentObserver(), ["test"])
+    simulate(open_workbench(settings), made, Observer(), ["test"])
     return made
 
 
@@ -59,7 +59,7 @@ def rows(folder: RunFolder) -> dict[str, dict[str, str]]:
 
 
 def serving(file: Path, name: str) -> Any:
-    found = Residence(file.parent / f"state-{name}", name).served()
+    found = SiteState(file.parent / f"state-{name}", name).served()
     assert found is not None
     return found
 
@@ -102,7 +102,7 @@ def test_every_site_serves_what_the_run_reports(
 def test_who_comes_late_gets_the_model_as_an_unseen_client(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latecomers, "LATECOMERS_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
     grid = three(files)
     first = lead(grid, experiment(), tmp_path / "run")
     weights = first.results()["training"]["state_sha256"]
@@ -118,24 +118,24 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     assert len(asked_twice) == 4, "who has the model is not asked again"
 
 
-def test_who_was_away_in_the_hand_over_gets_the_model_later(
+def test_who_was_away_in_the_distribution_gets_the_model_later(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latecomers, "LATECOMERS_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
     grid = three(files)
 
-    class GoneAfterTraining(SilentObserver):
+    class GoneAfterTraining(Observer):
         def round_finished(self, record: RoundRecord) -> None:
             if record["server_round"] == 2:
                 grid.nodes.discard(11)
 
     settings = experiment(**{"run.federation.stay_s": 1.5})
     ran = lead(grid, settings, tmp_path / "run", GoneAfterTraining())
-    assert ran.results()["hand_over"]["away"] == ["0001"]
+    assert ran.results()["model_distribution"]["offline"] == ["0001"]
     assert sorted(rows(ran)) == ["0000", "0003"]
     grid.nodes.add(11)
     again = lead(grid, settings, tmp_path / "run")
-    assert again.results()["hand_over"]["away"] == []
+    assert again.results()["model_distribution"]["offline"] == []
     expected = simulated(tmp_path / "serial", experiment())
     assert rows(again)["0001"]["accuracy"] == rows(expected)["0001"]["accuracy"]
     assert rows(again)["0001"]["seen"] == "true"
@@ -144,7 +144,7 @@ def test_who_was_away_in_the_hand_over_gets_the_model_later(
 def test_an_interrupted_run_ends_with_the_same_weights(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
-    class Killed(SilentObserver):
+    class Killed(Observer):
         def round_finished(self, record: RoundRecord) -> None:
             raise KeyboardInterrupt
 
@@ -176,10 +176,10 @@ def test_sites_go_back_with_the_server_to_an_older_round(
     assert len(again_trained) == len(trained) * 3 // 2
 
 
-def test_a_server_that_ended_before_the_hand_over_makes_up_for_it(
+def test_a_server_that_ended_before_the_distribution_makes_up_for_it(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
-    class Killed(SilentObserver):
+    class Killed(Observer):
         def personalization_started(self, num_clients: int) -> None:
             raise KeyboardInterrupt
 
@@ -197,10 +197,10 @@ def test_a_site_may_keep_its_figures_to_itself(
     quiet.write_text(quiet.read_text() + "share_metrics: false\n")
     ran = lead(three(files), experiment(), tmp_path / "run")
     assert sorted(rows(ran)) == ["0000", "0003"]
-    assert ran.results()["hand_over"] == {
+    assert ran.results()["model_distribution"] == {
         "num_clients": 3,
         "withheld": ["0001"],
-        "away": [],
+        "offline": [],
     }
     written = "".join(path.read_text() for path in ran.path.glob("*.jsonl"))
     assert json.dumps({"client": "0001"})[1:-1] in written

@@ -15,8 +15,7 @@ from benchmarks.index_kinds import (
     recall,
 )
 from knnper.datastore.index import Vectors
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import FlatSettings, ListsSettings
+from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings, ListsSettings
 
 
 @pytest.fixture(name="data", scope="module")

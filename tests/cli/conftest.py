@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -27,7 +27,7 @@ def make_run(path: Path, seed: int) -> Path:
     }
     experiment = load_experiment(document, experiment_catalogue())
     folder = RunFolder.create(path, experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     return folder.path
 
 
@@ -45,7 +45,7 @@ def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with four images of each digit."""
     root = tmp_path_factory.mktemp("images")
-    data = load_digits(DigitsSettings()).train
+    data = DigitsSettings().load().train
     for digit in range(10):
         (root / str(digit)).mkdir()
         chosen = np.flatnonzero(np.asarray(data.labels) == digit)[:4]

@@ -11,7 +11,7 @@ from knnper.loading import dump_yaml
 from knnper.simulation.batches.progress import Progress, TimeLeft
 from knnper_cli.app import app
 from knnper_cli.terminal import line_counter, roughly, time_left
-from tests.simulation.sweep.small_sweep import in_this_process
+from tests.simulation.batches.small_sweep import in_this_process
 
 COMPARISON: dict[str, Any] = {
     "name": "small",
@@ -32,7 +32,7 @@ COMPARISON: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = "knnper.simulation.batches.tables.play_side_by_side"
+    where = "knnper.simulation.batches.runner.run_in_workers"
     monkeypatch.setattr(where, in_this_process)
 
 
@@ -47,7 +47,9 @@ def test_a_table_is_printed_and_written(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.exit_code == 0, done.output
     assert "kNN-Per" in done.stdout
-    assert "2/2 runs" in done.stderr
+    assert "2 runs, 0 of them there" in done.stderr
+    # One training of one round for both.
+    assert "3/3 steps" in done.stderr
     markdown = (tmp_path / "out/table.md").read_text()
     assert [line.split("|")[1].strip() for line in markdown.splitlines()] == [
         "method",
@@ -68,23 +70,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "expected the name of a row: mean, memory" in done.stderr
     assert "\n  - rows: found" in run(tmp_path, rows=[]).stderr
-
-
-def test_interrupted_it_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    where = "knnper.simulation.batches.tables.play_side_by_side"
-    monkeypatch.setattr(where, interrupted)
-    monkeypatch.setattr(
-        "sys.argv", ["/bin/knnper", "compare", "a b.yaml", "--set", "x=1"]
-    )
-    done = run(tmp_path)
-    assert done.exit_code == 130
-    assert "Interrupted; nothing is done yet. To go on: " in done.stderr
-    assert "To go on: knnper compare 'a b.yaml' --set x=1" in done.stderr
 
 
 def test_runs_of_older_code_are_named(tmp_path: Path) -> None:

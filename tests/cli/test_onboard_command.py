@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
 from knnper_cli.app import app
@@ -31,7 +31,7 @@ def exported(tmp_path: Path, run: Path) -> Path:
 @pytest.fixture
 def client_file(tmp_path: Path) -> Path:
     """A client with 200 digits in one file."""
-    digits = load_digits(DigitsSettings()).train
+    digits = DigitsSettings().load().train
     inputs, labels = np.asarray(digits.images[:200]), np.asarray(digits.labels[:200])
     np.savez(tmp_path / "digits.npz", inputs=inputs, labels=labels)
     path = tmp_path / "client.yaml"

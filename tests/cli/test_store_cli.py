@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import typer
 
-from knnper.data.digits import DigitsSettings, load_digits
+from knnper.data.digits import DigitsSettings
 from knnper.datastore.database import ACKNOWLEDGED
 from knnper.datastore.examples import Selection
 from knnper.datastore.index_kinds import ScalarSettings
@@ -126,7 +126,7 @@ def test_verify(folder: Path) -> None:
 
 
 def test_an_arrival_in_milliseconds(folder: Path, run: Path, tmp_path: Path) -> None:
-    data = load_digits(DigitsSettings()).train
+    data = DigitsSettings().load().train
     inputs = np.asarray(data.images[:2])
     moments = np.full(2, 1.79e12)
     path = tmp_path / "late.npz"

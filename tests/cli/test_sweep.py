@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from knnper.loading import dump_yaml
 from knnper_cli.app import app
-from tests.simulation.sweep.small_sweep import NEIGHBORS, document, in_this_process
+from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
 
-WHERE = "knnper.simulation.batches.tables.play_side_by_side"
+WHERE = "knnper.simulation.batches.runner.run_in_workers"
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,8 @@ def test_what_diverges_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, vary=rates, seeds=[1])
     assert done.exit_code == 0, done.output
     assert "alone {'training.learning_rate': 1e+30} failed with seed 1" in done.stderr
+    (failed,) = (tmp_path / "out").rglob("failed.txt")
+    assert f". To make it again, delete {failed.parent}\n" in done.stderr
     assert "0 (1 failed)" in (tmp_path / "out/table.md").read_text()
 
 
@@ -107,21 +109,6 @@ def test_interrupted_it_says_how_to_go_on(
     assert "To go on: knnper sweep 'a b.yaml'" in done.stderr
 
 
-def test_a_run_that_failed_says_how_it_is_made_again(tmp_path: Path) -> None:
-    done = run(tmp_path, vary={"training.learning_rate": [1e30, 0.1]}, seeds=[1])
-    (failed,) = (tmp_path / "out").rglob("failed.txt")
-    assert f". To make it again, delete {failed.parent}\n" in done.stderr
-
-
-def test_points_are_aligned_as_in_the_report(tmp_path: Path) -> None:
-    run(tmp_path, seeds=[1])
-    _, rule, *_ = (tmp_path / "out/table.md").read_text().splitlines()
-    assert [cell.endswith("-: ") for cell in rule.split("|")[1:-1]] == [
-        False,
-        *(7 * [True]),
-    ]
-
-
 def test_a_finished_run_is_not_trained_anew(tmp_path: Path) -> None:
     first = run(tmp_path, "--output", str(tmp_path / "first"))
     assert first.exit_code == 0, first.output
@@ -131,10 +118,3 @@ def test_a_finished_run_is_not_trained_anew(tmp_path: Path) -> None:
     again = run(tmp_path, *trained)
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout
-
-
-def test_what_is_no_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    done = run(tmp_path, "--trained", str(tmp_path / "nowhere"))
-    assert done.exit_code == 1
-    assert "nowhere holds no run" in done.stderr
-    assert not (tmp_path / "out").exists()

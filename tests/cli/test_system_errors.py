@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import knnper.simulation.run
 from knnper_cli.app import app
 from knnper_cli.terminal import ErrorReportingGroup, system_error
-from tests.simulation.sweep.small_sweep import document
+from tests.simulation.batches.small_sweep import document
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from knnper.client.app import _record, _reply
-from knnper.client.site import SiteHost
+from knnper.client.site import SiteNode
 from knnper.errors import CodecError
 from knnper.simulation.flower_engine import VirtualHost
 from knnper.strategies.core.records import ModelPayload
@@ -44,7 +44,7 @@ def test_a_simulation_has_one_folder_in_memory(
     folder: str, allowed: Path | None
 ) -> None:
     assert VirtualHost().carrier_folder(context(), job(folder)) == allowed
-    assert SiteHost().carrier_folder(context(), job(folder)) is None
+    assert SiteNode().carrier_folder(context(), job(folder)) is None
 
 
 def test_a_site_reads_no_file_and_leaves_none(

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,10 +59,16 @@ class Always:
         return {"label": float(self.label)}
 
 
-def counting_method(sizes: list[int]) -> Method:
+class Counting(Method):
     """Each visit adds one to what the client remembers and to what it is sent."""
 
+    client_state_type = ModelState
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
     def client_update(
+        self,
         payload: ModelPayload,
         state: ModelState | None,
         data: ClientData,
@@ -75,34 +80,19 @@ def counting_method(sizes: list[int]) -> Method:
         return ModelState(before + 1), update
 
     def personalize(
+        self,
         payload: ModelPayload,
         state: ModelState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> Always:
-        return Always(1 if len(data.train) else 0, sizes)
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("the client does not call the server's half")
-
-    return Method(
-        init=never,
-        broadcast=never,
-        client_update=client_update,
-        aggregate=never,
-        personalize=personalize,
-        state_type=ModelState,
-        payload_type=ModelPayload,
-        update_type=ModelUpdate,
-        client_state_type=ModelState,
-        num_rounds=2,
-    )
+        return Always(1 if len(data.train) else 0, self.sizes)
 
 
 def runtime(
     folder: Path, sizes: list[int] | None = None
 ) -> tuple[ClientRuntime, Source, ClientStateStore]:
-    method = counting_method([] if sizes is None else sizes)
+    method = Counting([] if sizes is None else sizes)
     source, states = Source(), ClientStateStore(folder)
     made = ClientRuntime(method, SPEC, source, states, RandomKey(0), EmbeddingPool())
     return made, source, states

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -5,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from knnper import loading
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Catalogue, ConstantSchedule, MultiStepSchedule
-from knnper.loading import load_experiment, read_experiment
+from knnper.experiment import (
+    Catalogue,
+    ConstantSchedule,
+    FederationSettings,
+    MultiStepSchedule,
+)
+from knnper.loading import load_experiment, read_experiment, results_identity
+from knnper.simulation.workbench import experiment_catalogue
 
 
 def problems_of(
@@ -288,3 +296,41 @@ def test_unreadable_files(
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_experiment(path, catalogue)
+
+
+def test_settings_by_their_old_names(
+    document: dict[str, Any],
+    catalogue: Catalogue,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old, new = "hand_over_timeout_s", "distribution_timeout_s"
+    document["run"] = {"federation": {old: 5.0}}
+    before = copy.deepcopy(document)
+    loading._notify.cache_clear()
+    assert load_experiment(document, catalogue).run.federation == FederationSettings(
+        distribution_timeout_s=5.0
+    )
+    assert document == before
+    assert [new in line for line in caplog.messages] == [True]
+    overrides = [f"run.federation.{old}=6"]
+    changed = load_experiment(document, catalogue, overrides)
+    assert changed.run.federation.distribution_timeout_s == 6.0
+    whole = load_experiment(document, catalogue, [f"run.federation={{{old}: 7}}"])
+    assert whole.run.federation.distribution_timeout_s == 7.0
+    document["run"]["federation"][new] = 5.0
+    with pytest.raises(ConfigError, match=new) as caught:
+        load_experiment(document, catalogue)
+    assert [one.place for one in caught.value.problems] == [f"run.federation.{old}"]
+
+
+def test_a_run_of_before_stays_the_same_run() -> None:
+    document = {
+        "name": "x",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "ditto"},
+    }
+    # As 0.1.0 computed it, by the names that settings had.
+    identity = results_identity(load_experiment(document, experiment_catalogue()))
+    assert identity.startswith("3d3667ea729e672d")

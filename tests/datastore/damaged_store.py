@@ -42,7 +42,8 @@ def a_history(store: Store) -> None:
     store.delete(Selection(ids=(3, 4)))
     for number in range(6):
         store.add(some(1 + number, number, f"first/{number}"))
-    log = store._rows._writer  # type: ignore[attr-defined]
+    log = store._rows._writer
+    assert log is not None
     log.execute("PRAGMA wal_checkpoint(PASSIVE)")
     for number in range(4):
         store.add(some(1 + number % 2, number, f"second/{number}"))
@@ -65,15 +66,7 @@ def state(folder: Path) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A folder to which something was done.
-
-    Attributes
-    ----------
-    folder
-        Of the store.
-    changed
-        What was done.
-    """
+    """A folder to which something was done."""
 
     folder: Path
     changed: str

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.index_catalogue import IndexSettings
+from knnper.datastore.index_kinds import IndexSettings
 from knnper.datastore.policy import PolicyName
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import (

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import INDEX_KINDS
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
@@ -141,10 +141,7 @@ def _open_on_and_on(folder: Path, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def opened_meanwhile(folder: Path) -> Iterator[None]:
-    """Let another process open a store again and again: it never takes it for damaged.
-
-    A log is torn, begun anew, or grows while that process looks at it.
-    """
+    """Let another process open a store again and again."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     reader = context.Process(target=_open_on_and_on, args=(folder, theirs))
@@ -160,7 +157,7 @@ def opened_meanwhile(folder: Path) -> Iterator[None]:
 
 def kill_again_and_again(folder: Path, kind: str, num_kills: int) -> set[str]:
     """Return the operations that were under way when a process was killed."""
-    index = INDEX_KINDS[kind].settings_type()
+    index = INDEX_KINDS[kind]()
     settings = StoreSettings("fifo", CAPACITY, index=index)
     create_store(folder, SPEC, DIM, "first", settings).close()
     generator = np.random.default_rng(7)

@@ -89,10 +89,7 @@ def test_no_flipped_bit_is_silent(
 
 @pytest.fixture
 def unfinished(store: Path, tmp_path: Path) -> tuple[Path, bytes, int]:
-    """Return a store, its log with another transaction, and where that begins.
-
-    The store is as if that transaction had not been acknowledged.
-    """
+    """Return a store, its log with another transaction, and where that begins."""
     later = shutil.copytree(store, tmp_path / "later")
     # Whoever writes next begins a new log: both states must be of the same one.
     shutil.rmtree(store)

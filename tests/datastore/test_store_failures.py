@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.datastore.database import SqliteRows
+from knnper.datastore.database import Rows
 from knnper.datastore.examples import (
     NotErasedError,
     Selection,
@@ -21,10 +21,10 @@ from knnper.datastore.examples import (
     StoreDamagedError,
     StoreFullError,
 )
+from knnper.datastore.search import LiveView
 from knnper.datastore.sqlite import transaction
 from knnper.datastore.store import DATABASE, INDEX, open_store
 from knnper.datastore.verify import verify
-from knnper.datastore.view import LiveView
 from tests.datastore.small_store import examples, ids, new_store
 
 
@@ -75,10 +75,10 @@ def test_an_erasure_that_fails_is_said_and_made_up_for(
         store.save()
         with monkeypatch.context() as patched:
 
-            def no_room(self: SqliteRows) -> None:
+            def no_room(self: Rows) -> None:
                 raise StoreFullError("the disk is full")
 
-            patched.setattr(SqliteRows, "compact", no_room)
+            patched.setattr(Rows, "compact", no_room)
             with pytest.raises(NotErasedError, match="not erased yet: the disk"):
                 store.delete(Selection(ids=(2,)))
             assert ids(store) == [1, 3]
@@ -97,7 +97,7 @@ def test_keeping_a_budget_does_not_pass_for_an_erasure(
         with monkeypatch.context() as patched:
             patched.setattr(LiveView, "forget", lambda self: None)
             store.delete(Selection(ids=(2,)))
-            patched.setattr(SqliteRows, "num_bytes", lambda self: 10**9)
+            patched.setattr(Rows, "num_bytes", lambda self: 10**9)
             store.add(examples(1))
         assert store._rows.is_erasing()
 
@@ -107,12 +107,12 @@ def test_upkeep_that_fails_is_no_error_of_the_addition(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def busy(self: SqliteRows) -> None:
+    def busy(self: Rows) -> None:
         raise StoreBusyError("a reader")
 
     with new_store(tmp_path / "s", policy="fifo", budget_mb=2.0) as store:
-        monkeypatch.setattr(SqliteRows, "num_bytes", lambda self: 10**9)
-        monkeypatch.setattr(SqliteRows, "compact", busy)
+        monkeypatch.setattr(Rows, "num_bytes", lambda self: 10**9)
+        monkeypatch.setattr(Rows, "compact", busy)
         store.add(examples(2))
         assert ids(store) == [1, 2]
     assert "not tidied up: a reader" in caplog.text

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from knnper.datastore import schema
 from knnper.datastore.examples import (
     Selection,
     StoreBusyError,
@@ -16,6 +17,7 @@ from knnper.datastore.examples import (
     StoreMismatchError,
 )
 from knnper.datastore.store import DATABASE, open_store
+from knnper.datastore.verify import verify
 from tests.datastore.small_store import SPEC, examples, ids, new_store
 
 
@@ -135,3 +137,20 @@ def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
     open_store(tmp_path / "s", writable=True).close()
     ours.send(None)
     child.join()
+
+
+def test_a_store_of_an_older_format_is_migrated_when_opened_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_store(tmp_path / "s", 3).close()
+
+    monkeypatch.setattr(schema, "FORMAT", 3)
+    with pytest.raises(StoreError, match="export it"):
+        open_store(tmp_path / "s", writable=True)
+    migrated: list[object] = []
+    monkeypatch.setitem(schema.MIGRATIONS, 2, migrated.append)
+    with pytest.raises(StoreError, match="compact"):
+        open_store(tmp_path / "s")
+    with open_store(tmp_path / "s", writable=True) as store:
+        assert (len(store), len(migrated)) == (3, 1)
+    assert verify(tmp_path / "s").findings == ()

@@ -14,9 +14,10 @@ from knnper.datastore import index_kinds as ivf
 from knnper.datastore import index_kinds as quantized
 from knnper.datastore.examples import NewExamples, StoreFullError, StoreSpec
 from knnper.datastore.index import KindSettings
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
 from knnper.datastore.index_kinds import (
+    INDEX_KINDS,
     HalfSettings,
+    IndexSettings,
     ListsSettings,
     ProductSettings,
     ScalarSettings,
@@ -82,7 +83,7 @@ def run_histories(
     ],
 )
 def test_short_histories(policy: str, kind: str) -> None:
-    run_histories(policy, INDEX_KINDS[kind].settings_type(), 5, 20)
+    run_histories(policy, INDEX_KINDS[kind](), 5, 20)
 
 
 @pytest.mark.usefixtures("learning_early")
@@ -96,7 +97,7 @@ def test_short_histories_of_what_was_learnt(policy: str, name: str) -> None:
 def test_these_histories_do_learn() -> None:
     vectors = RandomKey(1).numpy().normal(size=(24, INPUT_DIM)).astype("float32")
     for settings_ in LEARNT.values():
-        built = build_index(settings_, INPUT_DIM, np.arange(24), vectors)
+        built = settings_.build(INPUT_DIM, np.arange(24), vectors)
         flat = 24 * (4 * INPUT_DIM + 16)
         assert built.num_bytes != flat, settings_
 
@@ -104,7 +105,7 @@ def test_these_histories_do_learn() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), COMBINATIONS)
 def test_long_histories(policy: str, kind: str) -> None:
-    run_histories(policy, INDEX_KINDS[kind].settings_type(), 30, 50)
+    run_histories(policy, INDEX_KINDS[kind](), 30, 50)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from knnper.datastore.examples import (
     StoreFullError,
     StoreSpec,
 )
-from knnper.datastore.index_kinds import FlatSettings, GraphSettings
+from knnper.datastore.index_kinds import GraphSettings
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import (
     configure_store,
@@ -78,10 +78,3 @@ def test_another_model_s_embeddings_must_fit_the_budget(tmp_path: Path) -> None:
         with pytest.raises(StoreFullError, match="600 numbers the budget has room"):
             store.reembed(lambda inputs: inputs.repeat(1, 100), "large")
         assert store.fingerprint == "model"
-
-
-def test_settings_of_an_index_are_kept(tmp_path: Path) -> None:
-    new_store(tmp_path / "s", index=GraphSettings()).close()
-    assert read_identity(tmp_path / "s").settings.index == GraphSettings()
-    new_store(tmp_path / "f").close()
-    assert read_identity(tmp_path / "f").settings.index == FlatSettings()

@@ -3,14 +3,13 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.datastore.database import SqliteRows
+from knnper.datastore.database import Change, Rows, Version
 from knnper.datastore.examples import (
     InputLayout,
     NewExamples,
@@ -20,9 +19,8 @@ from knnper.datastore.examples import (
     StoreSpec,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import GraphSettings, HalfSettings
-from knnper.datastore.rows import Change, Version
+from knnper.datastore.index_kinds import INDEX_KINDS, GraphSettings, HalfSettings
+from knnper.datastore.search import LiveView
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import (
     StoreReader,
@@ -30,7 +28,6 @@ from knnper.datastore.store import (
     empty_memory_store,
     open_store,
 )
-from knnper.datastore.view import LiveView, ReadWriteLock
 from tests.datastore.small_store import examples, new_store
 
 DIM = 16
@@ -62,7 +59,7 @@ def search_until(
 def test_searches_go_on_while_the_store_changes(
     tmp_path: Path, kind: str, is_on_disk: bool
 ) -> None:
-    index = INDEX_KINDS[kind].settings_type()
+    index = INDEX_KINDS[kind]()
     settings = StoreSettings("fifo", 60, index=index)
     if is_on_disk:
         store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)
@@ -102,9 +99,9 @@ def test_embedding_anew_in_the_background(tmp_path: Path, is_on_disk: bool) -> N
         assert may_go_on.wait(20)
         return -inputs
 
-    with store:
+    with store, ThreadPoolExecutor(1) as thread:
         store.add(batch(1, 300))
-        future = store.reembed_in_background(negated, "negated")
+        future = thread.submit(store.reembed, negated, "negated")
         assert started.wait(20)
         # Searched, added to and deleted from as if nothing happened.
         assert store.search(batch(7, 1).embeddings, 1).ids.tolist() == [[7]]
@@ -128,50 +125,16 @@ def test_closing_ends_the_work_in_the_background(tmp_path: Path) -> None:
         time.sleep(0.1)
         return -inputs
 
-    future = store.reembed_in_background(slow, "negated")
-    assert started.wait(20)
-    store.close()
-    with pytest.raises(StoreError, match="closed while it was embedded anew"):
-        future.result(20)
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(store.reembed, slow, "negated")
+        assert started.wait(20)
+        store.close()
+        with pytest.raises(StoreError, match="closed while it was embedded anew"):
+            future.result(20)
     with open_store(tmp_path / "s", writable=True) as store:
         assert store.fingerprint == "model"
         store.reembed(lambda inputs: -inputs, "negated")
         assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
-
-
-def entered(
-    turn: AbstractContextManager[None],
-) -> tuple[threading.Thread, threading.Event]:
-    inside = threading.Event()
-
-    def run() -> None:
-        with turn:
-            inside.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, inside
-
-
-def test_readers_share_and_a_writer_is_alone() -> None:
-    lock = ReadWriteLock()
-    with lock.reading:
-        reader, inside = entered(lock.reading)
-        assert inside.wait(20)
-        reader.join()
-        writer, writing = entered(lock.writing)
-        assert not writing.wait(0.05)
-        # A writer that waits keeps later readers out.
-        late, reading = entered(lock.reading)
-        assert not reading.wait(0.05)
-    for thread in (writer, late):
-        thread.join(20)
-    assert writing.is_set() and reading.is_set()  # noqa: PT018
-    with lock.writing:
-        reader, inside = entered(lock.reading)
-        assert not inside.wait(0.05)
-    reader.join(20)
-    assert inside.is_set()
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
@@ -247,14 +210,14 @@ def test_a_switch_that_is_cut_short_is_made_up_for(
 ) -> None:
     with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
         store.add(batch(1, 20))
-        activate = SqliteRows.activate
+        activate = Rows.activate
 
-        def interrupted(self: SqliteRows, version: int) -> None:
+        def interrupted(self: Rows, version: int) -> None:
             activate(self, version)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(SqliteRows, "activate", interrupted)
+            patched.setattr(Rows, "activate", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.reembed(lambda inputs: -inputs, "negated")
         if adds_first:
@@ -269,14 +232,14 @@ def test_an_interrupt_after_the_commit_hides_nothing(
 ) -> None:
     with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
         store.add(batch(1, 20))
-        apply = SqliteRows.apply
+        apply = Rows.apply
 
-        def interrupted(self: SqliteRows, change: Change) -> None:
+        def interrupted(self: Rows, change: Change) -> None:
             apply(self, change)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(SqliteRows, "apply", interrupted)
+            patched.setattr(Rows, "apply", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 store.delete(Selection(ids=(9,)))
         assert 9 not in store.search(batch(9, 1).embeddings, 20).ids
@@ -291,10 +254,13 @@ def test_a_store_is_embedded_anew_once_at_a_time(tmp_path: Path) -> None:
         assert may_go_on.wait(20)
         return -inputs
 
-    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+    with (
+        create_store(tmp_path / "s", SPEC, DIM, "model") as store,
+        ThreadPoolExecutor(1) as thread,
+    ):
         store.add(batch(1, 20))
         store.reembed(lambda inputs: inputs + 1, "one")
-        future = store.reembed_in_background(waiting, "negated")
+        future = thread.submit(store.reembed, waiting, "negated")
         assert started.wait(20)
         for call in (store.roll_back, lambda: store.reembed(torch.neg, "other")):
             with pytest.raises(StoreError, match="is being embedded anew"):
@@ -317,25 +283,6 @@ def test_queries_of_the_model_before_are_refused_after_the_switch() -> None:
             call()
     store.expect_model("negated")
     assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
-
-
-def test_a_writer_that_is_interrupted_while_it_waits_lets_readers_in() -> None:
-    lock = ReadWriteLock()
-
-    class Interrupted:
-        def __init__(self) -> None:
-            self.inner = lock._condition.wait
-
-        def __call__(self) -> None:
-            raise KeyboardInterrupt
-
-    with lock.reading, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lock._condition, "wait", Interrupted())
-        with pytest.raises(KeyboardInterrupt), lock.writing:
-            pass
-    reader, inside = entered(lock.reading)
-    assert inside.wait(20)
-    reader.join()
 
 
 def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:

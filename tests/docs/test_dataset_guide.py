@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.catalogue import DataSpec
+from knnper.data.examples import DataFormat
 from knnper.errors import DataError
 
 PAGE = "docs/adding_a_dataset.md"
@@ -26,19 +26,18 @@ def names(
     monkeypatch.setenv("KNNPER_CACHE", str(tmp_path / "cache"))
     module = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
-    listing, _ = listings(PAGE, "python")
+    (listing,) = listings(PAGE, "python")
     exec(compile(listing, MODULE, "exec"), module.__dict__)
     return module.__dict__
 
 
 @pytest.fixture
-def entry(names: dict[str, Any], listings: Callable[[str, str], list[str]]) -> DataSpec:
-    _, line = listings(PAGE, "python")
-    entries: dict[str, DataSpec] = eval(f"{{{line}}}", {"DataSpec": DataSpec, **names})
-    return entries["npz_file"]
+def kind(names: dict[str, Any]) -> Any:
+    assert issubclass(names["NpzSettings"], DataFormat)
+    return names["NpzSettings"]
 
 
-def test_the_documented_loader_reads_arrays(entry: DataSpec, tmp_path: Path) -> None:
+def test_the_documented_loader_reads_arrays(kind: Any, tmp_path: Path) -> None:
     def arrays(labels: list[int]) -> dict[str, Any]:
         images = np.arange(4 * len(labels), dtype=np.uint8).reshape(-1, 2, 2, 1)
         return {"images": images, "labels": np.array(labels)}
@@ -49,7 +48,7 @@ def test_the_documented_loader_reads_arrays(entry: DataSpec, tmp_path: Path) -> 
     named = {f"{s}_{k}": v for s, split in splits.items() for k, v in split.items()}
     np.savez(path, **named)
 
-    found = entry.load(entry.settings_type(path=str(path)))  # type: ignore[call-arg]
+    found = kind(path=str(path)).load()
     assert found.spec.image_shape == (2, 2, 1)
     assert found.class_names == ("0", "1", "2")
     assert np.array_equal(found.train.images, train["images"])
@@ -58,10 +57,10 @@ def test_the_documented_loader_reads_arrays(entry: DataSpec, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [None, b"no archive"])
 def test_the_documented_loader_names_the_file(
-    entry: DataSpec, tmp_path: Path, content: bytes | None
+    kind: Any, tmp_path: Path, content: bytes | None
 ) -> None:
     path = tmp_path / "arrays.npz"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"arrays\.npz cannot be read"):
-        entry.load(entry.settings_type(path=str(path)))  # type: ignore[call-arg]
+        kind(path=str(path)).load()

@@ -25,6 +25,7 @@ PAGES = sorted(
 )
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FOLDERS = [
+    "papers",
     "client",
     "server",
     "strategies",

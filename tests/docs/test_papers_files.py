@@ -10,25 +10,23 @@ import pytest
 
 from knnper.experiment import Experiment
 from knnper.loading import dump_yaml, parse_yaml, read_yaml
+from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
-from knnper.simulation.batches.runner import training_identity
 from knnper.simulation.partition.assignment import PartitionSettings
-from knnper.simulation.reports.collapse_figure import VARIANTS
-from knnper.simulation.reports.reproduce import (
-    FigurePlan,
-    Plan,
-    read_protocol,
-    split_title,
-)
+from papers.catalogue import FigurePlan
+from papers.collapse import VARIANTS
+from papers.reproduce import Plan, leading_comment, read_file, split_title
 
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]
 Listings = Callable[[str, str], list[str]]
 
 PLACE = "docs/reproducing.md", ("The papers' files", "")
-EXPERIMENTS = Path("simulation/experiments")
+EXPERIMENTS = Path("papers")
 SMALL = EXPERIMENTS / "small"
-FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
+FILES = sorted(
+    [*EXPERIMENTS.rglob("*.yaml"), *Path("simulation/experiments").rglob("*.yaml")]
+)
 LITTLE = sorted(SMALL.glob("*.yaml"))
 ON_CIFAR = "_cifar10"
 
@@ -38,7 +36,7 @@ OF_CIFAR_10 = [
     if "experiment: bases/cifar10_paper.yaml" in path.read_text(encoding="utf-8")
 ]
 
-read = cache(read_protocol)
+read = cache(read_file)
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def skeleton(plan: Plan) -> object:
         axes = one.x, one.series, one.y, one.group
         return axes, one.vary.keys(), one.variants.keys()
     if isinstance(plan, Comparison):
-        keys = {row.name: row.candidates[0].values.keys() for row in plan.rows}
+        keys = {name: row[0].values.keys() for name, row in plan.variants.items()}
         return plan.reference, keys
     assert isinstance(plan, FigurePlan)
     return plan.figure, getattr(plan.options, "only", None)
@@ -73,10 +71,9 @@ def trainings_of(plan: Plan) -> str:
     if isinstance(plan, Sweep):
         return str(num_trainings(plan.experiments))
     if isinstance(plan, Comparison):
-        candidates = [one for row in plan.rows for one in row.candidates]
-        tuned = num_trainings(one.tuning for one in candidates)
+        tuned = num_trainings(one.tuning for one in plan.points if one.tuning)
         tested = num_trainings(
-            row.candidates[0].tested(seed) for row in plan.rows for seed in plan.seeds
+            run for row in plan.variants.values() for run in row[0].runs.values()
         )
         return f"{tuned} + {tested}"
     assert isinstance(plan, FigurePlan)
@@ -87,14 +84,16 @@ def trainings_of(plan: Plan) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_file_is_read_without_its_data(path: Path) -> None:
-    protocol = read(path)
-    commands = re.findall(r"^#   knnper \w+ (\S+)", protocol.text, re.MULTILINE)
+    found = read(path)
+    commands = re.findall(
+        r"^#   (?:knnper|python -m papers) \w+ (\S+)", found.text, re.MULTILINE
+    )
     assert set(commands) <= {str(path)}
 
 
 @pytest.mark.parametrize("path", [*LITTLE, *map(full_form, LITTLE)], ids=str)
 def test_a_file_says_in_a_title_what_it_shows(path: Path) -> None:
-    assert split_title(read(path).about)[0]
+    assert split_title(leading_comment(read(path).text))[0]
 
 
 def test_small_forms_have_names_of_their_own() -> None:
@@ -105,8 +104,8 @@ def test_small_forms_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("path", LITTLE, ids=str)
 def test_a_small_form_is_that_of_a_full_one(path: Path) -> None:
     small, full = read(path), read(full_form(path))
-    assert f"#   knnper reproduce {path}\n" in small.text
-    assert f"#   knnper reproduce {full.path}\n" in full.text
+    assert f"#   python -m papers reproduce {path}\n" in small.text
+    assert f"#   python -m papers reproduce {full.path}\n" in full.text
     assert full.name == full.path.stem.replace("_", "-")
     assert skeleton(small.plan) == skeleton(full.plan)
 
@@ -136,7 +135,7 @@ def test_the_page_says_how_to_have_cifar_100(
     document["experiment"] = str((EXPERIMENTS / document["experiment"]).resolve())
     copy = tmp_path / path.name
     copy.write_text(dump_yaml(document), encoding="utf-8")
-    one = experiment_of(read_protocol(copy).plan)
+    one = experiment_of(read_file(copy).plan)
     assert (one.data.name, one.partition.name) == ("cifar100", "pachinko")
     assert unseen_fraction(one) == unseen_fraction(experiment_of(read(path).plan))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from knnper.client.settings import LimitSettings
-from knnper.datastore.index_catalogue import INDEX_KINDS
+from knnper.datastore.index_kinds import INDEX_KINDS
 from knnper.datastore.prediction import ClassPriorSettings
 from knnper.datastore.protonn import ProtoNNSettings
 from knnper.datastore.settings import StoreSettings
@@ -42,9 +42,7 @@ TYPES: Mapping[str, SettingsTypes] = {
     "personalization.tuning.prior": {"": PriorPoint},
     "personalization.prototypes": {"": ProtoNNSettings},
     "personalization.store": {"": StoreSettings},
-    "personalization.store.index": {
-        name: kind.settings_type for name, kind in INDEX_KINDS.items()
-    },
+    "personalization.store.index": dict(INDEX_KINDS),
     "run": {"": RunSettings},
     "run.federation": {"": FederationSettings},
 }

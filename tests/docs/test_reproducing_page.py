@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from knnper.loading import parse_yaml, read_yaml
-from knnper.simulation.reports.figure_catalogue import OPTIONS
-from knnper.simulation.reports.reproduce import KINDS, FigureFileSettings
+from papers.catalogue import FIGURES, FigureFileSettings
+from papers.reproduce import KINDS
 from tests.docs.setting_tables import expected_rows
 
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]
@@ -29,13 +29,13 @@ def test_options_are_described(tables: Tables) -> None:
         for (section, below), rows in tables(PAGE).items()
         if section == THE_FILE and below
     }
-    with_options = {name: expected_rows(one) for name, one in OPTIONS.items()}
+    with_options = {name: expected_rows(one.settings) for name, one in FIGURES.items()}
     assert found == {name: rows for name, rows in with_options.items() if rows}
 
 
 def test_the_example_is_the_file(listings: Listings) -> None:
     example = parse_yaml(listings(PAGE, "yaml")[0], PAGE)
-    path = Path("simulation/experiments/small/fig09_hardware.yaml")
+    path = Path("papers/small/fig09_hardware.yaml")
     assert example == read_yaml(path)
 
 

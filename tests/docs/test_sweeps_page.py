@@ -41,5 +41,5 @@ def test_settings_are_described(tables: Tables, below: str, settings: Any) -> No
 
 def test_the_example_is_the_file(listings: Listings) -> None:
     example = parse_yaml(listings(PAGE, "yaml")[0], PAGE)
-    path = Path("simulation/experiments/small/fig05_neighbors.yaml")
+    path = Path("papers/small/fig05_neighbors.yaml")
     assert example == parse_yaml(path.read_text(encoding="utf-8"), str(path))

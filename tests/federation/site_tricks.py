@@ -21,7 +21,7 @@ from torch import Tensor
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import DataSource, Personalized
-from knnper.client.site import CONFIG, SiteHost, SitePlayer
+from knnper.client.site import CONFIG, SiteNode, SiteWorker
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.strategies.core.predictors import ClientResults
@@ -113,7 +113,7 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Player(SitePlayer):
+class _Player(SiteWorker):
     """A site's player that does tricks in the course of what it does."""
 
     tricks: Tricks = field(kw_only=True)
@@ -128,7 +128,7 @@ class _Player(SitePlayer):
     ) -> Any:
         when = training(server_round)
         player = self._acting(when)
-        update = SitePlayer.train(
+        update = SiteWorker.train(
             player, client, payload, server_round, state_round, keep_rounds
         )
         if self.tricks.deed("models") == KEEP_MODELS:
@@ -152,7 +152,7 @@ class _Player(SitePlayer):
         if self.tricks.deed(HAND_OVER) == TAMPER:
             reference = _with_weights(_with_one(0.5))(reference)
         player = self._acting(HAND_OVER)
-        return SitePlayer.personalize(player, clients, payload, reference, state_rounds)
+        return SiteWorker.personalize(player, clients, payload, reference, state_rounds)
 
     def _acting(self, when: str) -> "_Player":
         runtime = self.runtime
@@ -176,8 +176,8 @@ class _Player(SitePlayer):
         np.save(self.tricks.folder / f"{name}.npy", weights.numpy())
 
 
-class _Host(SiteHost):
-    def open(self, context: Context, job: Job) -> SitePlayer:
+class _Host(SiteNode):
+    def open(self, context: Context, job: Job) -> SiteWorker:
         player = super().open(context, job)
         given = {
             one.name: getattr(player, one.name) for one in dataclasses.fields(player)

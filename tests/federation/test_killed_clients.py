@@ -72,7 +72,7 @@ def test_clients_that_are_killed_in_the_hand_over_get_the_model_later(
     nodes["0003"].kill()
     assert submitted.wait() == 0
     assert set(run.clients) == {"0000"}
-    assert run.results["hand_over"]["away"] == ["0001", "0003"]
+    assert run.results["model_distribution"]["offline"] == ["0001", "0003"]
     for name in ("0001", "0003"):
         words = f"client {name} could not personalise: "
         assert words in federation.run_log

@@ -65,7 +65,7 @@ def test_a_taken_name_and_a_model_that_was_changed(found: Found) -> None:
     noted = federation.client_folder(IMPOSTOR) / "state/refusals.jsonl"
     assert objection in noted.read_text()
     assert set(run.clients) == {HONEST}
-    assert run.results["hand_over"]["away"] == [TAMPERED]
+    assert run.results["model_distribution"]["offline"] == [TAMPERED]
     wrong = "the model that the server handed over: expected the model"
     assert f"client {TAMPERED} could not personalise: {wrong}" in (federation.run_log)
     assert wrong in nodes[TAMPERED].written

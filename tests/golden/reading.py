@@ -13,15 +13,14 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from torch import Tensor
 from typer.testing import CliRunner
 
-from knnper.client.install import Residence
-from knnper.client.served import open_served
+from knnper.client.install import SiteState, open_served
 from knnper.datastore.store import open_store
 from knnper.simulation.trained_model import find_model
 from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import job_of, packed_of, unpack
 from knnper_cli.app import app
-from tests.client.residence.small_site import NAME, queries
 from tests.client.service.small_service import asking, small_served
+from tests.client.state.small_site import NAME, queries
 from tests.datastore.small_store import examples
 
 Found = Mapping[str, Any]
@@ -136,8 +135,8 @@ def read_model(folder: Path) -> Found:
 
 def read_site(folder: Path) -> Found:
     """Predict with what a site serves, and give it an example to remember."""
-    residence = Residence(folder / "site", NAME)
-    with open_served(residence, writable=True) as served:
+    site_state = SiteState(folder / "site", NAME)
+    with open_served(site_state, writable=True) as served:
         found = served.predict(queries(4))
         served.add(queries(1), torch.tensor([2]), ["one more"])
         return {

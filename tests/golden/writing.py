@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from flwr.common.serde import recorddict_to_proto
 
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.datastore.examples import NewExamples
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import create_store
 from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import Job, pack, to_content
-from tests.client.residence.small_site import NAME, site, small_model
+from tests.client.state.small_site import NAME, site, small_model
 from tests.datastore.small_store import SPEC, examples
 from tests.golden.reading import PARTS, command, described_service
 
@@ -88,7 +88,7 @@ def write_store(folder: Path) -> None:
 
 def write_site(folder: Path) -> None:
     """Write the state of a site that pulled a model and serves it."""
-    Residence(folder / "site", NAME).install(small_model(), site(), took_part=False)
+    SiteState(folder / "site", NAME).install(small_model(), site(), took_part=False)
 
 
 def write_message(folder: Path) -> None:

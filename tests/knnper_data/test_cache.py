@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,44 +88,34 @@ def test_another_source_is_another_entry() -> None:
         cached_dataset("toy", {"size": 2}, build_never)
 
 
-class Damage(NamedTuple):
-    file: str
-    content: bytes
-
-
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "content"),
     [
-        Damage("manifest.json", b""),
-        Damage("manifest.json", b"{}"),
-        Damage("train_images.npy", b""),
-        Damage("test_labels.npy", b"no array"),
+        ("manifest.json", b""),
+        ("manifest.json", b"{}"),
+        ("train_images.npy", b""),
+        ("test_labels.npy", b"no array"),
+        ("test_images.npy", None),
+        ("train_images.npy", "truncated"),
+        ("train_labels.npy", "other shape"),
     ],
 )
-def test_a_damaged_entry_is_replaced(cache_folder: Path, damage: Damage) -> None:
+def test_a_damaged_entry_is_replaced(
+    cache_folder: Path, file: str, content: Any
+) -> None:
     load()
-    (entry_of(cache_folder) / damage.file).write_bytes(damage.content)
+    path = entry_of(cache_folder) / file
+    if content is None:
+        path.unlink()
+    elif content == "truncated":
+        os.truncate(path, path.stat().st_size - 1)
+    elif content == "other shape":
+        np.save(path, np.arange(5))
+    else:
+        path.write_bytes(content)
     np.testing.assert_array_equal(load().train.images, TRAIN)
+    np.testing.assert_array_equal(load().train.labels, [0, 1])
     cached_dataset("toy", {"size": 1}, build_never)
-
-
-def test_a_truncated_array_is_replaced(cache_folder: Path) -> None:
-    load()
-    file = entry_of(cache_folder) / "train_images.npy"
-    os.truncate(file, file.stat().st_size - 1)
-    np.testing.assert_array_equal(load().train.images, TRAIN)
-
-
-def test_a_missing_array_is_replaced(cache_folder: Path) -> None:
-    load()
-    (entry_of(cache_folder) / "test_images.npy").unlink()
-    np.testing.assert_array_equal(load().test.images, TEST)
-
-
-def test_an_array_of_another_shape_is_replaced(cache_folder: Path) -> None:
-    load()
-    np.save(entry_of(cache_folder) / "train_labels.npy", np.arange(5))
-    assert load().train.labels.tolist() == [0, 1]
 
 
 def test_another_format_is_replaced(cache_folder: Path) -> None:

@@ -4,7 +4,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.digits import DigitsSettings
 from knnper.experiment import Settings
 
 REQUIRED = {
@@ -16,31 +15,6 @@ REQUIRED = {
     "leaf_femnist": {"root": "/data"},
     "leaf_shakespeare": {"root": "/data"},
 }
-
-
-def test_names() -> None:
-    expected = {
-        "digits",
-        "image_folder",
-        "domain_folder",
-        "digit_domains",
-        "user_csv",
-        "cifar10",
-        "cifar100",
-        "fashion_mnist",
-        "emnist",
-        "table",
-        "plays",
-        "synthetic_mixture",
-        "leaf_femnist",
-        "femnist_hub",
-        "leaf_shakespeare",
-    }
-    assert set(DATA_SETS) == expected
-
-
-def test_a_data_set_is_loaded_by_name() -> None:
-    assert DATA_SETS["digits"].load(DigitsSettings()).name == "digits"
 
 
 @pytest.mark.parametrize("name", DATA_SETS)

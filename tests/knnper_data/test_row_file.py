@@ -46,18 +46,3 @@ def test_parts_are_the_whole(
     assert all(not isinstance(part, np.memmap) for part in parts)
     found = np.concatenate(parts) if parts else rows
     np.testing.assert_array_equal(found, rows)
-
-
-def test_a_row_larger_than_a_part_comes_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 15)
-    np.save(tmp_path / "rows.npy", np.arange(9, dtype=np.int64).reshape(3, 3))
-    parts = [part.tolist() for part in rows_in_parts(tmp_path / "rows.npy")]
-    assert parts == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]
-
-
-def test_large_rows_make_parts_of_few(tmp_path: Path) -> None:
-    path = tmp_path / "rows.npy"
-    np.lib.format.open_memmap(path, "w+", np.uint8, (40, 1024, 1024))
-    assert [len(part) for part in rows_in_parts(path)] == [16, 16, 8]

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.data.synthetic_mixture import (
-    SyntheticMixtureSettings,
-    density,
-    load_synthetic_mixture,
-)
+from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
 from knnper.experiment import Choice
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 
 SMALL = SyntheticMixtureSettings(
@@ -37,7 +33,7 @@ def test_the_papers_density_has_an_entropy_of_its_own() -> None:
 
 def test_the_test_split_is_the_density() -> None:
     for settings in (SMALL, SyntheticMixtureSettings(num_samples=1)):
-        test = load_synthetic_mixture(settings).test
+        test = settings.load().test
         assert test.client_ids is not None
         for user in range(settings.num_users):
             labels = test.labels[test.client_ids == user]
@@ -48,7 +44,7 @@ def test_the_test_split_is_the_density() -> None:
 
 def test_the_examples_follow_the_density() -> None:
     settings = SyntheticMixtureSettings(num_users=2, num_samples=100_000)
-    train = load_synthetic_mixture(settings).train
+    train = settings.load().train
     for user in range(2):
         labels = train.labels[user * 100_000 : (user + 1) * 100_000]
         found = np.bincount(labels, minlength=50) / len(labels)
@@ -58,9 +54,7 @@ def test_the_examples_follow_the_density() -> None:
 
 def test_more_examples_begin_with_the_fewer() -> None:
     few, many = (
-        load_synthetic_mixture(
-            SyntheticMixtureSettings(num_users=3, num_samples=count)
-        ).train
+        SyntheticMixtureSettings(num_users=3, num_samples=count).load().train
         for count in (5, 20)
     )
     assert (
@@ -70,15 +64,14 @@ def test_more_examples_begin_with_the_fewer() -> None:
 
 def test_the_seed_fixes_the_examples() -> None:
     first, again, other = (
-        load_synthetic_mixture(SyntheticMixtureSettings(seed=seed)).train.labels
-        for seed in (0, 0, 1)
+        SyntheticMixtureSettings(seed=seed).load().train.labels for seed in (0, 0, 1)
     )
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
 
 
 def test_users_are_natural_clients() -> None:
-    data = load_synthetic_mixture(SMALL)
+    data = SMALL.load()
     assert data.train.images.shape == (300, 1, 1, 1)
     assert data.train.images.dtype == np.float32
     assert set(data.train.images.ravel().tolist()) == {1.0}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from knnper.data.tables import Columns, TableFile, read_table
+from knnper.data.tables import TableFile, read_table
 from knnper.errors import DataError
 
 arrow: Any = pytest.importorskip("pyarrow")
@@ -16,7 +16,7 @@ BEYOND = 2**53 + 1  # no float64 is this number
 
 
 def read(path: Path, *numbers: str) -> TableFile:
-    return read_table(path, Columns(("y",), numbers or None))
+    return read_table(path, ["y"], numbers or None)
 
 
 def csv_of(folder: Path, text: str) -> Path:

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.tables import TableSettings, load_table
+from knnper.data.tables import TableSettings
 from knnper.errors import DataError
 
 pytest.importorskip("pyarrow")
@@ -28,7 +27,7 @@ def put(folder: Path, text: str, name: str = "train.csv") -> str:
 
 
 def loaded(path: str, **settings: Any) -> Dataset:
-    return load_table(TableSettings(path, "kind", **settings))
+    return TableSettings(path, "kind", **settings).load()
 
 
 def test_two_files(tmp_path: Path) -> None:
@@ -157,7 +156,3 @@ def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
         loaded(empty)
     with pytest.raises(DataError, match=r"found the columns ward \(string\)"):
         loaded(path)
-
-
-def test_it_is_in_the_catalogue() -> None:
-    assert DATA_SETS["table"].settings_type is TableSettings

@@ -4,7 +4,6 @@ import pickle  # noqa: TID251 - the official CIFAR files are pickles
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import pytest
 
 from knnper.data.torchvision_sets import (
     COARSE_OF,
+    Cifar10Settings,
+    Cifar100Settings,
     DownloadSettings,
     EmnistSettings,
-    load_cifar10,
-    load_cifar100,
-    load_emnist,
-    load_fashion_mnist,
+    FashionMnistSettings,
 )
 from knnper.errors import DataError
 from knnper.process import import_torchvision
@@ -68,7 +66,7 @@ def write_idx_pair(folder: Path, prefix: str, labels: list[int]) -> np.ndarray:
 @pytest.mark.usefixtures("accept_any_files")
 def test_cifar10(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
-    found = load_cifar10(DownloadSettings(root=str(tmp_path)))
+    found = Cifar10Settings(root=str(tmp_path)).load()
     assert found.spec.image_shape == (32, 32, 3)
     assert found.class_names[3] == "class 3"
     assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
@@ -88,7 +86,7 @@ def test_cifar100_has_coarse_labels(tmp_path: Path) -> None:
         write_pickle(folder / split, content)
     names = [f"class {label}" for label in range(100)]
     write_pickle(folder / "meta", {"fine_label_names": names})
-    found = load_cifar100(DownloadSettings(root=str(tmp_path)))
+    found = Cifar100Settings(root=str(tmp_path)).load()
     assert found.train.labels.tolist() == [99, 0]
     assert found.spec.num_classes == 100
     assert found.coarse_of == COARSE_OF
@@ -107,22 +105,11 @@ def test_coarse_labels_are_the_official_ones() -> None:
         assert np.flatnonzero(np.array(COARSE_OF) == coarse).tolist() == fine
 
 
-def test_fashion_mnist(tmp_path: Path) -> None:
-    folder = tmp_path / "FashionMNIST" / "raw"
-    images = write_idx_pair(folder, "train", [0, 9, 4])
-    write_idx_pair(folder, "t10k", [8])
-    found = load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
-    assert found.spec.image_shape == (28, 28, 1)
-    assert found.class_names[9] == "Ankle boot"
-    assert found.train.labels.tolist() == [0, 9, 4]
-    np.testing.assert_array_equal(found.train.images[..., 0], images)
-
-
 def test_emnist_letters_start_from_zero_and_stand_upright(tmp_path: Path) -> None:
     folder = tmp_path / "EMNIST" / "raw"
     images = write_idx_pair(folder, "emnist-letters-train", [1, 26])
     write_idx_pair(folder, "emnist-letters-test", [2])
-    found = load_emnist(EmnistSettings(root=str(tmp_path), split="letters"))
+    found = EmnistSettings(root=str(tmp_path), split="letters").load()
     assert found.class_names == tuple("abcdefghijklmnopqrstuvwxyz")
     assert found.train.labels.tolist() == [0, 25]
     assert found.test.labels.tolist() == [1]
@@ -143,7 +130,9 @@ def test_fashion_mnist_in_whatever_way_it_lies_there(
     if packed:
         pack(root / layout, monkeypatch)
     before = sorted(root.rglob("*"))
-    found = load_fashion_mnist(DownloadSettings(root=str(root)))
+    found = FashionMnistSettings(root=str(root)).load()
+    assert found.spec.image_shape == (28, 28, 1)
+    assert found.class_names[9] == "Ankle boot"
     assert found.train.labels.tolist() == [0, 9, 4]
     np.testing.assert_array_equal(found.train.images[..., 0], images)
     assert sorted(root.rglob("*")) == before
@@ -172,7 +161,7 @@ def test_some_files_may_be_packed_and_others_not(
     names = [f"t10k-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1")]
     resources = [*kind.resources, *((name, "not asked") for name in names)]
     monkeypatch.setattr(kind, "resources", resources)
-    found = load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+    found = FashionMnistSettings(root=str(tmp_path)).load()
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([1], [8])
 
 
@@ -184,7 +173,7 @@ def test_packed_files_of_another_data_set_are_refused(tmp_path: Path) -> None:
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     with pytest.raises(DataError, match=r"MD5 8d4fb7e6.*download it again"):
-        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+        FashionMnistSettings(root=str(tmp_path)).load()
 
 
 def test_a_packed_file_that_ends_too_early_is_told(
@@ -202,7 +191,7 @@ def test_a_packed_file_that_ends_too_early_is_told(
     ]
     monkeypatch.setattr(kind, "resources", resources)
     with pytest.raises(DataError, match=f"{cut} is damaged.*download it again"):
-        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+        FashionMnistSettings(root=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("layout", ["", "raw", "EMNIST", "EMNIST/raw"])
@@ -229,7 +218,7 @@ def test_emnist_in_whatever_way_it_lies_there(
         for path in made.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
     settings = EmnistSettings(root=str(tmp_path / "root"), split="digits")
-    found = load_emnist(settings)
+    found = settings.load()
     assert found.train.labels.tolist() == [0, 7]
     np.testing.assert_array_equal(found.train.images[..., 0], images.transpose(0, 2, 1))
 
@@ -250,14 +239,14 @@ def test_cifar10_in_whatever_way_it_lies_there(
     else:
         for path in batches.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
-    found = load_cifar10(DownloadSettings(root=str(tmp_path / "root")))
+    found = Cifar10Settings(root=str(tmp_path / "root")).load()
     assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
 def test_what_is_missing_is_told_with_where_it_may_be(tmp_path: Path) -> None:
     write_idx_pair(tmp_path / "raw", "train", [1])
     with pytest.raises(DataError) as raised:
-        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+        FashionMnistSettings(root=str(tmp_path)).load()
     told = str(raised.value)
     assert "t10k-images-idx3-ubyte" in told.partition("not found")[0]
     assert "train-images-idx3-ubyte" not in told.partition("not found")[0]
@@ -272,18 +261,20 @@ def test_emnist_balanced(tmp_path: Path) -> None:
     folder = tmp_path / "EMNIST" / "raw"
     write_idx_pair(folder, "emnist-balanced-train", [0, 46])
     write_idx_pair(folder, "emnist-balanced-test", [10])
-    found = load_emnist(EmnistSettings(root=str(tmp_path)))
+    found = EmnistSettings(root=str(tmp_path)).load()
     assert found.spec.num_classes == 47
     assert found.class_names[10] == "A"
     assert found.train.labels.tolist() == [0, 46]
 
 
-@pytest.mark.parametrize("load", [load_cifar10, load_cifar100, load_fashion_mnist])
+@pytest.mark.parametrize(
+    "kind", [Cifar10Settings, Cifar100Settings, FashionMnistSettings]
+)
 def test_nothing_is_downloaded_unasked(
-    tmp_path: Path, load: Callable[[DownloadSettings], object]
+    tmp_path: Path, kind: type[DownloadSettings]
 ) -> None:
     with pytest.raises(DataError, match=r"data\.download=true"):
-        load(DownloadSettings(root=str(tmp_path)))
+        kind(root=str(tmp_path)).load()
 
 
 def test_a_failed_download_names_the_folder(
@@ -294,9 +285,9 @@ def test_a_failed_download_names_the_folder(
 
     cifar = import_torchvision().datasets.cifar
     monkeypatch.setattr(cifar, "download_and_extract_archive", fail)
-    settings = DownloadSettings(root=str(tmp_path / "here"), download=True)
+    settings = Cifar10Settings(root=str(tmp_path / "here"), download=True)
     with pytest.raises(DataError, match="here: no route to host; check the connection"):
-        load_cifar10(settings)
+        settings.load()
 
 
 def test_damaged_files_are_an_error(tmp_path: Path) -> None:
@@ -305,7 +296,7 @@ def test_damaged_files_are_an_error(tmp_path: Path) -> None:
         write_idx(folder / f"{name}-ubyte", np.zeros((2, 28, 28)))
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"no labels in here")
     with pytest.raises(DataError, match="FashionMNIST cannot be read from"):
-        load_fashion_mnist(DownloadSettings(root=str(tmp_path)))
+        FashionMnistSettings(root=str(tmp_path)).load()
 
 
 def test_the_default_folder_is_in_the_cache(cache_folder: Path) -> None:

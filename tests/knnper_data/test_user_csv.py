@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.user_csv import UserCsvSettings, load_user_csv
+from knnper.data.user_csv import UserCsvSettings
 from knnper.errors import DataError
 
 TRAIN = [("u1", "aaa1", 7), ("u1", "aab2", 12), ("u2", "b", 7), ("u2", "abc4", 7)]
@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def load(root: Path, train: str, **given: Any) -> Dataset:
-    return load_user_csv(UserCsvSettings(train, str(root), suffix=".png", **given))
+    return UserCsvSettings(train, str(root), suffix=".png", **given).load()
 
 
 def rows_of(arrays: LabelledArrays) -> list[tuple[int, int, int]]:

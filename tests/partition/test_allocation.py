@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import (
+    allocate,
+    allocate_test_like_train,
     apportion,
     count_labels,
-    deal,
-    deal_test_like_train,
 )
-from knnper.simulation.partition.dirichlet import draw_log_dirichlet, normalise
+from knnper.simulation.partition.schemes import draw_log_dirichlet, normalise
 
 GENERATOR_KEY = RandomKey(0, ("test",))
 
@@ -59,14 +59,14 @@ def test_shares_are_within_one_of_the_exact_ones(
 def test_deal_gives_the_counts_asked_for() -> None:
     labels = np.array([1, 0, 1, 1, 0, 1])
     counts = np.array([[2, 0, 0], [1, 0, 3]])
-    owner = deal(labels, counts, RandomKey(3))
+    owner = allocate(labels, counts, RandomKey(3))
     np.testing.assert_array_equal(count_labels(labels, owner, (2, 3)), counts)
 
 
 def test_test_samples_move_to_the_holders_of_their_label() -> None:
     train_counts = np.array([[4, 0, 2], [0, 0, 0]])
     test_labels = np.repeat([0, 1], [6, 9])
-    owner = deal_test_like_train(train_counts, test_labels, RandomKey(1))
+    owner = allocate_test_like_train(train_counts, test_labels, RandomKey(1))
     counts = count_labels(test_labels, owner, (2, 3))
     assert counts.tolist() == [[4, 0, 2], [3, 3, 3]]
 
@@ -75,12 +75,12 @@ def test_test_samples_follow_the_given_weights_among_the_holders() -> None:
     train_counts = np.array([[5, 0, 5]])
     weights = np.array([[0.1, 0.8, 0.3]])
     test_labels = np.zeros(100, dtype=np.int64)
-    owner = deal_test_like_train(train_counts, test_labels, RandomKey(1), weights)
+    owner = allocate_test_like_train(train_counts, test_labels, RandomKey(1), weights)
     assert np.bincount(owner).tolist() == [25, 0, 75]
 
 
 def test_holders_whose_weights_vanish_share_equally() -> None:
-    owner = deal_test_like_train(
+    owner = allocate_test_like_train(
         np.array([[1, 0, 1]]),
         np.zeros(6, dtype=np.int64),
         RandomKey(1),

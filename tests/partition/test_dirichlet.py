@@ -3,7 +3,7 @@ import time
 import numpy as np
 
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
 
 LABELS = np.arange(50_000) % 10
 

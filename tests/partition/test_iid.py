@@ -1,7 +1,7 @@
 import numpy as np
 
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import IidSettings, iid
+from knnper.simulation.partition.schemes import IidSettings, iid
 
 
 def test_sizes_and_labels_are_even() -> None:

@@ -6,7 +6,7 @@ import pytest
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment
-from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
+from knnper.simulation.partition.schemes import PachinkoSettings, pachinko
 
 COARSE_OF = tuple(label // 5 for label in range(100))
 TRAIN = np.arange(50_000) % 100

@@ -3,7 +3,7 @@ import pytest
 
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.simulation.partition.schemes import PathologicalSettings, pathological
 
 LABELS = np.repeat(np.arange(10), 50)
 KEY = RandomKey(0)

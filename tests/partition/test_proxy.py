@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.catalogue import PARTITIONS
+from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.split import (
     Partition,
     fingerprint,

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment, Integers
-from knnper.simulation.partition.dirichlet import DirichletSettings, dirichlet
-from knnper.simulation.partition.iid import IidSettings, iid, natural
-from knnper.simulation.partition.pachinko import PachinkoSettings, pachinko
-from knnper.simulation.partition.pathological import PathologicalSettings, pathological
+from knnper.simulation.partition.schemes import (
+    DirichletSettings,
+    IidSettings,
+    PachinkoSettings,
+    PathologicalSettings,
+    dirichlet,
+    iid,
+    natural,
+    pachinko,
+    pathological,
+)
 
 Scheme: TypeAlias = Callable[[Integers, Integers, int, RandomKey], Assignment]
 

@@ -13,8 +13,7 @@ from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment, PartitionSettings
-from knnper.simulation.partition.catalogue import PARTITIONS
-from knnper.simulation.partition.iid import IidSettings, NaturalSettings
+from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
 from knnper.simulation.partition.split import (
     ClientPart,
     Partition,

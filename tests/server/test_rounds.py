@@ -16,7 +16,6 @@ from knnper.server.comparison import ExplodedError
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import RoundLoop
-from knnper.strategies.core.averaging import average_weights
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.transport.messages import Purpose
@@ -64,23 +63,20 @@ class Functions(Federation):
             yield Reply(request.clients, evaluation(total, correct))
 
 
-def never(*_: Any) -> Any:
-    raise AssertionError("the loop does not call the client's half")
+class TwoZeros(Method):
+    """The server's half of FedAvg, on two weights."""
+
+    def __init__(self) -> None:
+        pass
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
+        return ModelState(torch.zeros(2))
 
 
 def method(num_rounds: int, update_problem: UpdateProblem | None = None) -> Method:
-    return Method(
-        init=lambda clients, rng: ModelState(torch.zeros(2)),
-        broadcast=lambda state, client, rng: ModelPayload(state.weights),
-        client_update=never,
-        aggregate=lambda state, updates: average_weights(updates),
-        personalize=never,
-        state_type=ModelState,
-        payload_type=ModelPayload,
-        update_type=ModelUpdate,
-        num_rounds=num_rounds,
-        update_problem=update_problem,
-    )
+    made = TwoZeros()
+    made.num_rounds, made.update_problem = num_rounds, update_problem
+    return made
 
 
 def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:

@@ -2,15 +2,14 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from knnper.server.results import fraction_degraded
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.tables import Outcome, figures_of
-from knnper.simulation.batches.tables import table_of as table_of_comparison
+from knnper.simulation.batches.runner import Outcome
+from knnper.simulation.batches.tables import figures_of, rows_of
 from knnper.simulation.reports.runs import (
     VS_FEDAVG,
     as_cells,
@@ -18,9 +17,9 @@ from knnper.simulation.reports.runs import (
     setups_of,
     table_of,
 )
-from tests.simulation.comparison.small_plan import ROWS, plan
+from tests.simulation.batches.small_comparison import ROWS, plan
+from tests.simulation.batches.small_sweep import read
 from tests.simulation.reporting.made_runs import client_result, made_run
-from tests.simulation.sweep.small_sweep import read
 
 
 def test_equal_is_not_degraded_and_unknown_is_left_out() -> None:
@@ -58,13 +57,9 @@ def test_all_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
         for row in table_of(setups_of(map(load_run, (fedavg, *runs.values()))))
         if row.group == "seen" and not row.is_reference
     }
-    comparison = plan(tmp_path, rows={"mean": ROWS["mean"]}, seeds=[0])
-    compared = {
-        name: Outcome(
-            comparison.rows[0], [], comparison.rows[0].candidates[0], {0: run}
-        )
-        for name, run in {"mean": fedavg, **runs}.items()
-    }
+    other = {**ROWS["mean"], "title": "Other"}
+    comparison = plan(tmp_path, rows={"mean": ROWS["mean"], "other": other}, seeds=[0])
+    mean, another = (points[0] for points in comparison.variants.values())
     for name, run in runs.items():
         reported = rows[load_run(run).title].figures
         swept = figures_of(run)["seen.fraction_degraded"]
@@ -76,17 +71,15 @@ def test_all_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
         expected = by_hand if means_something else None
         assert reported["fraction_degraded"].mean == swept == expected
         # Against FedAvg: report and comparison.
-        _, row = table_of_comparison(
-            [compared["mean"], _renamed(compared[name])], "mean"
-        )
+        compared = [Outcome(mean, {0: fedavg}), Outcome(another, {0: run})]
+        _, row = rows_of(comparison, compared)
         by_hand = counted(run, fedavg, "accuracy")
         assert 0 < by_hand < 1
-        assert reported[VS_FEDAVG].mean == row.seen.fraction_degraded.mean == by_hand
-
-
-def _renamed(outcome: Outcome) -> Outcome:
-
-    return replace(outcome, row=replace(outcome.row, name="other"))
+        assert (
+            reported[VS_FEDAVG].mean
+            == row.estimates["seen.fraction_degraded"].mean
+            == by_hand
+        )
 
 
 def test_labels_say_against_whom(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from knnper.loading import read_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
-from knnper.simulation.partition.pflbed import PflbedSettings
+from knnper.simulation.partition.schemes import PflbedSettings
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.core.predictors import ModelPredictor
@@ -81,7 +81,7 @@ def test_clients_are_measured_by_their_own_labels(
     chosen = read_experiment(experiment, experiment_catalogue(), overrides)
     bench = open_workbench(chosen)
     folder = RunFolder.create(tmp_path / "run", chosen)
-    simulate(bench, folder, SilentObserver(), ["test"])
+    simulate(bench, folder, Observer(), ["test"])
 
     state = load_file(folder.checkpoints / "round-000003" / "state.safetensors")
     predictor = ModelPredictor(bench.task, state["weights"])
@@ -110,7 +110,7 @@ def test_the_sweep_over_new_clients_is_valid() -> None:
 
 
 def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:
-    text = Path("simulation/experiments/bases/pacs_paper.yaml").read_text("utf-8")
+    text = Path("papers/bases/pacs_paper.yaml").read_text("utf-8")
     document = yaml.safe_load(text)
     settings = PflbedSettings(
         **{name: part for name, part in document["partition"].items() if name != "name"}

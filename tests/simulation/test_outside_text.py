@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from knnper.simulation.reports.charts import wrapped
-from knnper.simulation.reports.outside_text import (
+from knnper.simulation.reports.tables import (
     chart_text,
     markdown_cell,
     markdown_text,

@@ -17,7 +17,7 @@ from knnper.experiment import (
     TrainingSettings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, MethodSpec, PersonalizerSpec
+from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.task import Task
@@ -25,13 +25,13 @@ from knnper.strategies.core.training import local_sgd
 
 
 def problems_of(
-    spec: MethodSpec | PersonalizerSpec,
+    spec: type[Method],
     settings: Settings,
     training: TrainingSettings | None = None,
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
     anything, own = Choice("any", Settings()), Choice("own", settings)
-    is_method = isinstance(spec, MethodSpec)
+    is_method = not issubclass(spec, Personalizer)
     experiment = Experiment(
         name="test",
         data=anything,
@@ -42,7 +42,7 @@ def problems_of(
         personalization=anything if is_method else own,
         run=RunSettings(),
     )
-    return spec.check(experiment)
+    return spec.check(settings, experiment)
 
 
 def labelled(
@@ -79,19 +79,7 @@ def count_trainings(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list
 def trained_with_the_keys_of_local(
     method: Method, task: Task, clients: Mapping[str, ClientData], key: RandomKey
 ) -> dict[str, Tensor]:
-    """Return the model that each client keeps after all rounds.
-
-    Parameters
-    ----------
-    method
-        Its clients keep one model between rounds.
-    task
-        Says how many rounds.
-    clients
-        Their data by name; all take part in every round.
-    key
-        Split as the method ``local`` does.
-    """
+    """Return the model that each client keeps after all rounds."""
     state, memory = method.init(tuple(clients), key), dict[str, ModelState]()
     for server_round in range(1, task.training.num_rounds + 1):
         updates, rng = [], key.child("round", server_round)

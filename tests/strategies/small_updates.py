@@ -1,15 +1,10 @@
 """Updates of a few weights, as clients a, b, c ... would send them."""
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
-import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import MethodSpec
 from knnper.strategies.core.records import ModelUpdate
 
 Updates = list[tuple[str, ModelUpdate]]
@@ -36,11 +31,3 @@ def random_updates(num_clients: int, num_weights: int, seed: int) -> Updates:
     models = generator.normal(size=(num_clients, num_weights)).astype("float32")
     sizes = generator.integers(1, 9, num_clients)
     return updates(*models.tolist(), examples=sizes.tolist())
-
-
-def assert_refused(spec: MethodSpec, **settings: Any) -> None:
-    """Assert that the settings are out of range, and each of them."""
-    for name, value in settings.items():
-        with pytest.raises(ValidationError) as caught:
-            TypeAdapter(spec.settings_type).validate_json(json.dumps({name: value}))
-        assert [error["loc"] for error in caught.value.errors()] == [(name,)]

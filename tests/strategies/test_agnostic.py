@@ -1,31 +1,23 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import TrainingSettings
 from knnper.loading import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.agnostic import (
-    SPEC,
+    Agnostic,
     AgnosticPayload,
     AgnosticSettings,
     AgnosticState,
     AgnosticUpdate,
-    agnostic,
 )
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 LN2 = math.log(2)
 BY_LABEL = AgnosticSettings(domain="label", domain_learning_rate=0.1)
@@ -50,7 +42,7 @@ def update(
 def test_a_client_by_hand(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+    method = Agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
     payload = AgnosticPayload(torch.zeros(2), torch.tensor([3.0, 0.0]))
     _, found = method.client_update(payload, None, white([0, 0, 1]), 1, key)
     assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
@@ -62,7 +54,7 @@ def test_a_client_by_hand(
 
 
 def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
     start = method.init(["a", "b"], RandomKey(1))
     updates = [("a", update([4.0, 0.0], 3, [1.0])), ("b", update([0.0, 4.0], 1, [3.0]))]
     first = method.aggregate(start, iter(updates))
@@ -80,7 +72,7 @@ def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
 
 
 def test_who_is_away_leaves_the_step_unbiased(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
     known = AgnosticState(
         torch.zeros(2),
         torch.ones(2, 1),
@@ -97,7 +89,7 @@ def test_who_is_away_leaves_the_step_unbiased(linear_task: MakeTask) -> None:
 
 
 def test_a_domain_heard_of_later_begins_at_its_share(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
     start = method.init(["a", "b", "c"], RandomKey(1))
     first = method.aggregate(start, iter([("b", update([1.0, 0.0], 6, [2.0]))]))
     assert first.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
@@ -111,7 +103,7 @@ def test_a_client_that_joins_a_known_domain_leaves_lambda_a_distribution(
     linear_task: MakeTask,
 ) -> None:
     settings = AgnosticSettings(groups={"x": ("a", "b")}, domain_learning_rate=0.1)
-    method = agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(TrainingSettings()), settings)
     known = AgnosticState(
         torch.zeros(2),
         torch.tensor([[0.6], [2.2]]),
@@ -141,8 +133,8 @@ def test_with_a_rate_of_0_it_is_fedavg(
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
-    found, _ = run_rounds(agnostic(task, settings), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
+    found, _ = run_rounds(Agnostic(task, settings), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.factors, torch.ones_like(found.factors))
 
@@ -151,7 +143,7 @@ def test_groups_pool_their_clients(linear_task: MakeTask) -> None:
     settings = AgnosticSettings(
         groups={"census": ("a", "b", "unseen")}, domain_learning_rate=0.1
     )
-    method = agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(TrainingSettings()), settings)
     start = method.init(["a", "b", "c"], RandomKey(1))
     assert start.group_of == {"a": 0, "b": 0, "c": 1}
     updates = [
@@ -165,7 +157,7 @@ def test_groups_pool_their_clients(linear_task: MakeTask) -> None:
 
 
 def test_labels_by_hand(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_LABEL)
+    method = Agnostic(linear_task(TrainingSettings()), BY_LABEL)
     start = method.init(["a", "b"], RandomKey(1))
     updates = [
         ("a", update([1.0, 0.0], 4, [1.0, 3.0], (0.75, 0.25))),
@@ -185,7 +177,7 @@ def test_labels_by_hand(linear_task: MakeTask) -> None:
 
 
 def test_a_domain_without_weight_is_left_out(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
     known = AgnosticState(
         torch.tensor([5.0, 5.0]),
         torch.tensor([[0.0], [4.0]]),
@@ -205,7 +197,7 @@ def test_a_domain_without_weight_is_left_out(linear_task: MakeTask) -> None:
 def test_labels_without_weight_are_not_trained_on(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+    method = Agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
     payload = AgnosticPayload(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 2.0]))
     _, found = method.client_update(payload, None, white([0, 0]), 1, key)
     assert found.weights.tolist() == [1.0, -1.0]
@@ -213,7 +205,7 @@ def test_labels_without_weight_are_not_trained_on(
 
 
 def test_an_update_of_no_kind_is_passed_over(linear_task: MakeTask) -> None:
-    method = agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
     start = method.init(["a", "b"], RandomKey(1))
     nothing = update([9.0, 9.0], 3, [1.0], (-1.0,))
     state = method.aggregate(start, iter([("a", nothing)]))
@@ -226,8 +218,8 @@ def test_the_worse_domain_is_heeded(
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.5))
     clients = {"many": white([0] * 9), "one": white([1])}
-    plain, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=30)
-    method = agnostic(task, AgnosticSettings(domain_learning_rate=0.1))
+    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=30)
+    method = Agnostic(task, AgnosticSettings(domain_learning_rate=0.1))
     found, _ = run_rounds(method, clients, num_rounds=30)
     image = clients["one"].train.images
     of_plain = float(task.probabilities(plain.weights, image)[0, 1])
@@ -241,7 +233,7 @@ def test_everyone_is_served_the_global_model(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = agnostic(task, BY_LABEL)
+    method = Agnostic(task, BY_LABEL)
     state = method.init(["a"], key)
     payload = method.broadcast(state, NEWCOMER, key)
     predictor = method.personalize(payload, None, white([1]), key)
@@ -251,21 +243,21 @@ def test_everyone_is_served_the_global_model(
 
 def test_groups_of_clients_are_no_labels() -> None:
     found = AgnosticSettings(domain="label", groups={"x": ("a",)})
-    (problem,) = problems_of(SPEC, found)
+    (problem,) = problems_of(Agnostic, found)
     assert problem.place == "method.groups"
     assert "found groups of clients with `domain: label`" in problem.message
-    assert problems_of(SPEC, BY_LABEL) == ()
+    assert problems_of(Agnostic, BY_LABEL) == ()
 
 
 def test_a_client_is_in_one_group_only() -> None:
     found = AgnosticSettings(groups={"x": ("a", "b"), "y": ("b", "c")})
-    (problem,) = problems_of(SPEC, found)
+    (problem,) = problems_of(Agnostic, found)
     assert problem.message.startswith("found b more than once")
 
 
 def test_a_group_without_a_seen_client_is_refused(linear_task: MakeTask) -> None:
     settings = AgnosticSettings(groups={"x": ("a",), "y": ("bb",)})
-    method = agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(TrainingSettings()), settings)
     with pytest.raises(ConfigError, match="found none of the seen clients in y, exp"):
         method.init(["a", "b"], RandomKey(1))
 

@@ -1,6 +1,5 @@
 """APFL: by hand, at both ends of α, and with an α that is learned."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +12,15 @@ from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.apfl import ApflClientState, ApflSettings, apfl, mixed
+from knnper.strategies.apfl import Apfl, ApflClientState, ApflSettings, mixed
 from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.local import LocalSettings, local
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.local import Local, LocalSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA_1 = 0.7310586  # σ(1), p(0) where the logits are (½, -½)
 SIGMA_34 = 0.6791787  # σ(¾), p(0) where the logits are (⅜, -⅜)
@@ -53,7 +49,7 @@ def test_two_rounds_by_hand(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = apfl(task, ApflSettings(mixing_weight=0.5))
+    method = Apfl(task, ApflSettings(mixing_weight=0.5))
     clients = {"a": white([0])}
     state, memory = run_rounds(method, clients, num_rounds=1)
     # At v = w = 0 the gradient is (-½, ½): w steps by ½, v by α times that.
@@ -74,7 +70,7 @@ def test_the_mixing_weight_follows_its_gradient(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = apfl(task, ApflSettings(mixing_weight=0.5, adaptive=True))
+    method = Apfl(task, ApflSettings(mixing_weight=0.5, adaptive=True))
     _, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
     assert memory["a"].mixing_weight == 0.5  # v - w was 0
     _, memory = run_rounds(method, {"a": white([0])}, num_rounds=2)
@@ -92,7 +88,7 @@ def test_the_mixing_weight_stays_in_the_unit_interval(
     personal: float, expected: float, linear_task: MakeTask, white: MakeClient
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=50.0))
-    method = apfl(task, ApflSettings(adaptive=True))
+    method = Apfl(task, ApflSettings(adaptive=True))
     start = ApflClientState(torch.tensor([personal, -personal]), 0.001)
     # Label 0 pulls to where v - w points, or away from it.
     after, _ = method.client_update(
@@ -112,8 +108,8 @@ def test_the_global_model_is_fedavgs(
 ) -> None:
     task = with_dropout(normed_task(EVERYTHING))
     clients = {name: noisy(7 + i, 0, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
-    method = apfl(task, ApflSettings(mixing_weight, adaptive))
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
+    method = Apfl(task, ApflSettings(mixing_weight, adaptive))
     found, memory = run_rounds(method, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     if mixing_weight == 0.0 and not adaptive:
@@ -126,8 +122,8 @@ def test_a_personal_model_alone_is_local(
 ) -> None:
     task, data = with_dropout(normed_task(EVERYTHING)), noisy(8, 0, seed=1)
     payload = ModelPayload(task.initial_weights)
-    alone = local(task, LocalSettings()).personalize(payload, None, data, key)
-    method = apfl(task, ApflSettings(mixing_weight=1.0))
+    alone = Local(task, LocalSettings()).personalize(payload, None, data, key)
+    method = Apfl(task, ApflSettings(mixing_weight=1.0))
     memory = None
     for server_round in (1, 2, 3):
         rng = key.child("round", server_round)  # as Local draws its mini-batches
@@ -149,7 +145,7 @@ class TestBuffers:
     ) -> tuple[ModelPredictor, torch.Tensor, torch.Tensor]:
         """Return what client a serves, the global model and its personal one."""
         clients = {name: noisy(9, 0, seed=i) for i, name in enumerate("ab")}
-        method = apfl(task, ApflSettings(mixing_weight))
+        method = Apfl(task, ApflSettings(mixing_weight))
         state, memory = run_rounds(method, clients, num_rounds=2)
         found = served(method, state, memory["a"], clients["a"])
         return found, state.weights, memory["a"].personal
@@ -185,7 +181,7 @@ class TestNewcomers:
         self, linear_task: MakeTask, white: MakeClient
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = apfl(task, ApflSettings(mixing_weight=0.5, newcomer_epochs=1))
+        method = Apfl(task, ApflSettings(mixing_weight=0.5, unseen_epochs=1))
         state = method.init(("a",), RandomKey(1))
         predictor = served(method, state, None, white([0]))
         # v = ½ · ½, and v̄ = ½ v + ½ · 0.
@@ -197,8 +193,8 @@ class TestNewcomers:
         self, mixing_weight: float, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
-        settings = ApflSettings(mixing_weight, newcomer_epochs=2)
-        method = apfl(task, settings)
+        settings = ApflSettings(mixing_weight, unseen_epochs=2)
+        method = Apfl(task, settings)
         start = task.initial_weights
         found = served(method, method.init(("a",), RandomKey(1)), None, data).weights
         both, rng = data.train_and_validation(), RandomKey(6)
@@ -209,7 +205,7 @@ class TestNewcomers:
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
-        method = apfl(task, ApflSettings(0.5, adaptive=True, newcomer_epochs=2))
+        method = Apfl(task, ApflSettings(0.5, adaptive=True, unseen_epochs=2))
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, data)
         alone = found.without_validation()
@@ -221,7 +217,7 @@ class TestNewcomers:
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task = normed_task(EVERYTHING)
-        method = apfl(task, ApflSettings(0.3))
+        method = Apfl(task, ApflSettings(0.3))
         state = method.init(("a",), RandomKey(1))
         memory = ApflClientState(torch.ones_like(state.weights), 0.3)
         found = served(method, state, memory, noisy(0, 0, seed=1)).weights
@@ -243,9 +239,9 @@ def test_a_mixing_weight_out_of_range_is_refused() -> None:
         "data": {"name": "digits"},
         "partition": {"name": "iid", "num_clients": 2},
         "model": {"name": "tiny_cnn"},
-        "method": {"name": "apfl", "mixing_weight": 1.5, "newcomer_epochs": 0},
+        "method": {"name": "apfl", "mixing_weight": 1.5, "unseen_epochs": 0},
     }
     with pytest.raises(ConfigError) as caught:
         load_experiment(document, experiment_catalogue())
     places = {problem.place for problem in caught.value.problems}
-    assert places == {"method.mixing_weight", "method.newcomer_epochs"}
+    assert places == {"method.mixing_weight", "method.unseen_epochs"}

@@ -1,6 +1,4 @@
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,18 +10,14 @@ from knnper.experiment import TrainingSettings
 from knnper.loading import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.clustered_fl import (
+    ClusteredFL,
     ClusteredFLSettings,
     ClustersState,
-    clustered_fl,
 )
 from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
 ZERO_SIDED = torch.tensor([2.0, -2.0])
@@ -44,7 +38,7 @@ def test_two_rounds_by_hand(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=4.0))
-    method = clustered_fl(task, ClusteredFLSettings())
+    method = ClusteredFL(task, ClusteredFLSettings())
     clients = {"a": white([0]), "b": white([1])}
     first, _ = run_rounds(method, clients, num_rounds=1)
     # Δ_a = (2, -2), Δ_b = (-2, 2): their mean is 0 < 0.4, their norms √8 > 1.6.
@@ -71,7 +65,7 @@ def test_both_tolerances_must_be_met(
     linear_task: MakeTask, mean: float, client: float | None, num_clusters: int
 ) -> None:
     settings = ClusteredFLSettings(mean, client)
-    method = clustered_fl(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(TrainingSettings()), settings)
     # 5/8 (1, -1) + 3/8 (-1, 1) = (¼, -¼): weighed by examples.
     updates = [("a", update([1.0, -1.0], 5)), ("b", update([-1.0, 1.0], 3))]
     state = method.aggregate(one_cluster(), iter(updates))
@@ -96,7 +90,7 @@ def test_it_is_fedavg_where_nothing_is_parted(
     settings: ClusteredFLSettings,
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = fedavg(task, NoSettings()), clustered_fl(task, settings)
+    plain, method = FedAvg(task, NoSettings()), ClusteredFL(task, settings)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
     found, _ = run_rounds(method, clients, num_rounds=3)
@@ -117,14 +111,14 @@ def test_the_parts_must_be_far_enough_apart(
     linear_task: MakeTask, gap: float, num_clusters: int
 ) -> None:
     settings = ClusteredFLSettings(100.0, 0.0, separation_gap=gap)
-    method = clustered_fl(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(TrainingSettings()), settings)
     # At right angles α_cross is 0, and √½ = 0.707.
     updates = [("a", update([3.0, 0.0])), ("b", update([0.0, 2.0]))]
     assert len(method.aggregate(one_cluster(), iter(updates)).models) == num_clusters
 
 
 def test_one_direction_is_one_cluster(linear_task: MakeTask) -> None:
-    method = clustered_fl(linear_task(TrainingSettings()), ALWAYS)
+    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
     updates = [("a", update([3.0, 0.0])), ("b", update([2.0, 0.0]))]
     assert len(method.aggregate(one_cluster(), iter(updates)).models) == 1
 
@@ -134,7 +128,7 @@ def test_a_part_must_be_large_enough(
     linear_task: MakeTask, least: int, num_clusters: int
 ) -> None:
     settings = ClusteredFLSettings(100.0, 0.0, min_cluster_size=least)
-    method = clustered_fl(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(TrainingSettings()), settings)
     vectors = {"a": [1.0, 0.0], "b": [2.0, 0.1], "c": [1.0, -0.1], "d": [-1.0, 0.0]}
     updates = [(client, update(vector)) for client, vector in vectors.items()]
     state = method.aggregate(one_cluster(), iter(updates))
@@ -145,7 +139,7 @@ def test_a_part_must_be_large_enough(
 def test_the_parts_are_those_that_point_apart(
     linear_task: MakeTask, order: str
 ) -> None:
-    method = clustered_fl(linear_task(TrainingSettings()), ALWAYS)
+    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
     replies = {
         "a": update([1.0, 0.0], 1),
         "b": update([-1.0, -1.0], 1),
@@ -162,7 +156,7 @@ def test_buffers_say_nothing_of_how_far_clients_are_apart(
     normed_task: MakeTask,
 ) -> None:
     task = normed_task(TrainingSettings())
-    method = clustered_fl(task, ClusteredFLSettings())
+    method = ClusteredFL(task, ClusteredFLSettings())
     start = method.init(["a", "b"], RandomKey(1))
 
     def moved(part: slice, step: float) -> Tensor:
@@ -180,7 +174,7 @@ def test_buffers_say_nothing_of_how_far_clients_are_apart(
 
 def test_clusters_are_trained_apart(linear_task: MakeTask) -> None:
     settings = ClusteredFLSettings(client_norm_tolerance=None)
-    method = clustered_fl(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(TrainingSettings()), settings)
     before = ClustersState(
         (ZERO_SIDED, -ZERO_SIDED, torch.ones(2)), {"a": 1, "b": 0, "c": 2, "d": 1}
     )
@@ -204,7 +198,7 @@ def test_clusters_are_trained_apart(linear_task: MakeTask) -> None:
 def test_who_was_away_when_a_cluster_was_parted_finds_its_part(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = clustered_fl(linear_task(TrainingSettings()), ALWAYS)
+    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
     before = one_cluster("a", "b", "away")
     updates = [("a", update(ZERO_SIDED)), ("b", update(-ZERO_SIDED))]
     state = method.aggregate(before, iter(updates))
@@ -234,7 +228,7 @@ def test_unseen_clients_join_by_their_validation_split(
     validation: list[int],
     expected: int,
 ) -> None:
-    method = clustered_fl(linear_task(TrainingSettings()), ClusteredFLSettings())
+    method = ClusteredFL(linear_task(TrainingSettings()), ClusteredFLSettings())
     state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 0, "b": 1, "c": 1})
     payload = method.broadcast(state, NEWCOMER, key)
     data = ClientData(white(train).train, white(validation).train)
@@ -248,7 +242,7 @@ def test_a_member_is_served_its_clusters_model_whatever_fits(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = clustered_fl(task, ClusteredFLSettings())
+    method = ClusteredFL(task, ClusteredFLSettings())
     state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 1})
     data = ClientData(white([0]).train, no_examples(task.spec))
     payload = method.broadcast(state, "a", key)

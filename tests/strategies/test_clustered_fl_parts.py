@@ -1,7 +1,5 @@
 """Which updates part a cluster, and into how many clusters that can lead."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,14 +7,12 @@ from torch import Tensor
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.clustered_fl import (
+    ClusteredFL,
     ClusteredFLSettings,
     ClustersState,
-    clustered_fl,
 )
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.task import Task
-
-MakeTask = Callable[..., Task]
+from tests.strategies.trained_methods import MakeTask
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
 
@@ -38,7 +34,7 @@ def test_parallel_updates_are_one_cluster_whatever_their_rounding(
     linear_task: MakeTask, seed: int
 ) -> None:
     task = linear_task(TrainingSettings(), num_pixels=150)
-    method = clustered_fl(task, ALWAYS)
+    method = ClusteredFL(task, ALWAYS)
     start, models = parallel(5, seed)
     before = ClustersState((start,), {})
     updates = [(str(number), update(model)) for number, model in enumerate(models)]
@@ -55,7 +51,7 @@ def test_the_number_of_clusters_is_bounded_by_their_size(
     linear_task: MakeTask, least: int, most: int
 ) -> None:
     settings = ClusteredFLSettings(1e6, 0.0, min_cluster_size=least)
-    method = clustered_fl(linear_task(TrainingSettings(), num_pixels=4), settings)
+    method = ClusteredFL(linear_task(TrainingSettings(), num_pixels=4), settings)
     state, generator = method.init((), RandomKey(1)), RandomKey(2).numpy()
     names = [f"client {number}" for number in range(8)]
     for _ in range(8):

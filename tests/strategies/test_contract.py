@@ -1,15 +1,18 @@
 """What every method of the catalogue must keep to."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
+from knnper import strategies
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER
 from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
@@ -22,45 +25,12 @@ from tests.strategies.trained_methods import (
 )
 
 
-def test_the_table_is_read_only() -> None:
-    assert list(METHODS) == [
-        "fedavg",
-        "local",
-        "fedavg_plus",
-        "knn_per",
-        "knn_per_protonn",
-        "scaffold",
-        "fedem",
-        "pfedhn",
-        "clustered_fl",
-        "ditto",
-        "apfl",
-        "fedrep",
-        "per_fedavg",
-        "fedprox",
-        "pfedme",
-        "fedbn",
-        "fedper",
-        "lg_fedavg",
-        "fed_mtl",
-        "l2gd",
-        "agnostic",
-        "hypcluster",
-        "mapper",
-        "fedattn",
-        "fedbasis",
-        "pfedgp",
-        "fedavgm",
-        "fedadam",
-        "fedadagrad",
-        "fedyogi",
-        "qfedavg",
-        "fedmedian",
-        "fedtrimmedavg",
-        "krum",
-        "multikrum",
-        "bulyan",
-    ]
+def test_every_file_is_a_method_by_its_name() -> None:
+    folder = Path(strategies.__path__[0])
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "catalogue"}
+    names = {"protonn": "knn_per_protonn", "knn": "knn_per"}
+    on_top = {names.get(name, name) for name in PERSONALIZERS} - {AS_IT_IS}
+    assert METHODS.keys() | on_top == files
     with pytest.raises(TypeError):
         METHODS["fedavg"] = METHODS["local"]  # type: ignore[index]
 
@@ -229,32 +199,12 @@ def count_embeddings(task: Task) -> list[int]:
     return sizes
 
 
-TOGETHER = (
-    "agnostic",
-    "bulyan",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "fedem",
-    "fedmedian",
-    "fedprox",
-    "fedtrimmedavg",
-    "fedyogi",
-    "hypcluster",
-    "knn_per",
-    "knn_per_protonn",
-    "krum",
-    "multikrum",
-    "pfedgp",
-    "qfedavg",
-    "scaffold",
-)
-
-
-def test_who_is_personalised_together(train: Train) -> None:
-    found = [name for name in METHODS if train(name).method.personalizes_by_inference]
-    assert sorted(found) == sorted(TOGETHER)
+TOGETHER = [
+    name
+    for name in METHODS
+    if METHODS[name].personalizes_by_inference
+    and not PERSONALIZERS[METHODS[name].personalization].trains
+]
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -296,3 +246,35 @@ def test_together_clients_are_served_what_they_would_be_alone(
     # In every bit: the batches are the same, each computed once.
     assert all(map(torch.equal, together, alone))
     assert all(map(torch.equal, again, alone))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "wrong"),
+    [
+        ("bulyan", "num_malicious", -1),
+        ("fedadagrad", "server_learning_rate", 0),
+        ("fedadagrad", "adaptivity", -1),
+        ("fedadam", "server_learning_rate", 0),
+        ("fedadam", "first_moment_decay", 1.0),
+        ("fedadam", "second_moment_decay", 1.0),
+        ("fedadam", "adaptivity", 0),
+        ("fedavgm", "server_learning_rate", 0),
+        ("fedavgm", "server_momentum", 1.0),
+        ("fedtrimmedavg", "trimmed_fraction", 0.5),
+        ("fedyogi", "server_learning_rate", -0.1),
+        ("fedyogi", "first_moment_decay", 1.5),
+        ("fedyogi", "second_moment_decay", -0.1),
+        ("fedyogi", "adaptivity", 0),
+        ("krum", "num_malicious", -1),
+        ("multikrum", "num_malicious", -1),
+        ("multikrum", "num_selected", 0),
+        ("qfedavg", "fairness", -1),
+        ("qfedavg", "lipschitz_constant", 0),
+    ],
+)
+def test_settings_have_ranges(name: str, field: str, wrong: float) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(METHODS[name].settings_type).validate_json(
+            f'{{"{field}": {wrong}}}'
+        )
+    assert [error["loc"] for error in caught.value.errors()] == [(field,)]

@@ -12,7 +12,8 @@ import torch
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER, EmbeddingPredictor
+from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.predictors import EmbeddingPredictor
 from tests.strategies.trained_methods import MakeClient, Train
 
 WITH_MEMORY = ("knn_per", "knn_per_protonn")

@@ -1,6 +1,5 @@
 """Dapper: by hand, at both ends of λ, the choice of λ, and the way of the sample."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +16,14 @@ from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelState, extended
+from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.task import Task, draw_sample, taken
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
-from knnper.strategies.dapper import ON_TOP, DapperSettings, with_proxy_data
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.dapper import Dapper, DapperSettings, extended
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from tests.strategies.method_checks import labelled, problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 EVERYTHING = TrainingSettings(
     batch_size=3,
@@ -45,7 +41,7 @@ def with_proxy(task: Task, proxy: Examples) -> Task:
 
 def dapper(task: Task, *cover: float, **given: Any) -> Method:
     settings = DapperSettings(cover or (0.0, 0.5, 1.0), **given)
-    return with_proxy_data(task, fedavg(task, NoSettings()), settings)
+    return Dapper(task, FedAvg(task, NoSettings()), settings)
 
 
 def after_training(method: Method, update: Any) -> Any:
@@ -121,7 +117,7 @@ def test_all_of_its_own_is_fine_tuning(
     task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
     data = noisy(10, 4, seed=1)
     found = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
-    tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(2))
+    tuned = FineTuning(task, FedAvg(task, NoSettings()), FineTuningSettings(2))
     state = tuned.init(("a",), RandomKey(1))
     payload = tuned.broadcast(state, "a", RandomKey(5))
     expected = tuned.personalize(payload, None, data, RandomKey(6))
@@ -235,7 +231,7 @@ class TestSample:
         training = replace(EVERYTHING, num_rounds=2)
         task = with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
         method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
-        plain = fedavg(task, NoSettings())
+        plain = FedAvg(task, NoSettings())
         state: Any = method.init(("a",), key)
         expected: Any = plain.init(("a",), key)
         for server_round in (1, 2):
@@ -309,10 +305,10 @@ def test_an_experiment_without_examples_of_the_servers_is_refused() -> None:
 
 
 def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(ON_TOP, DapperSettings((0.5, 1.0, 0.5)))
+    (problem,) = problems_of(Dapper, DapperSettings((0.5, 1.0, 0.5)))
     assert problem.place == "personalization.client_shares"
     assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(ON_TOP, DapperSettings()) == ()
+    assert problems_of(Dapper, DapperSettings()) == ()
 
 
 def test_data_that_stays_with_the_sites_is_refused() -> None:

@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,14 +15,11 @@ from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
-from knnper.strategies.ditto import SPEC, DittoClientState, DittoSettings, ditto
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.local import LocalSettings, local
+from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 RIGHT, WRONG = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])  # of label 0
 
@@ -36,7 +32,7 @@ def served(
     weights: torch.Tensor | None = None,
 ) -> ModelPredictor:
     payload = ModelPayload(task.initial_weights if weights is None else weights)
-    method = ditto(task, settings)
+    method = Ditto(task, settings)
     predictor = method.personalize(payload, memory, data, RandomKey(5))
     assert isinstance(predictor, ModelPredictor)
     return predictor
@@ -46,7 +42,7 @@ def test_a_round_by_hand(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.5, local_steps=2))
-    method = ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
+    method = Ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
     state, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
 
     def share(y: float) -> float:
@@ -66,8 +62,8 @@ def test_the_global_model_is_fedavgs(
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
-    found, _ = run_rounds(ditto(task, DittoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
+    found, _ = run_rounds(Ditto(task, DittoSettings()), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
 
 
@@ -77,11 +73,11 @@ def test_without_a_pull_the_personal_model_is_local(
     # All examples of a client are alike, so that the keys of the order do not matter.
     task = linear_task(TrainingSettings(num_rounds=3, batch_size=2, local_epochs=2))
     clients = {"a": white([0] * 5), "b": white([1] * 2)}
-    method = ditto(task, DittoSettings(prox_weights=(0.0,)))
+    method = Ditto(task, DittoSettings(prox_weights=(0.0,)))
     _, memory = run_rounds(method, clients, num_rounds=3)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
-        alone = local(task, LocalSettings()).personalize(payload, None, data, key)
+        alone = Local(task, LocalSettings()).personalize(payload, None, data, key)
         assert isinstance(alone, ModelPredictor)
         assert torch.equal(memory[name].personal[0], alone.weights)
     assert not torch.equal(memory["a"].personal[0], memory["b"].personal[0])
@@ -92,7 +88,7 @@ def test_without_a_pull_a_round_is_plain_training(
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
     data, start = noisy(7, 0, seed=1), task.initial_weights + 1
-    memory, _ = ditto(task, DittoSettings(prox_weights=(0.0,))).client_update(
+    memory, _ = Ditto(task, DittoSettings(prox_weights=(0.0,))).client_update(
         ModelPayload(task.initial_weights), DittoClientState((start,)), data, 1, key
     )
     expected = local_sgd(task, start, data.train, 0.1, key.child("personal"))
@@ -104,8 +100,8 @@ def test_an_infinite_pull_keeps_the_model_that_was_sent(
 ) -> None:
     task = linear_task(TrainingSettings(batch_size=1, weight_decay=0.5))
     clients = {"a": white([0, 0, 1]), "b": white([1])}
-    method = ditto(task, DittoSettings(prox_weights=(1e30,)))
-    sent, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=2)
+    method = Ditto(task, DittoSettings(prox_weights=(1e30,)))
+    sent, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=2)
     _, memory = run_rounds(method, clients, num_rounds=3)
     assert float(sent.weights.abs().max()) > 0
     for kept in memory.values():
@@ -140,7 +136,7 @@ def test_an_unseen_client_chooses_and_then_trains_on_both_splits(
     linear_task: MakeTask, white: MakeClient
 ) -> None:
     task = linear_task(TrainingSettings(batch_size=1, learning_rate=0.5))
-    settings = DittoSettings((100.0, 0.01), newcomer_epochs=4)
+    settings = DittoSettings((100.0, 0.01), unseen_epochs=4)
     data = dataclasses.replace(white([1, 1, 1]), validation=white([1, 1]).train)
 
     def pulled(prox_weight: float, examples: Any) -> torch.Tensor:
@@ -170,10 +166,10 @@ def test_an_unseen_client_without_validation_data_stays_near(
 
 
 def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(SPEC, DittoSettings((1.0, 0.1, 1.0)))
+    (problem,) = problems_of(Ditto, DittoSettings((1.0, 0.1, 1.0)))
     assert problem.place == "method.prox_weights"
     assert "found [1.0, 0.1, 1.0], expected values that all differ" in problem.message
-    assert problems_of(SPEC, DittoSettings()) == ()
+    assert problems_of(Ditto, DittoSettings()) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,17 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, Examples
+from knnper.data.examples import Examples
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
-from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
-from knnper.strategies.local import LocalSettings, local
+from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
+from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import trained_with_the_keys_of_local
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def sigmoid(logit: float) -> float:
@@ -29,7 +22,7 @@ def test_two_rounds_by_hand(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.5))
-    method = fed_mtl(task, FedMTLSettings(prox_weight=2.0))
+    method = FedMTL(task, FedMTLSettings(prox_weight=2.0))
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=2)
     # Models (y, -y); η λ = 1, so y ← (y - ½ g + w̄) / 2. Round 1, all at 0 and g = ∓½:
@@ -54,13 +47,13 @@ def test_without_a_pull_it_is_local(
     clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
 
     def trained(prox_weight: float) -> dict[str, Tensor]:
-        method = fed_mtl(task, FedMTLSettings(prox_weight))
+        method = FedMTL(task, FedMTLSettings(prox_weight))
         return trained_with_the_keys_of_local(method, task, clients, key)
 
     alone, pulled = trained(0.0), trained(0.5)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
-        predictor = local(task, LocalSettings()).personalize(payload, None, data, key)
+        predictor = Local(task, LocalSettings()).personalize(payload, None, data, key)
         assert isinstance(predictor, ModelPredictor)
         served = predictor.without_validation()
         assert torch.equal(alone[name], served.weights)
@@ -71,7 +64,7 @@ def test_an_infinite_pull_ends_at_the_mean(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(weight_decay=0.5))
-    method = fed_mtl(task, FedMTLSettings(1e30))
+    method = FedMTL(task, FedMTLSettings(1e30))
     payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
     memory, update = method.client_update(payload, own, white([0, 1]), 1, key)
     torch.testing.assert_close(memory.weights, torch.ones(2))
@@ -81,7 +74,7 @@ def test_an_infinite_pull_ends_at_the_mean(
 def test_a_seen_client_is_served_its_own_model(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = fed_mtl(linear_task(TrainingSettings()), FedMTLSettings())
+    method = FedMTL(linear_task(TrainingSettings()), FedMTLSettings())
     payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
     served = method.personalize(payload, own, white([0]), key)
     assert isinstance(served, ModelPredictor)
@@ -97,7 +90,7 @@ def test_an_unseen_client_trains_on_both_splits(
         num_rounds=2, batch_size=3, learning_rate=0.1, weight_decay=0.01
     )
     task, data = normed_task(training), noisy(6, 4, seed=1)
-    method = fed_mtl(task, FedMTLSettings(prox_weight=0.3, newcomer_epochs=3))
+    method = FedMTL(task, FedMTLSettings(prox_weight=0.3, unseen_epochs=3))
     mean = task.initial_weights
     served = method.personalize(ModelPayload(mean), None, data, key)
     assert isinstance(served, ModelPredictor)

@@ -1,19 +1,15 @@
-from collections.abc import Callable
-
 import pytest
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedadagrad import SPEC, FedAdagradSettings, fedadagrad
-from tests.strategies.small_updates import assert_refused, updates
-
-MakeTask = Callable[..., Task]
+from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
+from tests.strategies.small_updates import updates
+from tests.strategies.trained_methods import MakeTask
 
 
 def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
     settings = FedAdagradSettings(server_learning_rate=2.0, adaptivity=3.0)
-    method = fedadagrad(linear_task(TrainingSettings()), settings)
+    method = FedAdagrad(linear_task(TrainingSettings()), settings)
     state = method.init(("a",), key)
     assert state.second_moment.tolist() == [9, 9]
     # The mean is (¼ · 16, 0) = (4, 0); v = 9 + (16, 0), x = 2 · 4 / (5 + 3) = 1.
@@ -25,7 +21,3 @@ def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
     state = method.aggregate(state, iter(updates([-11.0, 4.0])))
     assert state.second_moment.tolist() == [169, 25]
     assert state.weights.tolist() == pytest.approx([1 - 1.5, 1])
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(SPEC, server_learning_rate=0, adaptivity=-1)

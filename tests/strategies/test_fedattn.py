@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,18 +17,15 @@ from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedattn import (
+    FedAttn,
     FedAttnPayload,
     FedAttnSettings,
     FedAttnState,
     FedAttnUpdate,
     bias_mask,
-    fedattn,
 )
-from knnper.strategies.fedavg import fedavg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 
@@ -70,7 +66,7 @@ CLIENTS = {"a": one_pixel(255, 0), "b": one_pixel(0, 1)}
 
 
 def fedattn_of(task: Task, **settings: Any) -> Method:
-    return fedattn(task, FedAttnSettings(**settings))
+    return FedAttn(task, FedAttnSettings(**settings))
 
 
 def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
@@ -235,7 +231,7 @@ def test_warm_up_throughout_is_fedavg(
     task = normed_task(TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1))
     method = fedattn_of(task, warm_up_fraction=1.0, bias_prox_weight=5.0)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, _ = run_rounds(method, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     for name in ("a", NEWCOMER):

@@ -1,26 +1,18 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def test_one_round_by_hand(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
-    method = fedavg(linear_task(TrainingSettings(learning_rate=1.0)), NoSettings())
+    method = FedAvg(linear_task(TrainingSettings(learning_rate=1.0)), NoSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
     # From 0 every p is (½, ½). Client a steps to (½, -½), client b to (-½, ½);
@@ -33,7 +25,7 @@ def test_second_round_uses_its_learning_rate(
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
     training = TrainingSettings(learning_rate=1.0, schedule=schedule)
-    method = fedavg(linear_task(training), NoSettings())
+    method = FedAvg(linear_task(training), NoSettings())
     payload = ModelPayload(torch.zeros(2))
     _, update = method.client_update(payload, None, white([0]), 2, key)
     assert update.weights.tolist() == [0.25, -0.25]
@@ -43,7 +35,7 @@ def test_everyone_is_served_the_global_model(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = fedavg(task, NoSettings())
+    method = FedAvg(task, NoSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
     payload = method.broadcast(state, NEWCOMER, key)

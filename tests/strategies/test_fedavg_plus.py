@@ -14,15 +14,15 @@ from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
+from tests.strategies.trained_methods import MakeTask
 
 White = Callable[[Sequence[int]], ClientData]
-MakeTask = Callable[..., Task]
 
 
 def fedavg_plus(task: Task, settings: FineTuningSettings) -> Method:
-    return fine_tuned(task, fedavg(task, NoSettings()), settings)
+    return FineTuning(task, FedAvg(task, NoSettings()), settings)
 
 
 def tuned_weights(task: Task, data: ClientData, **settings: Any) -> Tensor:

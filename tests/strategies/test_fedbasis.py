@@ -1,7 +1,6 @@
 """FedBasis on two parameters, with one basis, and at the hand-over."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +17,9 @@ from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
 from knnper.strategies.core.method import NEWCOMER, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fedbasis import FedBasisSettings, fedbasis, local_round
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, local_round
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO = FedBasisSettings(
     num_bases=2,
@@ -33,7 +29,7 @@ TWO = FedBasisSettings(
     combination_learning_rate=10.0,
     combination_epochs=1,
     warm_start_fraction=0.0,
-    newcomer_epochs=1,
+    unseen_epochs=1,
     personal_classifier=False,
 )
 FAR = Bases((torch.tensor([1.0, -1.0]), torch.tensor([0.0, 0.0])))
@@ -102,8 +98,8 @@ def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
     training = TrainingSettings(
         num_rounds=4, learning_rate=1.0, schedule=MultiStepSchedule((3,))
     )
-    settings = replace(ONE, personal_classifier=True, newcomer_epochs=num_epochs)
-    method = fedbasis(linear_task(training), settings)
+    settings = replace(ONE, personal_classifier=True, unseen_epochs=num_epochs)
+    method = FedBasis(linear_task(training), settings)
     assert training.learning_rate_at(4) < 0.5
     payload = Bases((torch.zeros(2),))
     served: Any = method.personalize(payload, None, white([0]), key)
@@ -159,7 +155,7 @@ def test_half_of_the_model_is_the_major_basis(
 
 
 def test_the_server_averages_each_basis(linear_task: MakeTask) -> None:
-    method = fedbasis(linear_task(TrainingSettings()), TWO)
+    method = FedBasis(linear_task(TrainingSettings()), TWO)
     state = BasesState(FAR.models, num_rounds=3, seed=1)
     updates = [
         (str(n), BasesUpdate((torch.full((2,), v), torch.full((2,), -v)), n, 0.5))
@@ -188,7 +184,7 @@ def test_one_basis_is_fedavg(
         warm_start_fraction=warm_start_fraction,
     )
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    plain, method = fedavg(task, NoSettings()), fedbasis(task, settings)
+    plain, method = FedAvg(task, NoSettings()), FedBasis(task, settings)
     expected, _ = run_rounds(plain, clients, num_rounds=4)
     found, _ = run_rounds(method, clients, num_rounds=4)
     assert len(found.models) == 1
@@ -207,7 +203,7 @@ def trained(
     """Make a task, and the bases after a round of the default FedBasis."""
     task = normed_task(replace(WITH_EVERYTHING, weight_decay=0.0))
     clients = {name: noisy(8, 0, seed=i, labels=1 + i) for i, name in enumerate("abc")}
-    method = fedbasis(task, FedBasisSettings())
+    method = FedBasis(task, FedBasisSettings())
     state, _ = run_rounds(method, clients, num_rounds=2)
     return task, state
 
@@ -224,7 +220,7 @@ def test_a_client_is_served_a_combination_and_its_own_head(
 ) -> None:
     task, state = trained
     settings = FedBasisSettings(combination_learning_rate=5.0)
-    method, data = fedbasis(task, settings), noisy(9, 3, seed=7)
+    method, data = FedBasis(task, settings), noisy(9, 3, seed=7)
     seen = method.broadcast(state, "a", key)
     unseen = method.broadcast(state, NEWCOMER, key)
     assert all(map(torch.equal, seen.models, unseen.models))
@@ -247,7 +243,7 @@ def test_without_a_personal_classifier_the_head_is_combined_too(
 ) -> None:
     task, state = trained
     settings = FedBasisSettings(blocks="whole", personal_classifier=False)
-    served: Any = fedbasis(task, settings).personalize(
+    served: Any = FedBasis(task, settings).personalize(
         Bases(state.models), None, noisy(9, 3, seed=7), key
     )
     expected = convex(task, state.models, list(served.describe().values()))
@@ -259,7 +255,7 @@ def test_a_client_without_data_is_served_the_uniform_combination(
     trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
 ) -> None:
     task, state = trained
-    served: Any = fedbasis(task, FedBasisSettings()).personalize(
+    served: Any = FedBasis(task, FedBasisSettings()).personalize(
         Bases(state.models), None, noisy(0, 0, seed=1), key
     )
     torch.testing.assert_close(served.weights, convex(task, state.models, [1 / 3] * 3))
@@ -270,7 +266,7 @@ def test_what_was_trained_without_validation(
     trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
 ) -> None:
     task, state = trained
-    method, data = fedbasis(task, FedBasisSettings()), noisy(9, 3, seed=7)
+    method, data = FedBasis(task, FedBasisSettings()), noisy(9, 3, seed=7)
     payload = Bases(state.models)
     served: Any = method.personalize(payload, None, data, key)
     alone = served.without_validation()

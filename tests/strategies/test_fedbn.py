@@ -1,33 +1,25 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.models.networks import TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedbn import BATCH_NORMS, FedBNSettings, fedbn
+from knnper.strategies.fedbn import BATCH_NORMS, FedBN, FedBNSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, task_on_one_feature
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_1 = 0.26894142  # σ(-1)
 HALF = TrainingSettings(learning_rate=0.5)
 
 
-def normed_pixel(newcomer_epochs: int = 20) -> Method:
+def normed_pixel(unseen_epochs: int = 20) -> Method:
     """Return FedBN where z = γ x̂ + β; weights (γ, β, b, running mean, variance)."""
     task = task_on_one_feature(nn.BatchNorm1d(1), HALF, 1, 0, 1, 0, 1)
-    return fedbn(task, FedBNSettings(newcomer_epochs))
+    return FedBN(task, FedBNSettings(unseen_epochs))
 
 
 def test_two_rounds_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
@@ -58,7 +50,7 @@ def test_newcomers_statistics_come_close_to_their_data(
     task = normed_task(TrainingSettings(batch_size=8, learning_rate=0.01))
     data = noisy(8, 0, seed=4)
     payload = ModelPayload(task.initial_weights)
-    method = fedbn(task, FedBNSettings(newcomer_epochs=60))
+    method = FedBN(task, FedBNSettings(unseen_epochs=60))
     served = one_model_of(method, payload, None, data, key)
     task.model.load(task.initial_weights)
     convolution = task.model.module.get_submodule("features.0")
@@ -80,7 +72,7 @@ def test_batch_norm_stays_with_the_clients(
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("ab")}
-    method = fedbn(task, FedBNSettings())
+    method = FedBN(task, FedBNSettings())
     state, memory = run_rounds(method, clients, num_rounds=2)
     before, after = (
         task.model.named(weights) for weights in (task.initial_weights, state.weights)
@@ -103,7 +95,7 @@ def test_batch_norm_is_known_by_its_type(layer: nn.Module) -> None:
 
 def test_a_model_without_batch_norm_is_refused(linear_task: MakeTask) -> None:
     with pytest.raises(ConfigError) as caught:
-        fedbn(linear_task(HALF), FedBNSettings())
+        FedBN(linear_task(HALF), FedBNSettings())
     (problem,) = caught.value.problems
     assert problem.place == "method.name"
     assert "found fedbn with a model without BatchNorm" in problem.message

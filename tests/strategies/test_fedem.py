@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,19 +11,16 @@ from knnper.strategies import fedem as module
 from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedem import (
     Components,
     ComponentsUpdate,
+    FedEM,
     FedEMSettings,
     MixtureState,
-    fedem,
     responsibilities,
 )
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 LN3 = math.log(3)
 EVEN = torch.tensor([0.0, 0.0])  # p(0) = ½
@@ -32,7 +28,7 @@ SKEWED = torch.tensor([LN3, 0.0])  # p(0) = ¾
 
 
 def fedem_of(task: Task, num_components: int = 2) -> Method:
-    return fedem(task, FedEMSettings(num_components))
+    return FedEM(task, FedEMSettings(num_components))
 
 
 def test_client_step_by_hand(
@@ -115,7 +111,7 @@ def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
     held_out: list[int],
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = fedem(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
     data = ClientData(white([0]).train, white(held_out).train)
     served = method.personalize(Components((EVEN, SKEWED)), memory, data, key)
     assert isinstance(served, MixturePredictor)
@@ -140,7 +136,7 @@ def test_losses_are_computed_once(
         return original(task, components, examples)
 
     monkeypatch.setattr(module, "example_losses", counted)
-    method = fedem(linear_task(TrainingSettings()), FedEMSettings(2, newcomer_steps=5))
+    method = FedEM(linear_task(TrainingSettings()), FedEMSettings(2, unseen_steps=5))
     data = ClientData(white([0, 1, 0]).train, white([1, 1]).train)
     served = method.personalize(Components((EVEN, SKEWED)), None, data, key)
     assert isinstance(served, MixturePredictor)
@@ -159,7 +155,7 @@ def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
     of_newcomer: float,
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = fedem(task, FedEMSettings(num_components=2, newcomer_steps=num_steps))
+    method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
     payload = Components((EVEN, SKEWED))
 
     def share_of_even(memory: MixtureState | None) -> float:
@@ -199,7 +195,7 @@ def test_one_component_is_fedavg(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = fedavg(task, NoSettings()), fedem_of(task, 1)
+    plain, method = FedAvg(task, NoSettings()), fedem_of(task, 1)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
     found, memory = run_rounds(method, clients, num_rounds=3)

@@ -1,24 +1,16 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fedper import FedPerSettings, fedper
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fedper import FedPer, FedPerSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, two_weights_task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_1 = 0.26894142  # σ(-1)
 SIGMA_2 = 0.11920292  # σ(-2)
@@ -27,7 +19,7 @@ TRAINING = TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1)
 
 
 def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
-    method = fedper(two_weights_task(HALF, a=1, b=1), FedPerSettings())
+    method = FedPer(two_weights_task(HALF, a=1, b=1), FedPerSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
     # Logits (ab, -ab). Label 0: ∂loss/∂a = -2b σ(-2ab) = -2σ(-2), and b alike: both
@@ -39,7 +31,7 @@ def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
 
 
 def test_a_client_goes_on_with_its_own_part(white: MakeClient, key: RandomKey) -> None:
-    method = fedper(two_weights_task(HALF, a=1, b=1), FedPerSettings())
+    method = FedPer(two_weights_task(HALF, a=1, b=1), FedPerSettings())
     payload, before = ModelPayload(torch.tensor([0.5, 9])), PersonalPart(torch.ones(1))
     after, update = method.client_update(payload, before, white([0]), 2, key)
     # From a = ½ and its own b = 1: ∂a = -2 σ(-1), ∂b = -2 · ½ σ(-1).
@@ -56,12 +48,12 @@ def test_newcomers_train_their_part_at_the_first_rate(
     schedule = MultiStepSchedule(milestones=(2,))
     training = TrainingSettings(num_rounds=3, learning_rate=0.5, schedule=schedule)
     task = two_weights_task(training, a=1, b=1)
-    method = fedper(task, FedPerSettings(newcomer_epochs=1))
+    method = FedPer(task, FedPerSettings(unseen_epochs=1))
     payload = ModelPayload(torch.tensor([2.0, 0.0]))
     served = one_model_of(method, payload, None, white([0]), key)
     # ∂b = -2a σ(0) = -2, at the rate ½.
     assert served.weights.tolist() == [2.0, 1.0]
-    again = fedper(task, FedPerSettings(newcomer_epochs=2))
+    again = FedPer(task, FedPerSettings(unseen_epochs=2))
     longer = one_model_of(again, payload, None, white([0]), key).weights
     # ∂b = -2a σ(-2ab) = -4 σ(-4), σ(-4) = 0.01798621.
     assert longer.tolist() == pytest.approx([2.0, 1 + 2 * 0.01798621], abs=1e-6)
@@ -71,7 +63,7 @@ def test_newcomers_learn_from_both_splits(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TRAINING)
-    method = fedper(task, FedPerSettings())
+    method = FedPer(task, FedPerSettings())
     payload = ModelPayload(task.initial_weights)
     data, alone = noisy(6, 3, seed=1), noisy(6, 0, seed=1)
     served = one_model_of(method, payload, None, data, key)
@@ -86,7 +78,7 @@ def test_without_data_a_part_is_not_used(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TRAINING)
-    method, payload = fedper(task, FedPerSettings()), ModelPayload(task.initial_weights)
+    method, payload = FedPer(task, FedPerSettings()), ModelPayload(task.initial_weights)
     part = PersonalPart(torch.ones(int(task.head_mask.sum())))
     served = one_model_of(method, payload, part, noisy(0, 0, seed=1), key)
     assert torch.equal(served.weights, task.initial_weights)
@@ -101,7 +93,7 @@ def test_only_the_base_moves_at_the_server(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("ab")}
-    state, memory = run_rounds(fedper(task, FedPerSettings()), clients, num_rounds=2)
+    state, memory = run_rounds(FedPer(task, FedPerSettings()), clients, num_rounds=2)
     head, initial = task.head_mask, task.initial_weights
     assert torch.equal(state.weights[head], initial[head])
     assert not torch.equal(state.weights[~head], initial[~head])
@@ -116,8 +108,8 @@ def test_without_personal_layers_it_is_fedavg(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    everything_shared = fedper(task, FedPerSettings(num_personal_layers=0))
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    everything_shared = FedPer(task, FedPerSettings(num_personal_layers=0))
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, memory = run_rounds(everything_shared, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     payload = ModelPayload(found.weights)
@@ -128,7 +120,7 @@ def test_without_personal_layers_it_is_fedavg(
 
 def test_some_layer_must_be_shared(normed_task: MakeTask) -> None:
     with pytest.raises(ConfigError) as caught:
-        fedper(normed_task(TRAINING), FedPerSettings(num_personal_layers=2))
+        FedPer(normed_task(TRAINING), FedPerSettings(num_personal_layers=2))
     (problem,) = caught.value.problems
     assert problem.place == "method.num_personal_layers"
     assert "found 2, expected at most 1: of the model's 2 layers" in problem.message

@@ -1,21 +1,14 @@
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fedprox import FedProxSettings, fedprox
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, Any]]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fedprox import FedProx, FedProxSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TRAINING = TrainingSettings(local_epochs=2, batch_size=1, learning_rate=0.5)
 
@@ -25,10 +18,10 @@ def test_without_a_pull_it_is_fedavg(
 ) -> None:
     task = normed_task(replace(TRAINING, weight_decay=0.1))
     clients = {"a": noisy(5, 2, seed=1), "b": noisy(3, 2, seed=2)}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, 3)
-    found, _ = run_rounds(fedprox(task, FedProxSettings(prox_weight=0.0)), clients, 3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, 3)
+    found, _ = run_rounds(FedProx(task, FedProxSettings(prox_weight=0.0)), clients, 3)
     assert torch.equal(found.weights, expected.weights)
-    pulled, _ = run_rounds(fedprox(task, FedProxSettings(prox_weight=0.1)), clients, 3)
+    pulled, _ = run_rounds(FedProx(task, FedProxSettings(prox_weight=0.1)), clients, 3)
     assert not torch.equal(pulled.weights, expected.weights)
 
 
@@ -36,7 +29,7 @@ def test_two_steps_by_hand(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     """Logits (y, -y), x = 1, label 0: the slope of the loss in y is -σ(-2 y)."""
-    method = fedprox(linear_task(TRAINING), FedProxSettings(prox_weight=0.4))
+    method = FedProx(linear_task(TRAINING), FedProxSettings(prox_weight=0.4))
     # The server's model, which is not the initial one any more: that is 0.
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     _, update = method.client_update(payload, None, white([0]), 1, key)
@@ -50,7 +43,7 @@ def test_an_infinite_pull_leaves_the_parameters_whatever_decays(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = normed_task(replace(TRAINING, weight_decay=0.1))
-    method = fedprox(task, FedProxSettings(prox_weight=1e30))
+    method = FedProx(task, FedProxSettings(prox_weight=1e30))
     state, _ = run_rounds(method, {"a": noisy(5, 2, seed=1)}, 2)
     parameters = slice(0, task.model.num_parameters)
     expected = task.initial_weights[parameters]

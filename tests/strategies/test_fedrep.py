@@ -1,12 +1,9 @@
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.models.flat import EmbeddingModel, FlatModel
@@ -15,14 +12,10 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fedrep import FedRepSettings, fedrep
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fedrep import FedRep, FedRepSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, two_weights_task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_HALF = 0.37754067  # σ(-½)
 SIGMA_1 = 0.26894142  # σ(-1)
@@ -46,7 +39,7 @@ class HeadlessModel(EmbeddingModel):
 
 
 def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
-    method = fedrep(two_weights_task(HALF, a=1, b=0), FedRepSettings(head_epochs=1))
+    method = FedRep(two_weights_task(HALF, a=1, b=0), FedRepSettings(head_epochs=1))
     clients = {"a": white([0, 0, 0]), "b": white([0, 1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
     # Logits (ab, -ab). Client a: ∂b = -2a σ(0) = -1, so b = ½; then, with that b,
@@ -59,7 +52,7 @@ def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
 
 def test_the_head_has_a_rate_of_its_own(white: MakeClient, key: RandomKey) -> None:
     settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25)
-    method = fedrep(two_weights_task(HALF, a=1, b=0), settings)
+    method = FedRep(two_weights_task(HALF, a=1, b=0), settings)
     payload = ModelPayload(torch.tensor([1.0, 0.0]))
     part, update = method.client_update(payload, None, white([0]), 1, key)
     # b = ¼, and a by ½ · 2 · ¼ σ(-½).
@@ -75,8 +68,8 @@ def test_the_schedule_is_that_of_the_heads_own_rate_too(
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
     training = TrainingSettings(num_rounds=2, learning_rate=0.5, schedule=schedule)
-    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, newcomer_epochs=1)
-    method = fedrep(two_weights_task(training, a=1, b=0), settings)
+    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, unseen_epochs=1)
+    method = FedRep(two_weights_task(training, a=1, b=0), settings)
     payload = ModelPayload(torch.tensor([1.0, 0.0]))
     # ∂b = -1 at b = 0: a step is the rate, that of round 2 below.
     kept, _ = method.client_update(payload, None, white([0]), 2, key)
@@ -88,7 +81,7 @@ def test_the_schedule_is_that_of_the_heads_own_rate_too(
 
 
 def test_the_head_is_trained_for_its_epochs(white: MakeClient, key: RandomKey) -> None:
-    method = fedrep(two_weights_task(HALF, a=1, b=0), FedRepSettings(head_epochs=2))
+    method = FedRep(two_weights_task(HALF, a=1, b=0), FedRepSettings(head_epochs=2))
     payload = ModelPayload(torch.tensor([1.0, 0.0]))
     part, _ = method.client_update(payload, None, white([0]), 1, key)
     # b = ½, then ∂b = -2 σ(-1).
@@ -100,9 +93,9 @@ def test_every_client_trains_its_head_on_the_final_body(
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,))
     training = TrainingSettings(num_rounds=3, learning_rate=0.5, schedule=schedule)
-    method = fedrep(
+    method = FedRep(
         two_weights_task(training, a=1, b=0),
-        FedRepSettings(head_epochs=1, newcomer_epochs=2),
+        FedRepSettings(head_epochs=1, unseen_epochs=2),
     )
     payload, data = ModelPayload(torch.tensor([2.0, 0.0])), white([0])
     seen = one_model_of(method, payload, PersonalPart(torch.tensor([0.5])), data, key)
@@ -117,7 +110,7 @@ def test_heads_are_trained_in_the_end_on_both_splits(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TRAINING)
-    method = fedrep(task, FedRepSettings(head_epochs=2))
+    method = FedRep(task, FedRepSettings(head_epochs=2))
     payload, head = ModelPayload(task.initial_weights), task.head_mask
     part = PersonalPart(torch.ones(int(head.sum())))
     for before in (None, part):
@@ -135,7 +128,7 @@ def test_only_the_body_moves_at_the_server(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("ab")}
-    state, memory = run_rounds(fedrep(task, FedRepSettings()), clients, num_rounds=2)
+    state, memory = run_rounds(FedRep(task, FedRepSettings()), clients, num_rounds=2)
     head, initial = task.head_mask, task.initial_weights
     assert torch.equal(state.weights[head], initial[head])
     assert not torch.equal(state.weights[~head], initial[~head])
@@ -151,9 +144,9 @@ def test_with_an_empty_head_it_is_fedavg(
         model = FlatModel(HeadlessModel())
     normed = normed_task(TRAINING)
     task = dataclasses.replace(normed, model=model, initial_weights=model.read())
-    method = fedrep(task, FedRepSettings())
+    method = FedRep(task, FedRepSettings())
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, memory = run_rounds(method, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     for part in (None, memory["a"]):
@@ -164,7 +157,7 @@ def test_with_an_empty_head_it_is_fedavg(
 
 def test_a_model_without_a_body_is_refused(linear_task: MakeTask) -> None:
     with pytest.raises(ConfigError) as caught:
-        fedrep(linear_task(TRAINING), FedRepSettings())
+        FedRep(linear_task(TRAINING), FedRepSettings())
     (problem,) = caught.value.problems
     assert problem.place == "method.name"
     assert "found a model of which no weight would be shared" in problem.message

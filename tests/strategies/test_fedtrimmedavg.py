@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,16 +5,14 @@ from hypothesis import strategies as st
 
 from knnper.experiment import TrainingSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedtrimmedavg import (
-    SPEC,
+    FedTrimmedAvg,
     FedTrimmedAvgSettings,
-    fedtrimmedavg,
     trimmed_at_each_end,
 )
-from tests.strategies.small_updates import assert_refused, random_updates, updates
+from tests.strategies.small_updates import random_updates, updates
+from tests.strategies.trained_methods import MakeTask
 
-MakeTask = Callable[..., Task]
 BEFORE = ModelState(torch.zeros(2))
 FIVE = updates(
     [1.0, 9.0],
@@ -31,12 +27,12 @@ FIVE = updates(
 def test_the_extremes_of_each_weight_are_left_out(linear_task: MakeTask) -> None:
     task = linear_task(TrainingSettings())
     # ⌊0.2 · 5⌋ = 1 at each end: (2 + 3 + 6) / 3 and (0 + 1 + 8) / 3.
-    one = fedtrimmedavg(task, FedTrimmedAvgSettings(0.2))
+    one = FedTrimmedAvg(task, FedTrimmedAvgSettings(0.2))
     assert one.aggregate(BEFORE, iter(FIVE)).weights.tolist() == pytest.approx(
         [11 / 3, 3]
     )
     # ⌊0.4 · 5⌋ = 2: the medians.
-    two = fedtrimmedavg(task, FedTrimmedAvgSettings(0.4))
+    two = FedTrimmedAvg(task, FedTrimmedAvgSettings(0.4))
     assert two.aggregate(BEFORE, iter(FIVE)).weights.tolist() == [3, 1]
 
 
@@ -46,7 +42,7 @@ def test_nothing_trimmed_is_the_plain_mean(normed_task: MakeTask) -> None:
     mean = torch.stack([one.weights for _, one in held]).double().mean(dim=0).float()
     # ⌊0.1 · 6⌋ = 0 too.
     for fraction in (0.0, 0.1):
-        method = fedtrimmedavg(task, FedTrimmedAvgSettings(fraction))
+        method = FedTrimmedAvg(task, FedTrimmedAvgSettings(fraction))
         after = method.aggregate(ModelState(task.initial_weights), iter(held))
         torch.testing.assert_close(after.weights, mean, rtol=1e-6, atol=1e-7)
 
@@ -61,7 +57,7 @@ def test_how_many_are_trimmed(fraction: float, num_values: int, expected: int) -
 
 
 def test_flower_trims_as_many(linear_task: MakeTask) -> None:
-    method = fedtrimmedavg(linear_task(TrainingSettings()), FedTrimmedAvgSettings(0.29))
+    method = FedTrimmedAvg(linear_task(TrainingSettings()), FedTrimmedAvgSettings(0.29))
     # 29 attackers of 100: with 28 left out one of 10^6 would show.
     attacked = updates(*([1e6, 1.0] if i < 29 else [1.0, 1.0] for i in range(100)))
     assert method.aggregate(BEFORE, iter(attacked)).weights.tolist() == [1, 1]
@@ -75,7 +71,3 @@ def test_something_is_always_left(fraction: float, num_values: int) -> None:
     # What Flower makes of the fraction that it is given.
     assert int((num_trimmed + 0.25) / num_values * num_values) == num_trimmed
     assert (num_trimmed + 0.25) / num_values < 0.5
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(SPEC, trimmed_fraction=0.5)

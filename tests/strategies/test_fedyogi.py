@@ -1,14 +1,10 @@
-from collections.abc import Callable
-
 import pytest
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedyogi import SPEC, FedYogiSettings, fedyogi
-from tests.strategies.small_updates import assert_refused, updates
-
-MakeTask = Callable[..., Task]
+from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
+from tests.strategies.small_updates import updates
+from tests.strategies.trained_methods import MakeTask
 
 
 def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
@@ -18,7 +14,7 @@ def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
         second_moment_decay=0.5,
         adaptivity=1.0,
     )
-    method = fedyogi(linear_task(TrainingSettings()), settings)
+    method = FedYogi(linear_task(TrainingSettings()), settings)
     state = method.init(("a",), key)
     assert state.second_moment.tolist() == [1, 1]
     # Δ = (4, ½): m = (2, ¼). Δ² = 16 is above v = 1, which grows: 1 + ½ · 16 = 9.
@@ -38,15 +34,5 @@ def test_two_rounds_by_hand(linear_task: MakeTask, key: RandomKey) -> None:
 def test_the_second_moment_begins_with_the_square(
     linear_task: MakeTask, key: RandomKey
 ) -> None:
-    method = fedyogi(linear_task(TrainingSettings()), FedYogiSettings(adaptivity=0.5))
+    method = FedYogi(linear_task(TrainingSettings()), FedYogiSettings(adaptivity=0.5))
     assert method.init(("a",), key).second_moment.tolist() == [0.25, 0.25]
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(
-        SPEC,
-        server_learning_rate=-0.1,
-        first_moment_decay=1.5,
-        second_moment_decay=-0.1,
-        adaptivity=0,
-    )

@@ -1,57 +1,21 @@
 """Which methods end with one trained model, for export and for sites to keep."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.task import Task
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
-
-ENDS_WITH_ONE = (
-    "agnostic",
-    "apfl",
-    "bulyan",
-    "ditto",
-    "fedadagrad",
-    "fedadam",
-    "fedattn",
-    "fedavg",
-    "fedavg_plus",
-    "fedavgm",
-    "fedmedian",
-    "fedprox",
-    "fedtrimmedavg",
-    "fedyogi",
-    "knn_per",
-    "knn_per_protonn",
-    "krum",
-    "mapper",
-    "multikrum",
-    "per_fedavg",
-    "pfedme",
-    "qfedavg",
-    "scaffold",
-)
+ENDS_WITH_ONE = [name for name in METHODS if METHODS[name].ends_with_global_model]
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 
 
 def build(name: str, task: Task) -> Method:
-    return METHODS[name].build(task, METHODS[name].settings_type())
-
-
-def test_who_ends_with_a_model() -> None:
-    found = [name for name, spec in METHODS.items() if spec.ends_with_global_model]
-    assert sorted(found) == sorted(ENDS_WITH_ONE)
+    return METHODS[name](task, METHODS[name].settings_type())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,7 +1,5 @@
 import math
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +13,16 @@ from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.hypcluster import HypClusterSettings, HypClusterState, hypcluster
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.hypcluster import HypCluster, HypClusterSettings, HypClusterState
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 ZERO_SIDED = torch.tensor([2.0, -2.0])
 """Predicts label 0 of a white pixel; its negative predicts 1."""
 
 
 def hypcluster_of(task: Task, num_clusters: int = 2) -> Method:
-    return hypcluster(task, HypClusterSettings(num_clusters))
+    return HypCluster(task, HypClusterSettings(num_clusters))
 
 
 def clustered(*centers: torch.Tensor, largest: int = 0) -> HypClusterState:
@@ -61,7 +56,7 @@ def test_one_cluster_is_fedavg(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = fedavg(task, NoSettings()), hypcluster_of(task, 1)
+    plain, method = FedAvg(task, NoSettings()), hypcluster_of(task, 1)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
     found, _ = run_rounds(method, clients, num_rounds=3)

@@ -1,12 +1,9 @@
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
@@ -14,17 +11,13 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.fed_mtl import FedMTLSettings, fed_mtl
-from knnper.strategies.l2gd import L2GDSettings, L2GDState, coin_step, coins, l2gd
-from knnper.strategies.local import LocalSettings, local
+from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
+from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
+from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import trained_with_the_keys_of_local
 from tests.strategies.small_updates import updates
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def share(y: float) -> float:
@@ -69,7 +62,7 @@ def test_one_step_a_round_is_the_algorithm(
     task = linear_task(TrainingSettings(learning_rate=0.5))
     settings = L2GDSettings(prox_weight=0.4, aggregation_probability=0.4)
     clients = {"a": white([0, 0]), "b": white([1, 1])}
-    method, num_rounds = l2gd(task, settings), 12
+    method, num_rounds = L2GD(task, settings), 12
     state, memory = run_rounds(method, clients, num_rounds)
 
     of_a, of_b, seen = 0.0, 0.0, set()
@@ -89,7 +82,7 @@ def test_one_step_a_round_is_the_algorithm(
 
 
 def test_the_mean_weighs_clients_by_their_examples(linear_task: MakeTask) -> None:
-    method = l2gd(linear_task(TrainingSettings()), L2GDSettings())
+    method = L2GD(linear_task(TrainingSettings()), L2GDSettings())
     sent = updates([1.0, -1.0], [5.0, 3.0], examples=[3, 1])
     state = method.aggregate(L2GDState(torch.zeros(2), seed=1), iter(sent))
     assert state.weights.tolist() == [2.0, 0.0]
@@ -110,7 +103,7 @@ def test_all_clients_throw_the_same_coins(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings())
-    method = l2gd(task, L2GDSettings(1.0, aggregation_probability=0.5))
+    method = L2GD(task, L2GDSettings(1.0, aggregation_probability=0.5))
     moved = set()
     for server_round in range(1, 9):
         payload = L2GDState(torch.zeros(2), seed=3)
@@ -140,11 +133,11 @@ def test_without_heads_it_is_local(
     clients = {"a": noisy(7, 2, seed=1), "b": noisy(4, 2, seed=2)}
     never = L2GDSettings(prox_weight=5.0, aggregation_probability=0.0)
     often = L2GDSettings(prox_weight=5.0, aggregation_probability=0.6)
-    alone = trained_with_the_keys_of_local(l2gd(task, never), task, clients, key)
-    mixed = trained_with_the_keys_of_local(l2gd(task, often), task, clients, key)
+    alone = trained_with_the_keys_of_local(L2GD(task, never), task, clients, key)
+    mixed = trained_with_the_keys_of_local(L2GD(task, often), task, clients, key)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
-        predictor = local(task, LocalSettings()).personalize(payload, None, data, key)
+        predictor = Local(task, LocalSettings()).personalize(payload, None, data, key)
         assert isinstance(predictor, ModelPredictor)
         served = predictor.without_validation()
         assert torch.equal(alone[name], served.weights)
@@ -181,7 +174,7 @@ def test_steps_to_the_mean_leave_buffers_alone(
 def test_the_seed_comes_from_the_run_and_stays(
     linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
 ) -> None:
-    method = l2gd(linear_task(TrainingSettings()), L2GDSettings())
+    method = L2GD(linear_task(TrainingSettings()), L2GDSettings())
     state, _ = run_rounds(method, {"a": white([0])}, num_rounds=2)
     first = method.init(("a",), RandomKey(11).child("init"))
     assert state.seed == first.seed != method.init(("a",), RandomKey(12)).seed
@@ -191,8 +184,8 @@ def test_clients_are_served_as_by_fed_mtl(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(TrainingSettings(num_rounds=2)), noisy(6, 4, seed=1)
-    method = l2gd(task, L2GDSettings(prox_weight=0.7, newcomer_epochs=2))
-    alike = fed_mtl(task, FedMTLSettings(prox_weight=0.7, newcomer_epochs=2))
+    method = L2GD(task, L2GDSettings(prox_weight=0.7, unseen_epochs=2))
+    alike = FedMTL(task, FedMTLSettings(prox_weight=0.7, unseen_epochs=2))
     payload = L2GDState(task.initial_weights, seed=1)
     own = ModelState(task.initial_weights + 1)
     for memory in (None, own):

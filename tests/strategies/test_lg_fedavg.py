@@ -1,23 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.lg_fedavg import LGFedAvgSettings, lg_fedavg
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.lg_fedavg import LGFedAvg, LGFedAvgSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 from tests.strategies.two_weights import one_model_of, two_weights_task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 SIGMA_2 = 0.11920292  # σ(-2)
 HALF = TrainingSettings(learning_rate=0.5)
@@ -25,7 +17,7 @@ TRAINING = TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1)
 
 
 def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
-    method = lg_fedavg(two_weights_task(HALF, a=1, b=1), LGFedAvgSettings())
+    method = LGFedAvg(two_weights_task(HALF, a=1, b=1), LGFedAvgSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
     # Logits (ab, -ab): with label 0 a and b end at 1 + σ(-2), with label 1 at σ(-2).
@@ -38,8 +30,8 @@ def test_first_round_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
 def test_everyone_is_served_a_representation_of_its_own(
     white: MakeClient, run_rounds: RunRounds, key: RandomKey
 ) -> None:
-    method = lg_fedavg(
-        two_weights_task(HALF, a=1, b=1), LGFedAvgSettings(newcomer_epochs=1)
+    method = LGFedAvg(
+        two_weights_task(HALF, a=1, b=1), LGFedAvgSettings(unseen_epochs=1)
     )
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
@@ -57,7 +49,7 @@ def test_only_the_head_moves_at_the_server(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("ab")}
-    method = lg_fedavg(task, LGFedAvgSettings())
+    method = LGFedAvg(task, LGFedAvgSettings())
     state, memory = run_rounds(method, clients, num_rounds=2)
     head, initial = task.head_mask, task.initial_weights
     assert torch.equal(state.weights != initial, head)
@@ -71,8 +63,8 @@ def test_the_body_is_the_default_of_the_local_layers(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("ab")}
-    by_default, _ = run_rounds(lg_fedavg(task, LGFedAvgSettings()), clients, 2)
-    counted, _ = run_rounds(lg_fedavg(task, LGFedAvgSettings(1)), clients, 2)
+    by_default, _ = run_rounds(LGFedAvg(task, LGFedAvgSettings()), clients, 2)
+    counted, _ = run_rounds(LGFedAvg(task, LGFedAvgSettings(1)), clients, 2)
     assert torch.equal(counted.weights, by_default.weights)
 
 
@@ -81,8 +73,8 @@ def test_without_local_layers_it_is_fedavg(
 ) -> None:
     task = normed_task(TRAINING)
     clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    everything_shared = lg_fedavg(task, LGFedAvgSettings(num_local_layers=0))
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    everything_shared = LGFedAvg(task, LGFedAvgSettings(num_local_layers=0))
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, memory = run_rounds(everything_shared, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     payload = ModelPayload(found.weights)
@@ -93,7 +85,7 @@ def test_without_local_layers_it_is_fedavg(
 
 def test_some_layer_must_be_global(normed_task: MakeTask) -> None:
     with pytest.raises(ConfigError) as caught:
-        lg_fedavg(normed_task(TRAINING), LGFedAvgSettings(num_local_layers=5))
+        LGFedAvg(normed_task(TRAINING), LGFedAvgSettings(num_local_layers=5))
     (problem,) = caught.value.problems
     assert problem.place == "method.num_local_layers"
     assert "found 5, expected at most 1: of the model's 2 layers" in problem.message

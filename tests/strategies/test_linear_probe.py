@@ -11,15 +11,14 @@ from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
-from knnper.strategies.linear_probe import LinearProbeSettings, linearly_probed
-
-MakeTask = Callable[..., Task]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
+from knnper.strategies.linear_probe import LinearProbe, LinearProbeSettings
+from tests.strategies.trained_methods import MakeTask
 
 
 def probed(task: Task, data: ClientData, settings: LinearProbeSettings) -> torch.Tensor:
-    method = linearly_probed(task, fedavg(task, NoSettings()), settings)
+    method = LinearProbe(task, FedAvg(task, NoSettings()), settings)
     payload = ModelPayload(task.initial_weights)
     predictor = method.personalize(payload, None, data, RandomKey(3))
     assert isinstance(predictor, ModelPredictor)
@@ -69,7 +68,7 @@ def test_of_a_model_that_is_all_head_it_is_fine_tuning(
 ) -> None:
     task, data = linear_task(TrainingSettings()), white([0, 1, 1])
     tuning = FineTuningSettings(num_epochs=3, learning_rate=0.2)
-    method = fine_tuned(task, fedavg(task, NoSettings()), tuning)
+    method = FineTuning(task, FedAvg(task, NoSettings()), tuning)
     payload = ModelPayload(task.initial_weights)
     expected = method.personalize(payload, None, data, RandomKey(3))
     assert isinstance(expected, ModelPredictor)

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -10,11 +8,9 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.local import LocalSettings, local
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.local import Local, LocalSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(
     num_rounds=3,
@@ -28,7 +24,7 @@ TRAINING = TrainingSettings(
 def served_alone(
     task: Task, data: ClientData, key: RandomKey, num_rounds: int | None = None
 ) -> ModelPredictor:
-    method = local(task, LocalSettings(num_rounds))
+    method = Local(task, LocalSettings(num_rounds))
     state = method.init(["a"], key)
     payload = method.broadcast(state, NEWCOMER, key)
     predictor = method.personalize(payload, None, data, key)
@@ -46,7 +42,7 @@ def test_is_fedavg_with_one_client(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(TRAINING), noisy(7, 0, seed=1)
-    method = fedavg(task, NoSettings())
+    method = FedAvg(task, NoSettings())
     state = method.init(["a"], key)
     for server_round in (1, 2, 3):
         payload = method.broadcast(state, "a", key)
@@ -95,7 +91,7 @@ def test_without_data_it_is_the_initial_model(
 
 
 def test_has_no_rounds(linear_task: MakeTask) -> None:
-    method = local(linear_task(TRAINING), LocalSettings())
+    method = Local(linear_task(TRAINING), LocalSettings())
     assert method.num_rounds == 0
     with pytest.raises(RunError, match="Local has no rounds of training"):
         method.client_update(None, None, None, 1, None)

@@ -1,6 +1,5 @@
 """Mapper: by hand, at both ends of λ, and the choice of λ."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +15,17 @@ from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.mapper import (
-    SPEC,
+    Mapper,
     MapperSettings,
     Pair,
     best_pair,
     interpolated,
-    mapper,
     mixture_loss,
 )
 from tests.strategies.method_checks import labelled, mixture_served, problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
@@ -60,7 +55,7 @@ class TestJoint:
         self, linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = mapper(
+        method = Mapper(
             task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
         )
         state, _ = run_rounds(method, {"a": white([0])}, num_rounds=1)
@@ -74,7 +69,7 @@ class TestJoint:
         self, linear_task: MakeTask, white: MakeClient
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = mapper(
+        method = Mapper(
             task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
         )
         found = mixture_served(method, torch.zeros(2), white([0]))
@@ -91,8 +86,8 @@ class TestJoint:
     ) -> None:
         task = normed_task(EVERYTHING)
         clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
-        expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=2)
-        method = mapper(
+        expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=2)
+        method = Mapper(
             task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.0,))
         )
         found, _ = run_rounds(method, clients, num_rounds=2)
@@ -108,8 +103,8 @@ class TestJoint:
         clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
         settings = MapperSettings((0.5,), warm_start_fraction=0.5)
         for num_rounds, same in ((2, True), (3, False)):
-            expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds)
-            found, _ = run_rounds(mapper(task, settings), clients, num_rounds)
+            expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds)
+            found, _ = run_rounds(Mapper(task, settings), clients, num_rounds)
             assert torch.equal(found.weights, expected.weights) == same
 
     def test_local_models_alone_leave_the_central_one(
@@ -119,7 +114,7 @@ class TestJoint:
         start = torch.tensor([0.5, -0.25])
         task = replace(task, initial_weights=start)
         data = labelled(white, [0, 1, 1], [1])
-        method = mapper(
+        method = Mapper(
             task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(1.0,))
         )
         state, _ = run_rounds(method, {"a": data}, num_rounds=2)
@@ -135,7 +130,7 @@ class TestJoint:
         self, normed_task: MakeTask, noisy: MakeClient
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-        method = mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
+        method = Mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
         payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
         _, update = method.client_update(payload, None, data, 1, rng)
         # Neither weight decay nor the statistics of BatchNorm have changed it.
@@ -152,7 +147,7 @@ class TestJoint:
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
         settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
-        found = mixture_served(mapper(task, settings), torch.zeros(2), white([0]))
+        found = mixture_served(Mapper(task, settings), torch.zeros(2), white([0]))
         # ½ · ½, then ½ (1 - σ(½)).
         expected = 0.25 + 0.5 * (1 - SIGMA)
         assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
@@ -221,7 +216,7 @@ class TestJoint:
         task, (inputs, labels) = text_task(), windows()
         given = Examples(inputs.to(torch.uint8), labels)
         data = ClientData(given, no_examples(TEXT))
-        method = mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
+        method = Mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
         payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
         _, update = method.client_update(payload, None, data, 1, rng)
         local = local_sgd(
@@ -235,7 +230,7 @@ class TestJoint:
     ) -> None:
         task = linear_task(TrainingSettings(learning_rate=1.0))
         sent = torch.tensor([0.25, -0.25])
-        found = mixture_served(mapper(task, MapperSettings((1.0,))), sent, white([0]))
+        found = mixture_served(Mapper(task, MapperSettings((1.0,))), sent, white([0]))
         assert not torch.equal(sent, task.initial_weights)
         # p(0) = σ(½) there.
         expected = 0.25 + 1 - SIGMA
@@ -288,10 +283,10 @@ class TestChoice:
 
 
 def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(SPEC, MapperSettings((0.5, 1.0, 0.5)))
+    (problem,) = problems_of(Mapper, MapperSettings((0.5, 1.0, 0.5)))
     assert problem.place == "method.interpolation_weights"
     assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(SPEC, MapperSettings()) == ()
+    assert problems_of(Mapper, MapperSettings()) == ()
 
 
 def test_the_interpolation_is_of_probabilities(

@@ -1,19 +1,13 @@
 """What Mapper costs a client."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 import knnper.strategies.mapper as mapper_module
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
-from knnper.strategies.core.task import Task
-from knnper.strategies.mapper import MapperSettings, Pair, best_pair, mapper
+from knnper.strategies.mapper import Mapper, MapperSettings, Pair, best_pair
 from tests.strategies.method_checks import count_trainings, labelled, mixture_served
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 EVERYTHING = TrainingSettings(
     batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2
@@ -56,7 +50,7 @@ class TestCost:
     ) -> None:
         task, data = normed_task(EVERYTHING), noisy(9, num_validation, seed=1)
         trainings = count_trainings(monkeypatch, mapper_module)
-        method = mapper(task, MapperSettings((0.5, 1.0)))
+        method = Mapper(task, MapperSettings((0.5, 1.0)))
         found = mixture_served(method, task.initial_weights, data)
         assert trainings == expected
         assert (found.without_validation() is found) == (num_validation == 0)

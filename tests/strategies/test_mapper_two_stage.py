@@ -1,34 +1,25 @@
 """Mapper in two stages: by hand, at both ends of λ, and what was trained on what."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 import knnper.strategies.mapper_two_stage as module
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
-from knnper.strategies.mapper_two_stage import (
-    ON_TOP,
-    TwoStageSettings,
-    with_local_model,
-)
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
+from knnper.strategies.mapper_two_stage import TwoStageMapper, TwoStageSettings
 from tests.strategies.method_checks import (
     count_trainings,
     labelled,
     mixture_served,
     problems_of,
 )
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
@@ -39,7 +30,7 @@ EVERYTHING = TrainingSettings(
 
 def topped(task: Task, *cover: float) -> Method:
     settings = TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
-    return with_local_model(task, fedavg(task, NoSettings()), settings)
+    return TwoStageMapper(task, FedAvg(task, NoSettings()), settings)
 
 
 def test_by_hand(linear_task: MakeTask, white: MakeClient) -> None:
@@ -64,7 +55,7 @@ def test_no_weight_is_the_method(normed_task: MakeTask, noisy: MakeClient) -> No
 def test_all_weight_is_fine_tuning(normed_task: MakeTask, noisy: MakeClient) -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
     found = mixture_served(topped(task, 1.0), task.initial_weights, data)
-    tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(2))
+    tuned = FineTuning(task, FedAvg(task, NoSettings()), FineTuningSettings(2))
     payload = ModelPayload(task.initial_weights)
     expected = tuned.personalize(payload, None, data, RandomKey(6))
     queries = noisy(5, 0, seed=9).train.images
@@ -88,8 +79,8 @@ def test_on_top_of_what_was_trained_on_validation(
     normed_task: MakeTask, noisy: MakeClient
 ) -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-    tuned = fine_tuned(task, fedavg(task, NoSettings()), FineTuningSettings(1))
-    method = with_local_model(task, tuned, TwoStageSettings((0.5,)))
+    tuned = FineTuning(task, FedAvg(task, NoSettings()), FineTuningSettings(1))
+    method = TwoStageMapper(task, tuned, TwoStageSettings((0.5,)))
     payload = ModelPayload(task.initial_weights)
     base = tuned.personalize(payload, None, data, RandomKey(6))
     assert isinstance(base, ModelPredictor)
@@ -115,7 +106,7 @@ def test_without_validation_data_nothing_is_trained_anew(
 
 
 def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(ON_TOP, TwoStageSettings((0.5, 1.0, 0.5)))
+    (problem,) = problems_of(TwoStageMapper, TwoStageSettings((0.5, 1.0, 0.5)))
     assert problem.place == "personalization.interpolation_weights"
     assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(ON_TOP, TwoStageSettings()) == ()
+    assert problems_of(TwoStageMapper, TwoStageSettings()) == ()

@@ -12,26 +12,19 @@ from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
+from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.method import (
-    AS_IT_IS,
-    NEWCOMER,
-    EmbeddingPredictor,
-    Method,
-    NoSettings,
-)
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method, NoSettings
+from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.fine_tuning import FineTuningSettings, fine_tuned
-from knnper.strategies.knn_per import memorize, with_memory
-from knnper.strategies.local import LocalSettings, local
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
+from knnper.strategies.knn_per import LocalMemory, memorize
+from knnper.strategies.local import Local, LocalSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -42,7 +35,7 @@ MODEL_ONLY = [name for name in ON_TOP if PERSONALIZERS[name].needs_one_model]
 
 def trained(task: Task, name: str, noisy: MakeClient) -> tuple[Method, Any, Any]:
     """Return a method, and its own and client a's state after one round."""
-    method = METHODS[name].build(task, METHODS[name].settings_type())
+    method = METHODS[name](task, METHODS[name].settings_type())
     return method, *after_a_round(method, noisy)
 
 
@@ -82,7 +75,7 @@ def test_all_that_can_be_on_top_serves_probabilities(
         if not allowed(name, on_top):
             continue
         entry = PERSONALIZERS[on_top]
-        topped = entry.apply(task, method, entry.settings_type())
+        topped = entry(task, method, entry.settings_type())
         state = bare_state
         if topped.state_type is not method.state_type:
             state, _ = after_a_round(topped, noisy)
@@ -104,7 +97,7 @@ def test_a_memory_without_weight_is_the_method(
 ) -> None:
     task = normed_task(TRAINING)
     method, state, memory = trained(task, name, noisy)
-    topped = with_memory(task, method, KnnSettings(knn_weights=(0.0,)))
+    topped = LocalMemory(task, method, KnnSettings(knn_weights=(0.0,)))
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     for client, its_state in (("a", memory), (NEWCOMER, None)):
         expected = served(method, state, its_state, client, data)
@@ -120,7 +113,7 @@ def test_a_memory_alone_is_the_vote_on_the_methods_representation(
     task = normed_task(TRAINING)
     method, state, memory = trained(task, name, noisy)
     settings = KnnSettings(num_neighbors=4, knn_weights=(1.0,))
-    topped = with_memory(task, method, settings)
+    topped = LocalMemory(task, method, settings)
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     base = served(method, state, memory, "a", data)
     assert isinstance(base, EmbeddingPredictor)
@@ -132,7 +125,7 @@ def test_a_memory_alone_is_the_vote_on_the_methods_representation(
 def _vote(
     embed: Callable[[Tensor], Tensor], data: ClientData, queries: Tensor, k: int
 ) -> Tensor:
-    """p_kNN of knn-per.txt, Eq. 6, σ = 1, by brute force in float64."""
+    """p_kNN of Marfoq et al. 2022, Eq. 6, σ = 1, by brute force in float64."""
     # Each split in its batch, as a client embeds them.
     keys = torch.cat([embed(data.train.images), embed(data.validation.images)])
     asked, labels = embed(queries), data.train_and_validation().labels
@@ -146,17 +139,18 @@ def _vote(
     return (votes / votes.sum(dim=1, keepdim=True)).float()
 
 
-@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("on_top", ON_TOP)
 def test_rounds_are_the_methods_own(
-    name: str, on_top: str, normed_task: MakeTask
+    name: str, on_top: str, normed_task: MakeTask, noisy: MakeClient
 ) -> None:
     task, entry = normed_task(TRAINING), PERSONALIZERS[on_top]
-    method = METHODS[name].build(task, METHODS[name].settings_type())
-    topped = entry.apply(task, method, entry.settings_type())
-    if topped.state_type is method.state_type:
-        assert topped.client_update is method.client_update
-        assert topped.aggregate is method.aggregate
+    method = METHODS[name](task, METHODS[name].settings_type())
+    topped = entry(task, method, entry.settings_type())
+    state, memory = after_a_round(method, noisy)
+    its_state, its_memory = after_a_round(topped, noisy)
+    assert torch.equal(its_state.weights, state.weights)
+    assert fingerprint(its_memory) == fingerprint(memory)
     assert topped.num_rounds == method.num_rounds
 
 
@@ -223,9 +217,9 @@ class TestWhatSawTheValidationSplit:
 
     def base(self, task: Task, name: str) -> Method:
         if name == "local":
-            return local(task, LocalSettings(num_rounds=30))
+            return Local(task, LocalSettings(num_rounds=30))
         tuning = FineTuningSettings(num_epochs=30, learning_rate=0.5)
-        return fine_tuned(task, fedavg(task, NoSettings()), tuning)
+        return FineTuning(task, FedAvg(task, NoSettings()), tuning)
 
     @pytest.mark.parametrize(("name", "seed"), [("fine_tuned", 2), ("local", 1)])
     def test_lambda_is_chosen_without_it(
@@ -233,7 +227,7 @@ class TestWhatSawTheValidationSplit:
     ) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=seed)
         settings = KnnSettings()
-        method = with_memory(task, self.base(task, name), settings)
+        method = LocalMemory(task, self.base(task, name), settings)
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, "a", data)
         base = found.embed.__self__
@@ -254,7 +248,7 @@ class TestWhatSawTheValidationSplit:
     ) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
         base = self.base(task, "fine_tuned")
-        method = with_memory(task, base, KnnSettings(knn_weights=(1.0,)))
+        method = LocalMemory(task, base, KnnSettings(knn_weights=(1.0,)))
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, "a", data)
         assert found.describe()["num_stored"] == 17

@@ -16,18 +16,11 @@ from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalModel, local_sgd
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.per_fedavg import (
-    SPEC,
-    PerFedAvgSettings,
-    hessian_product,
-    per_fedavg,
-)
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.per_fedavg import PerFedAvg, PerFedAvgSettings, hessian_product
 from tests.strategies.method_checks import problems_of
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 Variant = Literal["first_order", "hessian_free"]
 
 VARIANTS: tuple[Variant, ...] = ("first_order", "hessian_free")
@@ -36,7 +29,7 @@ WRONG = 0.2689414  # 1 - σ(1): p(1) where the logits are (½, -½)
 
 def method_of(task: Task, variant: Variant, inner: float, epochs: int = 1) -> Method:
     settings = PerFedAvgSettings(inner, variant, 0.01, adaptation_epochs=epochs)
-    return per_fedavg(task, settings)
+    return PerFedAvg(task, settings)
 
 
 @pytest.fixture
@@ -102,7 +95,7 @@ def test_without_an_inner_step_it_is_fedavg(
 ) -> None:
     task = with_everything(linear_task(TrainingSettings(), num_pixels=4))
     clients = {name: mixed(7 + seed, seed) for seed, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, _ = run_rounds(method_of(task, variant, 0.0), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     adapting, _ = run_rounds(method_of(task, variant, 0.5), clients, num_rounds=3)
@@ -202,7 +195,7 @@ def test_a_client_without_examples_changes_nothing(
 
 def problems(precision: Literal["float32", "bfloat16"], variant: Variant) -> Any:
     training = TrainingSettings(precision=precision)
-    return problems_of(SPEC, PerFedAvgSettings(variant=variant), training)
+    return problems_of(PerFedAvg, PerFedAvgSettings(variant=variant), training)
 
 
 def test_differences_need_float32() -> None:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,17 +26,13 @@ from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_per import memorize
 from knnper.strategies.pfedgp import (
-    SPEC,
     GaussianProcessPredictor,
+    PFedGP,
     PFedGPSettings,
     SharedNetwork,
-    pfedgp,
 )
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
 LINEAR = PFedGPSettings(kernel="linear", output_scale=2.0, num_iterations=1)
@@ -115,7 +111,7 @@ def test_one_round_by_hand(run_rounds: RunRounds) -> None:
     rate, step = 0.5, 1e-5
     task = scaled_task(TrainingSettings(learning_rate=rate, batch_size=2))
     clients = {"a": client({(1, 0): 0, (1, 1): 1}), "b": client({(1, 0): 2})}
-    state, _ = run_rounds(pfedgp(task, LINEAR), clients, num_rounds=1)
+    state, _ = run_rounds(PFedGP(task, LINEAR), clients, num_rounds=1)
 
     omega = one_iteration()
     by_a = two_point_loss(1 + step, 1, omega) - two_point_loss(1 - step, 1, omega)
@@ -131,7 +127,7 @@ def test_the_loss_of_a_round_by_hand(key: RandomKey) -> None:
     task = scaled_task(TrainingSettings(batch_size=2))
     data = client({(1, 0): 0, (1, 1): 1})
     payload = SharedNetwork(task.initial_weights)
-    _, update = pfedgp(task, LINEAR).client_update(payload, None, data, 1, key)
+    _, update = PFedGP(task, LINEAR).client_update(payload, None, data, 1, key)
     expected = two_point_loss(1, 1, one_iteration())
     assert update.train_loss == pytest.approx(expected, abs=1e-4)
     assert update.num_examples == 2
@@ -143,7 +139,7 @@ def test_the_network_moves_and_the_head_stays(
     training = TrainingSettings(batch_size=4, learning_rate=0.1, weight_decay=0.1)
     task = normed_task(training)
     clients = {name: noisy(9 + i, 0, seed=i) for i, name in enumerate("abc")}
-    state, _ = run_rounds(pfedgp(task, PFedGPSettings()), clients, num_rounds=3)
+    state, _ = run_rounds(PFedGP(task, PFedGPSettings()), clients, num_rounds=3)
     moved = state.network != task.initial_weights
     assert not bool(moved[task.head_mask].any())
     assert bool(moved[~task.head_mask].all())
@@ -151,7 +147,7 @@ def test_the_network_moves_and_the_head_stays(
 
 def test_without_examples_nothing_moves(normed_task: MakeTask, key: RandomKey) -> None:
     task = normed_task(TrainingSettings())
-    method = pfedgp(task, PFedGPSettings())
+    method = PFedGP(task, PFedGPSettings())
     nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
     payload = SharedNetwork(task.initial_weights)
     _, update = method.client_update(payload, None, nothing, 1, key)
@@ -159,7 +155,7 @@ def test_without_examples_nothing_moves(normed_task: MakeTask, key: RandomKey) -
 
 
 def test_the_mean_weights_clients_by_examples(normed_task: MakeTask) -> None:
-    method = pfedgp(normed_task(TrainingSettings()), PFedGPSettings())
+    method = PFedGP(normed_task(TrainingSettings()), PFedGPSettings())
     updates = [
         ("a", ModelUpdate(torch.tensor([1.0, 0.0]), 3, 0.5)),
         ("b", ModelUpdate(torch.tensor([5.0, 0.0]), 1, 0.5)),
@@ -171,7 +167,7 @@ def test_the_mean_weights_clients_by_examples(normed_task: MakeTask) -> None:
 def served(
     task: Task, data: ClientData, settings: PFedGPSettings | None = None, seed: int = 3
 ) -> GaussianProcessPredictor:
-    method = pfedgp(task, settings or PFedGPSettings())
+    method = PFedGP(task, settings or PFedGPSettings())
     payload = method.broadcast(
         SharedNetwork(task.initial_weights), NEWCOMER, RandomKey(2)
     )
@@ -254,7 +250,7 @@ def test_training_lowers_the_loss(
     values = 100 * labels[:, None] + torch.from_numpy(generator.integers(0, 50, (9, 4)))
     images = values.to(torch.uint8).reshape(9, 2, 2, 1)
     data = ClientData(Examples(images, labels), no_examples(task.spec))
-    method = pfedgp(task, PFedGPSettings())
+    method = PFedGP(task, PFedGPSettings())
     state, _ = run_rounds(method, {"a": data}, num_rounds=15)
     losses = [
         method.client_update(SharedNetwork(network), None, data, 1, key)[1].train_loss
@@ -283,7 +279,9 @@ def test_settings_out_of_range_are_refused(
 
 
 def problems_with(batch_size: int) -> Sequence[Problem]:
-    return problems_of(SPEC, PFedGPSettings(), TrainingSettings(batch_size=batch_size))
+    return problems_of(
+        PFedGP, PFedGPSettings(), TrainingSettings(batch_size=batch_size)
+    )
 
 
 def test_a_batch_of_one_is_refused() -> None:

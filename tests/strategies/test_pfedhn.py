@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,8 @@ from knnper.strategies.core.networks import Hypernetwork, Layer, generate
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.pfedhn import PFedHNSettings, PFedHNState, pfedhn
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from knnper.strategies.pfedhn import PFedHN, PFedHNSettings, PFedHNState
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 # θ = relu(v) (1, -1): one unit, for models of two parameters.
 NETWORK = Hypernetwork(
@@ -29,7 +25,7 @@ STATE = PFedHNState(("a", "b"), torch.tensor([[2.0], [1.0]]), NETWORK, torch.emp
 
 
 def pfedhn_of(task: Task, **settings: Any) -> Method:
-    return pfedhn(task, PFedHNSettings(**settings))
+    return PFedHN(task, PFedHNSettings(**settings))
 
 
 def update_of(weights: list[float], num_examples: int = 1) -> ModelUpdate:
@@ -150,7 +146,7 @@ def test_one_newcomer_step_by_hand(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = pfedhn_of(task, learning_rate=0.25, newcomer_steps=1)
+    method = pfedhn_of(task, learning_rate=0.25, unseen_steps=1)
     found = serve_newcomer(method, white([1]), key)
     # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), so
     # Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
@@ -163,7 +159,7 @@ def test_a_newcomer_trains_what_it_has_found_at_the_first_rate(
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
     training = TrainingSettings(learning_rate=1.0, num_rounds=2, schedule=schedule)
-    method = pfedhn_of(linear_task(training), learning_rate=0.25, newcomer_steps=2)
+    method = pfedhn_of(linear_task(training), learning_rate=0.25, unseen_steps=2)
     found = serve_newcomer(method, white([1]), key)
     # As above, v = 1.5 - ½ σ(3). Then θ = (v, -v) is trained: v ← v - ½ σ(2 v).
     embedding = 1.5 - 0.5 * 0.9525741
@@ -175,7 +171,7 @@ def test_newcomer_finds_its_own_embedding(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = pfedhn_of(task, learning_rate=0.1, newcomer_steps=30)
+    method = pfedhn_of(task, learning_rate=0.1, unseen_steps=30)
     found = serve_newcomer(method, white([0, 0]), key)
     assert float(found[0]) > 1.6
     # φ is frozen: only models that the hypernetwork can generate are served.

@@ -1,23 +1,15 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.pfedme import SPEC, PFedMeSettings, pfedme
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.pfedme import PFedMe, PFedMeSettings
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def share(y: float) -> float:
@@ -30,7 +22,7 @@ def test_two_inner_steps_by_hand(
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.25))
     settings = PFedMeSettings(prox_weight=2.0, inner_steps=2, inner_learning_rate=0.25)
-    state, _ = run_rounds(pfedme(task, settings), {"a": white([0])}, 1)
+    state, _ = run_rounds(PFedMe(task, settings), {"a": white([0])}, 1)
     # From w = 0: θ ← 0 + ¼ · ½ = ⅛, then θ ← ⅛ - ¼ (-σ(-¼) + 2 · (⅛ - 0)).
     personal = 0.125 - 0.25 * (-share(0.125) + 2 * 0.125)
     # w ← 0 - η λ (0 - θ) = ¼ · 2 θ.
@@ -42,7 +34,7 @@ def test_every_local_step_starts_from_its_own_model(
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.25, local_steps=2))
     settings = PFedMeSettings(prox_weight=2.0, inner_steps=1, inner_learning_rate=0.25)
-    state, _ = run_rounds(pfedme(task, settings), {"a": white([0])}, 1)
+    state, _ = run_rounds(PFedMe(task, settings), {"a": white([0])}, 1)
     # K = 1: θ = w + ¼ σ(-2 w), so w ← w + η λ (θ - w) = w + ⅛ σ(-2 w), twice.
     before = 0.125 * 0.5
     after = before + 0.125 * share(before)
@@ -57,11 +49,11 @@ def test_one_inner_step_of_rate_one_over_lambda_is_fedavg(
     )
     task = normed_task(training)
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     one = PFedMeSettings(prox_weight=15, inner_steps=1, inner_learning_rate=1 / 15)
-    found, _ = run_rounds(pfedme(task, one), clients, num_rounds=3)
+    found, _ = run_rounds(PFedMe(task, one), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
-    more, _ = run_rounds(pfedme(task, PFedMeSettings()), clients, num_rounds=3)
+    more, _ = run_rounds(PFedMe(task, PFedMeSettings()), clients, num_rounds=3)
     assert not torch.equal(more.weights, expected.weights)
 
 
@@ -70,9 +62,9 @@ def test_an_infinite_pull_is_fedavg(
 ) -> None:
     task = linear_task(TrainingSettings(batch_size=1, learning_rate=0.1))
     clients = {"a": white([0, 0, 1]), "b": white([1])}
-    expected, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     near = PFedMeSettings(2.0**100, inner_steps=4, inner_learning_rate=2.0**-100)
-    found, _ = run_rounds(pfedme(task, near), clients, num_rounds=3)
+    found, _ = run_rounds(PFedMe(task, near), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
 
 
@@ -81,7 +73,7 @@ def test_without_a_pull_the_global_model_stays(
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3))
     clients = {"a": noisy(6, 0, seed=1), "b": noisy(4, 0, seed=2)}
-    method = pfedme(task, PFedMeSettings(prox_weight=0.0))
+    method = PFedMe(task, PFedMeSettings(prox_weight=0.0))
     state, _ = run_rounds(method, clients, num_rounds=2)
     parameters = slice(0, task.model.num_parameters)
     assert torch.equal(state.weights[parameters], task.initial_weights[parameters])
@@ -91,7 +83,7 @@ def test_without_a_pull_weight_decay_alone_moves_the_global_model(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = normed_task(TrainingSettings(learning_rate=0.1, weight_decay=0.5))
-    method = pfedme(task, PFedMeSettings(prox_weight=0.0))
+    method = PFedMe(task, PFedMeSettings(prox_weight=0.0))
     state, _ = run_rounds(method, {"a": noisy(6, 0, seed=1)}, num_rounds=2)
     parameters = slice(0, task.model.num_parameters)
     expected = (1 - 0.1 * 0.5) ** 2 * task.initial_weights[parameters]
@@ -105,7 +97,7 @@ def test_the_server_steps_beyond_the_mean_but_for_buffers(
 ) -> None:
     task = normed_task(TrainingSettings())
     parameters = slice(0, task.model.num_parameters)
-    method = pfedme(task, PFedMeSettings(server_learning_rate=2.0))
+    method = PFedMe(task, PFedMeSettings(server_learning_rate=2.0))
     ones = torch.ones_like(task.initial_weights)
     updates = [
         ("a", ModelUpdate(3 * ones, 3, 0.5)),
@@ -131,7 +123,7 @@ def test_a_client_finds_its_model_near_the_global_one(
 ) -> None:
     settings = PFedMeSettings(prox_weight, inner_learning_rate=0.5, personal_epochs=1)
     task = linear_task(TrainingSettings(weight_decay=weight_decay))
-    method = pfedme(task, settings)
+    method = PFedMe(task, settings)
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     served = method.personalize(payload, None, white([0]), key)
     assert isinstance(served, ModelPredictor)
@@ -146,7 +138,7 @@ def test_a_client_finds_its_model_without_momentum(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     settings = PFedMeSettings(2.0, inner_learning_rate=0.5, personal_epochs=2)
-    method = pfedme(linear_task(TrainingSettings(momentum=0.9)), settings)
+    method = PFedMe(linear_task(TrainingSettings(momentum=0.9)), settings)
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
     served = method.personalize(payload, None, white([0]), key)
     assert isinstance(served, ModelPredictor)
@@ -160,7 +152,7 @@ def test_clients_are_served_alike_whether_they_were_seen_or_not(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(TrainingSettings(batch_size=3)), noisy(6, 4, seed=1)
-    method = pfedme(task, PFedMeSettings())
+    method = PFedMe(task, PFedMeSettings())
     payload = ModelPayload(task.initial_weights)
     memory, _ = method.client_update(payload, None, data, 1, key)
     seen, unseen = (
@@ -174,9 +166,9 @@ def test_clients_are_served_alike_whether_they_were_seen_or_not(
 
 def test_inner_steps_that_diverge_are_refused() -> None:
     steep = PFedMeSettings(prox_weight=20.0, inner_learning_rate=0.2)
-    (problem,) = problems_of(SPEC, steep)
+    (problem,) = problems_of(PFedMe, steep)
     assert problem.place == "method.inner_learning_rate"
     assert "found 0.2 with prox_weight 20.0, expected less than" in problem.message
     assert "2 / prox_weight = 0.1" in problem.message
-    assert problems_of(SPEC, PFedMeSettings()) == ()
-    assert problems_of(SPEC, PFedMeSettings(prox_weight=0.0)) == ()
+    assert problems_of(PFedMe, PFedMeSettings()) == ()
+    assert problems_of(PFedMe, PFedMeSettings(prox_weight=0.0)) == ()

@@ -1,36 +1,29 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.qfedavg import (
-    SPEC,
+    QFedAvg,
     QFedAvgSettings,
     QFedAvgState,
     QFedAvgUpdate,
-    qfedavg,
 )
-from tests.strategies.small_updates import assert_refused, random_updates
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.small_updates import random_updates
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 
 def sent(*clients: tuple[Sequence[float], float]) -> list[tuple[str, QFedAvgUpdate]]:
     """Return updates of models and losses F_k(w), of 1, 2, 3 ... examples."""
     return [
-        (chr(ord("a") + i), QFedAvgUpdate(torch.tensor(w), torch.tensor(f), i + 1, 0.5))
+        (chr(ord("a") + i), QFedAvgUpdate(torch.tensor(w), i + 1, 0.5, torch.tensor(f)))
         for i, (w, f) in enumerate(clients)
     ]
 
@@ -40,7 +33,7 @@ BEFORE = QFedAvgState(torch.tensor([1.0, 0.0]), 0)
 
 
 def test_one_aggregation_by_hand(linear_task: MakeTask) -> None:
-    method = qfedavg(linear_task(TrainingSettings()), QFedAvgSettings(1.0, 2.0))
+    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(1.0, 2.0))
     # Δw_a = 2 ((1, 0) - (0, 0)) = (2, 0), Δ_a = 2 · (2, 0), h_a = 1 · 4 + 2 · 2 = 8.
     # Δw_b = 2 ((1, 0) - (1, 1)) = (0, -2), Δ_b = 1 · (0, -2), h_b = 1 · 4 + 2 · 1 = 6.
     # w = (1, 0) - (4, -2) / 14.
@@ -53,7 +46,7 @@ def test_a_larger_q_listens_to_the_larger_loss(linear_task: MakeTask) -> None:
     task = linear_task(TrainingSettings())
     pulls = []
     for q in (0.0, 1.0, 5.0):
-        after = qfedavg(task, QFedAvgSettings(q, 2.0)).aggregate(BEFORE, iter(TWO))
+        after = QFedAvg(task, QFedAvgSettings(q, 2.0)).aggregate(BEFORE, iter(TWO))
         towards_a, towards_b = (after.weights - BEFORE.weights).abs().tolist()
         pulls.append(towards_a / towards_b)
     # F_a^q / F_b^q.
@@ -64,10 +57,10 @@ def test_the_lipschitz_constant_follows_the_rate(linear_task: MakeTask) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
     training = TrainingSettings(learning_rate=0.5, schedule=schedule)
     task = linear_task(training)
-    method = qfedavg(task, QFedAvgSettings(1.0))
+    method = QFedAvg(task, QFedAvgSettings(1.0))
     for num_rounds, lipschitz in ((0, 2.0), (1, 4.0), (7, 4.0)):
         state = replace(BEFORE, num_rounds=num_rounds)
-        fixed = qfedavg(task, QFedAvgSettings(1.0, lipschitz))
+        fixed = QFedAvg(task, QFedAvgSettings(1.0, lipschitz))
         expected = fixed.aggregate(state, iter(TWO))
         found = method.aggregate(state, iter(TWO))
         assert torch.equal(found.weights, expected.weights)
@@ -79,12 +72,12 @@ def test_the_loss_is_that_of_the_received_model(
 ) -> None:
     training = TrainingSettings(learning_rate=0.5, local_steps=5, batch_size=1)
     task = linear_task(training)
-    method, data = qfedavg(task, QFedAvgSettings()), white([0, 0, 1])
+    method, data = QFedAvg(task, QFedAvgSettings()), white([0, 0, 1])
     payload = ModelPayload(torch.tensor([0.25, -0.25]))
     _, update = method.client_update(payload, None, data, 1, key)
     # Logits ±¼: -log p is log(1 + e^-½) = 0.474077 for label 0, ½ more for label 1.
     assert float(update.received_loss) == pytest.approx(0.474077 + 0.5 / 3, abs=1e-6)
-    _, plain = fedavg(task, NoSettings()).client_update(payload, None, data, 1, key)
+    _, plain = FedAvg(task, NoSettings()).client_update(payload, None, data, 1, key)
     assert torch.equal(update.weights, plain.weights)
     assert (update.num_examples, update.train_loss) == (3, plain.train_loss)
     assert update.train_loss != float(update.received_loss)
@@ -93,7 +86,7 @@ def test_the_loss_is_that_of_the_received_model(
 def test_a_client_without_examples_has_no_loss(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
-    method = qfedavg(linear_task(TrainingSettings()), QFedAvgSettings())
+    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings())
     payload = ModelPayload(torch.zeros(2))
     _, update = method.client_update(payload, None, white([]), 1, key)
     assert float(update.received_loss) == 0
@@ -104,11 +97,11 @@ def test_q_0_is_the_plain_mean(normed_task: MakeTask) -> None:
     held = random_updates(5, task.model.num_weights, seed=1)
     losses = torch.arange(5.0)
     same = [
-        (name, QFedAvgUpdate(one.weights, loss, one.num_examples, 0.5))
+        (name, QFedAvgUpdate(one.weights, one.num_examples, 0.5, loss))
         for (name, one), loss in zip(held, losses, strict=True)
     ]
     state = QFedAvgState(task.initial_weights, 0)
-    found = qfedavg(task, QFedAvgSettings(0.0)).aggregate(state, iter(same)).weights
+    found = QFedAvg(task, QFedAvgSettings(0.0)).aggregate(state, iter(same)).weights
     mean = torch.stack([one.weights for _, one in held]).double().mean(dim=0).float()
     torch.testing.assert_close(found, mean, rtol=1e-6, atol=1e-7)
 
@@ -118,8 +111,8 @@ def test_buffers_are_averaged_whatever_the_losses(
 ) -> None:
     task = normed_task(TrainingSettings(learning_rate=0.1))
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
-    plain, _ = run_rounds(fedavg(task, NoSettings()), clients, num_rounds=1)
-    found, _ = run_rounds(qfedavg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
+    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=1)
+    found, _ = run_rounds(QFedAvg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
     num_parameters = task.model.num_parameters
     # Clients of one size: FedAvg's mean is the plain one.
     buffers = found.weights[num_parameters:]
@@ -128,7 +121,7 @@ def test_buffers_are_averaged_whatever_the_losses(
 
 
 def test_a_loss_below_0_is_none(linear_task: MakeTask) -> None:
-    method = qfedavg(linear_task(TrainingSettings()), QFedAvgSettings(0.5))
+    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(0.5))
     below = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], -3.0))
     none = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], 0.0))
     expected = method.aggregate(BEFORE, iter(none)).weights
@@ -136,7 +129,7 @@ def test_a_loss_below_0_is_none(linear_task: MakeTask) -> None:
 
 
 def test_what_cannot_be_computed_names_the_client(linear_task: MakeTask) -> None:
-    method = qfedavg(linear_task(TrainingSettings()), QFedAvgSettings(12.0))
+    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(12.0))
     # 10^300 can be computed with, 10^360 cannot. Only b counts, and its large L F^q.
     large = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], 1e25))
     assert method.aggregate(BEFORE, iter(large)).weights.tolist() == [1, 1]
@@ -144,7 +137,3 @@ def test_what_cannot_be_computed_names_the_client(linear_task: MakeTask) -> None
     message = r"largest loss is 1e\+30, of client 'b', and q = 12; lower"
     with pytest.raises(RunError, match=message):
         method.aggregate(BEFORE, iter(wild))
-
-
-def test_settings_have_ranges() -> None:
-    assert_refused(SPEC, fairness=-1, lipschitz_constant=0)

@@ -1,5 +1,5 @@
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,29 +9,25 @@ from knnper.data.examples import ClientData, no_examples
 from knnper.errors import Problem
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method, NoSettings, changed
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.scaffold import (
-    SPEC,
+    Scaffold,
     ScaffoldClientState,
     ScaffoldPayload,
     ScaffoldSettings,
     ScaffoldState,
     ScaffoldUpdate,
-    scaffold,
 )
 from tests.strategies.method_checks import problems_of
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
-RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
+from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
 
 def scaffold_of(task: Task, global_learning_rate: float = 1.0) -> Method:
-    return scaffold(task, ScaffoldSettings(global_learning_rate))
+    return Scaffold(task, ScaffoldSettings(global_learning_rate))
 
 
 def test_first_round_by_hand(
@@ -101,7 +97,7 @@ def test_the_servers_control_counts_the_clients_that_did_not_reply(
     state = ScaffoldState(torch.zeros(2), torch.tensor([1.0, 1.0]), num_clients=8)
     changes = [torch.tensor([1.0, 0.0]), torch.tensor([3.0, -2.0])]
     updates = [
-        (str(i), ScaffoldUpdate(torch.zeros(2), change, 10**i, 0.5))
+        (str(i), ScaffoldUpdate(torch.zeros(2), 10**i, 0.5, change))
         for i, change in enumerate(changes)
     ]
     # 2 of 8 replied; whatever their sizes, c moves by 2/8 of the mean (2, -1).
@@ -113,7 +109,7 @@ def test_the_servers_control_counts_the_clients_that_did_not_reply(
 def test_global_learning_rate_scales_the_step(linear_task: MakeTask) -> None:
     method = scaffold_of(linear_task(TrainingSettings()), global_learning_rate=0.25)
     state = ScaffoldState(torch.tensor([4.0, 0.0]), torch.zeros(2), num_clients=1)
-    update = ScaffoldUpdate(torch.tensor([8.0, -8.0]), torch.zeros(2), 5, 0.5)
+    update = ScaffoldUpdate(torch.tensor([8.0, -8.0]), 5, 0.5, torch.zeros(2))
     # 4 + ¼ (8 - 4) = 5 and 0 + ¼ (-8 - 0) = -2.
     assert method.aggregate(state, iter([("a", update)])).weights.tolist() == [5, -2]
 
@@ -122,7 +118,7 @@ def test_without_controls_it_is_fedavg(
     normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
-    plain = fedavg(task, NoSettings())
+    plain = FedAvg(task, NoSettings())
     method = scaffold_of(task)
 
     def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
@@ -133,7 +129,7 @@ def test_without_controls_it_is_fedavg(
             dataclasses.replace(update, control_change=zero),
         )
 
-    without_controls = dataclasses.replace(method, client_update=forget)
+    without_controls = changed(method, client_update=forget)
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
     expected, _ = run_rounds(plain, clients, num_rounds=3)
     found, _ = run_rounds(without_controls, clients, num_rounds=3)
@@ -155,7 +151,9 @@ def test_a_client_without_steps_keeps_its_control(
 
 
 def problems(momentum: float) -> Sequence[Problem]:
-    return problems_of(SPEC, ScaffoldSettings(), TrainingSettings(momentum=momentum))
+    return problems_of(
+        Scaffold, ScaffoldSettings(), TrainingSettings(momentum=momentum)
+    )
 
 
 def test_momentum_is_refused() -> None:

@@ -1,23 +1,18 @@
 """SCAFFOLD, fine-tuned: `method: scaffold`, `personalization: fine_tuning`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import PERSONALIZERS, title_of
-from knnper.strategies.core.task import Task
-from knnper.strategies.scaffold import ScaffoldPayload, ScaffoldSettings, scaffold
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from knnper.strategies.scaffold import Scaffold, ScaffoldPayload, ScaffoldSettings
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 DOCUMENT: dict[str, Any] = {
     "name": "test",
@@ -34,9 +29,7 @@ def test_the_global_model_is_trained_on_without_controls(
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=0.5))
     on_top = PERSONALIZERS["fine_tuning"]
-    tuned = on_top.apply(
-        task, scaffold(task, ScaffoldSettings()), on_top.settings_type()
-    )
+    tuned = on_top(task, Scaffold(task, ScaffoldSettings()), on_top.settings_type())
     far = torch.tensor([100.0, -100.0])
     payload = ScaffoldPayload(torch.zeros(2), control=far)
     served: Any = tuned.personalize(payload, None, white([0]), key)

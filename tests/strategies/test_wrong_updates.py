@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.records import Parts, put_together, take_apart
 from knnper.seeding import RandomKey
@@ -18,9 +17,7 @@ from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import Task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient
 
 CLIENTS = ("a", "b", "c", "d")
 EXAMPLES = dict.fromkeys(CLIENTS, 6)
@@ -34,7 +31,7 @@ def method(
     request: pytest.FixtureRequest, normed_task: Callable[[TrainingSettings], Task]
 ) -> Method:
     spec = METHODS[request.param]
-    return spec.build(normed_task(TRAINING), spec.settings_type())
+    return spec(normed_task(TRAINING), spec.settings_type())
 
 
 def longer(update: Any) -> Iterator[Any]:

@@ -8,11 +8,12 @@ from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper.strategies.core.method import Method, MethodSpec
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import Task
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
+RunRounds = Callable[..., tuple[Any, dict[str, Any]]]
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -21,21 +22,7 @@ WITH_ROUNDS = sorted(set(METHODS) - {"local"})
 
 @dataclass(frozen=True)
 class Trained:
-    """A method, its clients' data, and what is known after one round.
-
-    Attributes
-    ----------
-    task, method
-        What is learned, and how.
-    data
-        Of each client.
-    before, state
-        The server's state before the round and after it.
-    updates
-        What the clients sent in it.
-    memory
-        What the clients keep after it.
-    """
+    """A method, its clients' data, and what is known after one round."""
 
     task: Task
     method: Method
@@ -50,11 +37,11 @@ Train = Callable[..., Trained]
 """``(name, on_top=None) -> Trained``, anew at every call."""
 
 
-def build(spec: MethodSpec, task: Task, on_top: str | None = None) -> Method:
+def build(spec: type[Method], task: Task, on_top: str | None = None) -> Method:
     """Return a method with what it has on top, or with ``on_top``."""
     top = PERSONALIZERS[on_top or spec.personalization]
-    method = spec.build(task, spec.settings_type())
-    return top.apply(task, method, top.settings_type())
+    method = spec(task, spec.settings_type())
+    return top(task, method, top.settings_type())
 
 
 def client_update(

@@ -3,7 +3,7 @@ import inspect
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid import http_grid
 
-from knnper.transport.polling import FIRST_RETRY_S, quick_pulls
+from knnper.client.flower_node import FIRST_RETRY_S, quick_pulls
 
 
 def test_arrays_on_their_way_are_asked_for_sooner() -> None:

@@ -19,7 +19,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.strategies.core.memory import default_memory
-from tests.client.residence.small_site import TASK, feature_model, queries, small_model
+from tests.client.state.small_site import TASK, feature_model, queries, small_model
 
 
 @pytest.fixture

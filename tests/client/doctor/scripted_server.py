@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from knnper.client.settings import ClientSettings, read_client
 from knnper.transport.credentials import Identity
 from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions
 
@@ -19,17 +20,7 @@ OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items
 
 @dataclass
 class Script:
-    """What the server says.
-
-    Attributes
-    ----------
-    headers
-        Of every answer.
-    answers
-        Status and body, by path; 404 for any other.
-    ahead_s
-        Of the server's clock.
-    """
+    """What the server says."""
 
     headers: Mapping[str, str] = field(default_factory=lambda: OWN_VERSIONS)
     answers: Mapping[str, tuple[int, str]] = field(
@@ -106,3 +97,11 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body.encode())
 
     return Handler
+
+
+def client(folder: Path, server: str = "127.0.0.1:1") -> ClientSettings:
+    """Return the settings of a client whose file is in ``folder``."""
+    path = folder / "client.yaml"
+    data = "data: {name: image_folder, path: data}"
+    path.write_text(f"name: site-a\nserver: {server}\ninsecure: true\n{data}\n")
+    return read_client(path)

@@ -57,14 +57,16 @@ def test_a_gateway_as_it_should_be(files: tuple[Path, Path]) -> None:
             assert check().verdict is Verdict.OK
 
 
-def test_an_unknown_name() -> None:
-    finding = Connection("no-such-host.invalid:1", with_tls=True).name_resolves()
-    is_problem(finding, "no-such-host.invalid cannot be resolved", "correct `server`")
-
-
-def test_no_address_at_all() -> None:
-    finding = Connection("host:0", with_tls=True).name_resolves()
-    is_problem(finding, "expected HOST:PORT", "correct `server`")
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [
+        ("no-such-host.invalid:1", "no-such-host.invalid cannot be resolved"),
+        ("host:0", "expected HOST:PORT"),
+    ],
+)
+def test_names_that_stand_for_nothing(server: str, found: str) -> None:
+    finding = Connection(server, with_tls=True).name_resolves()
+    is_problem(finding, found, "correct `server`")
 
 
 def test_a_proxy_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

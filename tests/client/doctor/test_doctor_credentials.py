@@ -14,7 +14,7 @@ from knnper.transport.credentials import (
     write_node_key,
 )
 from knnper.transport.diagnosis import Finding, Verdict
-from tests.client.doctor.scripted_server import Script, answering, written
+from tests.client.doctor.scripted_server import Script, answering, client, written
 
 ACTIVATE = "/v1/fleet/activate-node"
 # What Flower answers to a key that it knows, and to one that it does not.
@@ -38,8 +38,7 @@ def key(tmp_path: Path) -> Path:
 
 
 def credentials(key: Path, folder: Path, server: str = "127.0.0.1:1") -> Credentials:
-    state = key.parent / "state"
-    return Credentials("site-a", key, server, folder / "ca.crt", state)
+    return Credentials(client(key.parent, server), key, folder / "ca.crt")
 
 
 def told(key: Path, folder: Path, status: int, body: dict[str, object]) -> Finding:

@@ -10,17 +10,12 @@ from knnper.client.doctor import Site
 from knnper.client.limits import Answer, Answers
 from knnper.client.settings import read_client
 from knnper.transport.diagnosis import Verdict
-from tests.client.doctor.scripted_server import Script, answering
+from tests.client.doctor.scripted_server import Script, answering, client
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "client.yaml"
-    path.write_text(
-        "name: site-a\nserver: 127.0.0.1:1\ninsecure: true\n"
-        "data: {name: image_folder, path: data}\n"
-    )
-    return path
+    return client(tmp_path).file
 
 
 def put_images(config: Path, count: int) -> None:

@@ -9,14 +9,14 @@ import pytest
 from knnper.client.doctor import client_checks
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
-from knnper.client.site import keeper_of
+from knnper.client.site import installer_of
 from knnper.loading import load_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import ModelError
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport.diagnosis import Check, Finding, Verdict
-from tests.client.residence.small_site import SPEC, site
+from tests.client.state.small_site import SPEC, site
 
 EXPERIMENT = {
     "name": "small",
@@ -42,10 +42,10 @@ def test_the_doctor_names_it(tmp_path: Path) -> None:
     settings.state.mkdir()
     assembly = assemble(load_experiment(EXPERIMENT, experiment_catalogue()), SPEC)
     handed = ModelPayload(assembly.task.initial_weights)
-    keep = keeper_of(settings, assembly, site(), expected="0" * 64)
+    keep = installer_of(settings, assembly, site(), expected="0" * 64)
     with pytest.raises(ModelError, match="expected the model 000000000000"):
         keep(cast(Personalized, SimpleNamespace(reference=handed)))
-    checks = client_checks(settings)
+    checks = list(client_checks(settings))
     finding = looked_at(checks, "refusals")
     assert finding.verdict is Verdict.PROBLEM
     assert "the model that the server handed over: expected the model" in finding.found

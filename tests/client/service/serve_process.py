@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from knnper.client.install import Residence
+from knnper.client.install import SiteState
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.transport.credentials import issue_server_certificate, new_authority
@@ -38,7 +38,7 @@ def serve_process(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
     own = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
     none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
     data = SiteData(own, none, none, SiteTask(IMAGE, CLASSES, ()))
-    Residence(folder / "state", "site-a").install(tiny_model(), data, took_part=False)
+    SiteState(folder / "state", "site-a").install(tiny_model(), data, took_part=False)
     config, authority = folder / "client.yaml", new_authority("tests")
     config.write_text(FILE.format(tls=", tls: {certificate: c, key: k}" if tls else ""))
     issue_server_certificate(authority, ["127.0.0.1"]).write(folder / "c", folder / "k")

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +13,19 @@ import torch
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from knnper.client.install import predictor_of
-from knnper.client.served import ServedModel
+from knnper.client.install import ServedModel
 from knnper.client.service.access import Tokens
-from knnper.client.service.app import Binding, make_server, make_service
+from knnper.client.service.app import make_server, make_service
 from knnper.client.service.inputs import Limits
+from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import (
-    Added,
-    Ids,
     InputLayout,
-    NewExamples,
-    Selection,
     StoreSpec,
 )
-from knnper.datastore.prediction import Names, Prediction
+from knnper.datastore.prediction import Names
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, create_store
 from knnper.experiment import TrainingSettings
@@ -116,35 +112,13 @@ class SmallServed(ServedModel):
     """The least that serves."""
 
     def __init__(self, model: GlobalModel, store: Store) -> None:
-        self._model, self.store = model, store
-        self.settings, self.is_closed = SERVING, False
+        self.store, self._names, self._model = store, Names(store), model
+        self.settings = replace(SERVING, model=model.fingerprint)
+        self.is_closed = False
         self.predict(some_inputs(1, model.spec))
 
-    @property
-    def model(self) -> GlobalModel:
-        return self._model
-
-    @property
-    def serving(self) -> Serving:
-        return replace(self.settings, model=self.model.fingerprint)
-
-    def predict(self, images: Tensor) -> Prediction:
-        names = Names(self.store)
-        return predictor_of(self.model, self.store, self.serving, names).explain(images)
-
-    def add(
-        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
-    ) -> Added:
-        named = None if names is None else tuple(names)
-        new = NewExamples(self.model.embed(images), labels, images, named)
-        return self._writer().add(new, self.model.fingerprint)
-
-    def delete(self, selection: Selection) -> Ids:
-        return self._writer().delete(selection)
-
-    def _writer(self) -> Store:
-        assert isinstance(self.store, Store)
-        return self.store
+    def _state(self) -> tuple[GlobalModel, Serving]:
+        return self._model, self.settings
 
     def refresh(self) -> bool:
         return False
@@ -182,10 +156,7 @@ def asking(
     limits: Limits | None = None,
     state: Path = Path("no such folder"),
 ) -> Iterator[httpx.Client]:
-    """Give a client of a service that is ready, and bears the owner's token.
-
-    The named tokens are in the folder ``state``.
-    """
+    """Give a client of a service that is ready, and bears the owner's token."""
     limits = limits or Limits(poll_s=0.05)
     open_served = served if callable(served) else lambda: served
     tokens = None if token is None else Tokens(state, token)
@@ -202,7 +173,7 @@ def asking(
 @contextlib.contextmanager
 def running(app: ASGIApp, limits: SocketLimits | None = None) -> Iterator[str]:
     """Give the address at which a thread of this process answers."""
-    server = make_server(app, Binding("127.0.0.1", 0), limits)
+    server = make_server(app, ServiceSettings(port=0), limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

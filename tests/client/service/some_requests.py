@@ -10,6 +10,7 @@ from PIL import Image
 
 from knnper.client.service.inputs import Limits
 
+JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
 LIMITS = Limits(
     max_inputs=4,
     max_request_bytes=20_000,
@@ -29,6 +30,12 @@ def npy(array: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()
+
+
+def post(client: httpx.Client, content: Any, kind: str) -> httpx.Response:
+    """Ask for the prediction of a body of some content type."""
+    headers = {"content-type": kind}
+    return client.post("/predict", content=content, headers=headers)
 
 
 def refused(answer: httpx.Response, status: int, words: str) -> None:

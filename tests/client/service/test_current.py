@@ -22,13 +22,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Refreshing:
-    """What is served, and what goes wrong with it.
-
-    Parameters
-    ----------
-    served
-        Is refreshed.
-    """
+    """What is served, and what goes wrong with it."""
 
     def __init__(self, served: SmallServed) -> None:
         self.error: Exception | None = None

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import (
-    Binding,
     is_loopback,
     make_server,
     make_service,
@@ -27,6 +26,7 @@ from knnper.client.service.app import (
 )
 from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
 from knnper.client.service.session import Workers
+from knnper.client.settings import ServiceCertificate, ServiceSettings
 from knnper.datastore.prediction import Prediction
 from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import SocketLimits
@@ -233,10 +233,12 @@ def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(RunError, match=r"cannot listen at 127\.0\.0\.1"),
     ):
-        serve(app, Binding("127.0.0.1", taken.getsockname()[1]), lambda _: None)
+        serve(app, ServiceSettings(port=taken.getsockname()[1]), lambda _: None)
     nothing = tmp_path / "missing.pem"
     with pytest.raises(RunError, match="TLS cannot be used"):
-        make_server(app, Binding("127.0.0.1", 0, nothing, nothing))
+        make_server(
+            app, ServiceSettings(port=0, tls=ServiceCertificate(nothing, nothing))
+        )
 
 
 @pytest.mark.parametrize(
@@ -262,15 +264,18 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from tests.client.service.small_service import small_served
 from knnper.client.service.app import make_service
-from knnper.client.service.app import Binding, serve
+from knnper.client.service.app import serve
+from knnper.client.settings import ServiceSettings
 served = small_served(Path({store!r}))
 whole = served.predict
 def slow(images):
+    if len(images) == 2:
+        print("begun", flush=True)
     time.sleep(1)
     return whole(images)
 served.predict = slow
 app = make_service("site-a", lambda: served, tokens=None)
-serve(app, Binding("127.0.0.1", 0), lambda address: print(address, flush=True))
+serve(app, ServiceSettings(port=0), lambda address: print(address, flush=True))
 assert served.is_closed
 print("stopped", flush=True)
 """
@@ -289,12 +294,12 @@ def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
         address = process.stdout.readline().strip()
         until(lambda: httpx.get(f"{address}/ready").status_code == 200)
         answers: list[httpx.Response] = []
-        body = {"inputs": some_inputs(1).tolist()}
+        body = {"inputs": some_inputs(2).tolist()}
         asked = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{address}/predict", json=body))
         )
         asked.start()
-        time.sleep(0.3)
+        assert process.stdout.readline().strip() == "begun"
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         asked.join()

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.client.install import Residence
-from knnper.client.served import ServedModel, open_served
+from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.examples import Added, Ids, Selection
-from knnper.datastore.prediction import KERNELS, Prediction, neighbor_vote
+from knnper.datastore.prediction import KERNELS, neighbor_vote
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.service.small_service import (
     CLASSES,
@@ -66,57 +65,30 @@ class Journal:
         self.states.append(self.states[-1] - set(ids))
 
 
-class Journaled(ServedModel):
-    """Notes what changes the store; the service changes it in one thread."""
+def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
+    """Return what opens a model that notes what changes its store, in one thread."""
 
-    def __init__(self, served: ServedModel, journal: Journal) -> None:
-        self._served, self._journal = served, journal
-        self.store = served.store
+    def open_journaled() -> ServedModel:
+        served = open_served(SiteState(state, "site-a"), writable=True)
+        contents = served.store.contents()
+        ids, labels = contents.ids, torch.from_numpy(contents.labels)
+        names = served.store.external_ids(ids)
+        journal.add(ids.tolist(), served.store.inputs(ids), labels, names)
+        assert len(ids) == len(DATA.train)
+        whole_add, whole_delete = served.add, served.delete
 
-    def predict(self, images: Tensor) -> Prediction:
-        return self._served.predict(images)
+        def add(images: Tensor, labels: Tensor, names: Any = None) -> Added:
+            added = whole_add(images, labels, names)
+            journal.add(added.ids.tolist(), images, labels, names)
+            return added
 
-    def refresh(self) -> bool:
-        return self._served.refresh()
+        def delete(selection: Selection) -> Ids:
+            deleted = whole_delete(selection)
+            journal.delete(deleted.tolist())
+            return deleted
 
-    def close(self) -> None:
-        self._served.close()
-
-    @property
-    def model(self) -> GlobalModel:
-        return self._served.model
-
-    @property
-    def serving(self) -> Any:
-        return self._served.serving
-
-    def add(
-        self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
-    ) -> Added:
-        added = self._served.add(images, labels, names)
-        assert names is not None
-        self._journal.add(added.ids.tolist(), images, labels, names)
-        return added
-
-    def delete(self, selection: Selection) -> Ids:
-        deleted = self._served.delete(selection)
-        self._journal.delete(deleted.tolist())
-        return deleted
-
-
-def served_from(state: Path, journal: Journal) -> Callable[[], Journaled]:
-    def open_journaled() -> Journaled:
-        served = open_served(Residence(state, "site-a"), writable=True)
-        ids = served.store.contents().ids
-        own = DATA.train
-        journal.add(
-            ids.tolist(),
-            served.store.inputs(ids),
-            torch.from_numpy(served.store.contents().labels),
-            served.store.external_ids(ids),
-        )
-        assert len(ids) == len(own)
-        return Journaled(served, journal)
+        served.add, served.delete = add, delete  # type: ignore[method-assign]
+        return served
 
     return open_journaled
 
@@ -158,7 +130,7 @@ def ask(client: httpx.Client, journal: Journal, stop: threading.Event) -> None:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
-    Residence(folder, "site-a").install(tiny_model(), DATA, took_part=False)
+    SiteState(folder, "site-a").install(tiny_model(), DATA, took_part=False)
     return folder
 
 
@@ -178,7 +150,7 @@ def test_no_answer_is_wrong_or_mixed(state: Path) -> None:
         ]
         try:
             # As another process does: the service finds it, and takes it up.
-            Residence(state, "site-a").install(newer, DATA, took_part=False)
+            SiteState(state, "site-a").install(newer, DATA, took_part=False)
             for change in changes:
                 change.result()
         finally:

@@ -18,7 +18,7 @@ from tests.client.service.small_service import (
     small_served,
     some_inputs,
 )
-from tests.client.service.some_requests import npy, png, refused
+from tests.client.service.some_requests import NPY, PNG, npy, png, post, refused
 
 
 def test_a_prediction_is_that_of_the_model_and_the_memory(
@@ -64,11 +64,7 @@ def test_many_inputs_are_answered_in_order(client: httpx.Client) -> None:
     together = client.post("/predict", json={"inputs": inputs.tolist()}).json()
     as_files = [("image", ("a.png", png(one), "image/png")) for one in inputs]
     as_form = client.post("/predict", files=as_files).json()
-    as_array = client.post(
-        "/predict",
-        content=npy(inputs.numpy()),
-        headers={"content-type": "application/x-npy"},
-    ).json()
+    as_array = post(client, npy(inputs.numpy()), NPY).json()
     alone = [
         client.post("/predict", json={"inputs": [one.tolist()]}).json()
         for one in inputs
@@ -81,9 +77,7 @@ def test_many_inputs_are_answered_in_order(client: httpx.Client) -> None:
 def test_an_image_of_another_size_and_kind_is_converted(client: httpx.Client) -> None:
     file = io.BytesIO()
     Image.new("RGBA", (30, 20), (200, 10, 10, 255)).save(file, "PNG")
-    answer = client.post(
-        "/predict", content=file.getvalue(), headers={"content-type": "image/png"}
-    )
+    answer = post(client, file.getvalue(), PNG)
     assert answer.status_code == 200
 
 
@@ -91,9 +85,8 @@ def test_an_array_in_columns_first_order_is_read_as_it_is_meant(
     client: httpx.Client,
 ) -> None:
     pixels = some_inputs(1, seed=8)[0].numpy()
-    headers = {"content-type": "application/x-npy"}
     answers = [
-        client.post("/predict", content=npy(array), headers=headers).json()
+        post(client, npy(array), NPY).json()
         for array in (pixels, np.asfortranarray(pixels))
     ]
     assert answers[0] == answers[1]
@@ -115,15 +108,9 @@ def test_features_are_sent_as_rows(tmp_path: Path) -> None:
     with asking(served) as client:
         info = client.get("/info").json()
         answer = client.post("/predict", json={"inputs": [row]})
-        as_array = client.post(
-            "/predict",
-            content=npy(np.array(row)),
-            headers={"content-type": "application/x-npy"},
-        )
+        as_array = post(client, npy(np.array(row)), NPY)
         too_large = client.post("/predict", json={"inputs": [[0, 0, 0, 1e39]]})
-        picture = client.post(
-            "/predict", content=b"", headers={"content-type": "image/png"}
-        )
+        picture = post(client, b"", PNG)
         refused(client.get("/examples/1/image"), 404, "no pictures")
     assert info["input_shape"] == [4]
     assert (info["input_type"], info["takes_pictures"]) == ("float32", False)

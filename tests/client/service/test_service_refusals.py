@@ -12,7 +12,16 @@ import pytest
 from PIL import Image
 
 from tests.client.service.small_service import some_inputs
-from tests.client.service.some_requests import LIMITS, npy, png, refused
+from tests.client.service.some_requests import (
+    JSON,
+    LIMITS,
+    NPY,
+    PNG,
+    npy,
+    png,
+    post,
+    refused,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +43,7 @@ from tests.client.service.some_requests import LIMITS, npy, png, refused
 def test_json_that_is_no_input_is_refused(
     client: httpx.Client, body: bytes, status: int, words: str
 ) -> None:
-    headers = {"content-type": "application/json"}
-    refused(client.post("/predict", content=body, headers=headers), status, words)
+    refused(post(client, body, JSON), status, words)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +93,14 @@ def test_a_pixel_that_is_not_whole_is_refused(
 def test_an_array_file_that_is_no_input_is_refused(
     client: httpx.Client, content: bytes, status: int, words: str
 ) -> None:
-    headers = {"content-type": "application/x-npy"}
-    refused(client.post("/predict", content=content, headers=headers), status, words)
+    refused(post(client, content, NPY), status, words)
 
 
 def test_an_image_that_is_huge_when_decoded_is_refused(client: httpx.Client) -> None:
     file = io.BytesIO()
     Image.new("1", (9000, 9000)).save(file, "PNG")
     assert len(file.getvalue()) < LIMITS.max_request_bytes
-    headers = {"content-type": "image/png"}
-    answer = client.post("/predict", content=file.getvalue(), headers=headers)
+    answer = post(client, file.getvalue(), PNG)
     refused(answer, 413, "9000x9000")
 
 
@@ -102,8 +108,7 @@ def test_a_header_that_claims_any_size_is_refused(client: httpx.Client) -> None:
     content = bytearray(png(some_inputs(1)[0]))
     content[16:24] = struct.pack(">II", 100_000, 100_000)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
-    headers = {"content-type": "image/png"}
-    answer = client.post("/predict", content=bytes(content), headers=headers)
+    answer = post(client, bytes(content), PNG)
     refused(answer, 413, "too large")
 
 
@@ -111,9 +116,7 @@ def test_a_header_that_claims_any_size_is_refused(client: httpx.Client) -> None:
 def test_other_kinds_of_files_are_not_decoded(client: httpx.Client, kind: str) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20, 20)).save(file, kind)
-    answer = client.post(
-        "/predict", content=file.getvalue(), headers={"content-type": "image/png"}
-    )
+    answer = post(client, file.getvalue(), PNG)
     refused(answer, 422, "PNG")
 
 
@@ -130,46 +133,41 @@ def test_a_jpeg_that_says_nothing_many_times_is_refused(client: httpx.Client) ->
     file = io.BytesIO()
     Image.new("L", (24, 24), 128).save(file, "JPEG", progressive=True)
     content = file.getvalue()
-    headers = {"content-type": "image/jpeg"}
-    assert client.post("/predict", content=content, headers=headers).status_code == 200
+    assert post(client, content, "image/jpeg").status_code == 200
     scan = content[content.rindex(b"\xff\xda") : -2]
     many = content[:-2] + 100 * scan + content[-2:]
-    refused(client.post("/predict", content=many, headers=headers), 413, "times")
+    refused(post(client, many, "image/jpeg"), 413, "times")
 
 
 @pytest.mark.parametrize("value", [b"[],", b"{},", b"0,", b'"",'])
 def test_json_of_too_many_values_is_refused_before_it_is_parsed(
     client: httpx.Client, value: bytes
 ) -> None:
-    headers = {"content-type": "application/json"}
     content = b'{"inputs": [' + 1000 * value + b"0]}"
-    refused(client.post("/predict", content=content, headers=headers), 413, "values")
+    refused(post(client, content, JSON), 413, "values")
 
 
 def test_a_number_of_very_many_digits_is_refused(client: httpx.Client) -> None:
-    headers = {"content-type": "application/json"}
     content = b'{"inputs": [' + b"9" * 15_000 + b"]}"
-    refused(client.post("/predict", content=content, headers=headers), 400, "JSON")
+    refused(post(client, content, JSON), 400, "JSON")
 
 
 def test_pixels_of_16_bits_are_refused_and_not_cut_off(client: httpx.Client) -> None:
     deep = io.BytesIO()
     Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(deep, "PNG")
-    headers = {"content-type": "image/png"}
-    answer = client.post("/predict", content=deep.getvalue(), headers=headers)
+    answer = post(client, deep.getvalue(), PNG)
     refused(answer, 422, "expected 8-bit; scale them to 0-255")
 
 
 @pytest.mark.parametrize("cut", [8, 40, 60])
 def test_a_damaged_image_is_refused(client: httpx.Client, cut: int) -> None:
-    headers = {"content-type": "image/png"}
     content = png(some_inputs(1)[0])[:cut]
-    refused(client.post("/predict", content=content, headers=headers), 422, "PNG")
+    refused(post(client, content, PNG), 422, "PNG")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "image/gif", "", "a/b/c", "json"])
 def test_other_content_types_are_refused(client: httpx.Client, kind: str) -> None:
-    answer = client.post("/predict", content=b"{}", headers={"content-type": kind})
+    answer = post(client, b"{}", kind)
     refused(answer, 415, "application/json")
 
 
@@ -189,7 +187,7 @@ def test_other_content_types_are_refused(client: httpx.Client, kind: str) -> Non
 def test_a_malformed_form_is_refused(
     client: httpx.Client, content: bytes, kind: str, words: str
 ) -> None:
-    answer = client.post("/predict", content=content, headers={"content-type": kind})
+    answer = post(client, content, kind)
     refused(answer, 400, words)
 
 
@@ -199,13 +197,12 @@ def test_a_form_with_other_fields_is_refused(client: httpx.Client) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(client: httpx.Client) -> None:
-    headers = {"content-type": "application/json"}
-    answer = client.post("/predict", content=b" " * 20_001, headers=headers)
+    answer = post(client, b" " * 20_001, JSON)
     refused(answer, 413, "more than 20000 bytes")
 
     def chunks() -> Iterator[bytes]:  # sent without a content length
         for _ in range(21):
             yield b" " * 1000
 
-    answer = client.post("/predict", content=chunks(), headers=headers)
+    answer = post(client, chunks(), JSON)
     refused(answer, 413, "more than 20000 bytes")

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor
 
-from knnper.client.site import SiteHost, SitePlayer
+from knnper.client.site import SiteNode, SiteWorker
 from knnper.experiment import Experiment
 from knnper.loading import to_json
 from knnper.simulation.workbench import over_sites
@@ -46,11 +46,11 @@ class HostileServer:
 
     def introduced(self, settings: Experiment) -> Introduction:
         job = Job([], 0, [0], to_json(settings))
-        return read_introduction(SiteHost().introduce(self._context, job))
+        return read_introduction(SiteNode().introduce(self._context, job))
 
-    def player(self, settings: Experiment) -> SitePlayer:
+    def player(self, settings: Experiment) -> SiteWorker:
         """Return what answers a message, as a process of its own would."""
-        return SiteHost().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
+        return SiteNode().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
 
     def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
         """Return what was sent in a round, and the update."""
@@ -62,7 +62,7 @@ class HostileServer:
 
     def told(self, reason: str) -> None:
         """Say that the site may not take part."""
-        SiteHost().refused(self._context, reason)
+        SiteNode().refused(self._context, reason)
 
     @property
     def _context(self) -> Context:
@@ -70,11 +70,8 @@ class HostileServer:
         return Context(self.run, 1, config, RecordDict(), {})
 
 
-def image_of(sent: Tensor, trained: Tensor, player: SitePlayer) -> Tensor:
-    """Return the image behind one step on it, uint8 (pixels,).
-
-    The gradient of row c is (p_c - y_c) x, that of its bias (p_c - y_c).
-    """
+def image_of(sent: Tensor, trained: Tensor, player: SiteWorker) -> Tensor:
+    """Return the image behind one step on it, uint8 (pixels,)."""
     spec = player.runtime.spec
     gradient = (sent - trained).double()
     num_classes = spec.num_classes

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from knnper.client import site as host
-from knnper.client.site import OWN_LOG, SiteHost
+from knnper.client.site import OWN_LOG, SiteNode
 from knnper.errors import RefusedError, RunError
 from knnper.files import is_private
 from knnper.loading import to_json
@@ -39,7 +39,7 @@ def job(**changes: object) -> Job:
 
 
 def introduced(file: Path) -> Introduction:
-    return read_introduction(SiteHost().introduce(context_of(file), job()))
+    return read_introduction(SiteNode().introduce(context_of(file), job()))
 
 
 def append(file: Path, line: str) -> None:
@@ -71,7 +71,7 @@ def test_a_quiet_site_that_cannot_play_says_no_more_either(file: Path) -> None:
     file.write_text(file.read_text().replace("shares/0001", "shares/John_Doe"))
     append(file, "share_metrics: false")
     with pytest.raises(RunError) as caught:
-        SiteHost().open(context_of(file), job())
+        SiteNode().open(context_of(file), job())
     assert str(caught.value) == OWN_LOG
 
 
@@ -82,7 +82,7 @@ def of_agnostic() -> str:
 
 def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -> None:
     asked = job(experiment=of_agnostic())
-    site, context = SiteHost(), context_of(file, run=2)
+    site, context = SiteNode(), context_of(file, run=2)
     assert read_introduction(site.introduce(context, asked)).problem == ""
     append(file, "share_metrics: false")
     problem = read_introduction(site.introduce(context, asked)).problem
@@ -95,7 +95,7 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -
 def test_it_does_not_train_whoever_asks(file: Path) -> None:
     append(file, "share_metrics: false")
     with pytest.raises(RefusedError, match="found share_metrics: false"):
-        SiteHost().open(context_of(file), job(experiment=of_agnostic()))
+        SiteNode().open(context_of(file), job(experiment=of_agnostic()))
 
 
 def test_what_is_left_of_the_deadline_is_for_the_training(
@@ -109,9 +109,9 @@ def test_what_is_left_of_the_deadline_is_for_the_training(
         return slow(*arguments)
 
     monkeypatch.setattr(host, "site_data", read)
-    player = SiteHost().open(context_of(file), job(timeout_s=100.0))
+    player = SiteNode().open(context_of(file), job(timeout_s=100.0))
     assert before + 100 <= player.deadline.at < time.monotonic() + 100 - 0.2
-    endless = SiteHost().open(context_of(file), job())
+    endless = SiteNode().open(context_of(file), job())
     assert endless.deadline.at == float("inf")
 
 
@@ -122,4 +122,4 @@ def test_what_is_kept_of_the_data_is_the_owners_alone(file: Path) -> None:
 
 def test_states_are_kept_by_run(file: Path) -> None:
     with pytest.raises(RunError, match="expected a session"):
-        SiteHost().open(context_of(file), job(session="../other"))
+        SiteNode().open(context_of(file), job(session="../other"))

@@ -15,10 +15,9 @@ from knnper.datastore.advice import (
     recall,
     recommend,
 )
+from knnper.datastore.database import Rows
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import FlatSettings
-from knnper.datastore.rows import Rows
+from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings
 from knnper.datastore.store import empty_memory_store
 
 NUM_CLASSES, DIM = 3, 8

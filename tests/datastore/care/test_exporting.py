@@ -87,14 +87,6 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
         assert len(arrays["ids"]) == 30
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    with (
-        small_store(tmp_path / "store"),
-        pytest.raises(StoreError, match="cannot be written"),
-    ):
-        export_store(tmp_path / "store", tmp_path / "nowhere" / "out.npz")
-
-
 def test_damage_leaves_no_file(tmp_path: Path) -> None:
     small_store(tmp_path / "store").close()
     with closing(sqlite3.connect(tmp_path / "store" / DATABASE)) as connection:

@@ -15,7 +15,7 @@ from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import create_store
 from knnper.datastore.transfer import (
     AT_ONCE,
-    ArraySource,
+    Source,
     fill,
     open_source,
     read_inputs,
@@ -198,13 +198,12 @@ def test_single_inputs_are_read(tmp_path: Path) -> None:
         read_inputs(tmp_path / "flat.npy", SHAPE)
 
 
-def many(count: int) -> ArraySource:
+def many(count: int) -> Source:
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (count, *SHAPE), dtype=np.uint8)
     names = tuple(f"{number}" for number in range(count))
-    return ArraySource(
-        torch.from_numpy(inputs), torch.arange(count) % 3, names, arrivals=None
-    )
+    images = torch.from_numpy(inputs)
+    return Source(torch.arange(count) % 3, names, lambda rows: images[list(rows)])
 
 
 def test_filling_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
@@ -222,8 +221,12 @@ def test_filling_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
         assert (filled.num_stored, filled.num_skipped) == (AT_ONCE + 10, AT_ONCE)
         assert (totals, counts) == ([AT_ONCE + 10], [AT_ONCE, 10])
         ids = store.contents().ids
-        torch.testing.assert_close(store.inputs(ids), source.inputs)
-        torch.testing.assert_close(store.vectors(ids), embed(source.inputs))
+        torch.testing.assert_close(
+            store.inputs(ids), source.images(range(2 * AT_ONCE + 10))
+        )
+        torch.testing.assert_close(
+            store.vectors(ids), embed(source.images(range(2 * AT_ONCE + 10)))
+        )
 
 
 def test_what_the_policy_did_is_counted(tmp_path: Path) -> None:

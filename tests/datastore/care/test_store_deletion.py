@@ -8,15 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from knnper.datastore.erasure import Secrets, prove_absence, stored_rows
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError
 from knnper.datastore.store import DATABASE, open_store
-from knnper.datastore.verify import (
-    Secrets,
-    delete_examples,
-    prove_absence,
-    stored_bytes,
-    verify,
-)
+from knnper.datastore.verify import delete_examples, verify
 from tests.datastore.care.store_cases import small_store
 
 
@@ -51,7 +46,7 @@ def test_a_damaged_embedding_can_be_deleted(folder: Path) -> None:
     change(folder, "UPDATE embeddings_1 SET checksum = 1 WHERE id = 3")
     with pytest.raises(StoreDamagedError, match="example 3"):
         open_store(folder)
-    secrets = Secrets(stored_bytes(folder, np.array([3])))
+    secrets = Secrets(stored_rows(folder, np.array([3])))
     assert "--id 3" in verify(folder).findings[0].mend
     delete_examples(folder, np.array([3]))
     assert verify(folder).findings == ()

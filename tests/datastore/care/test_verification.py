@@ -16,8 +16,8 @@ from knnper.datastore.examples import (
     StoreSpec,
 )
 from knnper.datastore.index_kinds import GraphSettings
+from knnper.datastore.schema import content_checksum
 from knnper.datastore.settings import StoreSettings
-from knnper.datastore.sqlite import content_checksum
 from knnper.datastore.store import (
     DATABASE,
     configure_store,

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from knnper.datastore.index import Vectors
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings
+from knnper.datastore.index import ExactVectorsSettings, Vectors
 from knnper.datastore.index_kinds import (
     FlatSettings,
     GraphSettings,
     HalfSettings,
+    IndexSettings,
     ListsSettings,
     ProductSettings,
     ScalarSettings,
@@ -44,7 +44,7 @@ def clustered(num_vectors: int, dim: int = DIM, seed: int = 0) -> Vectors:
 
 def keeps_vectors(settings: IndexSettings) -> bool:
     """Return whether the kind keeps vectors bit by bit."""
-    return INDEX_KINDS[settings.name].index_type.keeps_vectors
+    return isinstance(settings, ExactVectorsSettings)
 
 
 def squared_distances(queries: Vectors, vectors: Vectors) -> Vectors:

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.datastore.index import NOTHING, Ids, VectorIndex, Vectors
-from knnper.datastore.index_catalogue import (
-    INDEX_KINDS,
+from knnper.datastore.index_kinds import (
     IndexSettings,
-    build_index,
-    read_index,
+    ProductSettings,
 )
-from knnper.datastore.index_kinds import ProductSettings
 from tests.datastore.index.index_cases import (
     CASES,
     DIM,
@@ -31,7 +28,7 @@ QUERIES = clustered(40, seed=1)
 
 def build(case: IndexSettings, vectors: Vectors, first_id: int = 1) -> VectorIndex:
     ids = np.arange(first_id, first_id + len(vectors))
-    return build_index(case, vectors.shape[1], ids, vectors)
+    return case.build(vectors.shape[1], ids, vectors)
 
 
 def check(
@@ -93,7 +90,7 @@ def test_any_changes_leave_what_they_should(
         expected = {key: one for key, one in expected.items() if key not in gone}
         if data.draw(st.booleans()):
             index.write(path)
-            index = read_index(case, path, DIM)
+            index = case.read(path, DIM)
         check(case, index, expected)
 
 
@@ -102,7 +99,7 @@ def test_what_was_written_searches_alike(case: IndexSettings, tmp_path: Path) ->
     index = build(case, clustered(NUM_LEARNT))
     index.remove(np.arange(20, 60))
     index.write(tmp_path / "index")
-    again = read_index(case, tmp_path / "index", DIM)
+    again = case.read(tmp_path / "index", DIM)
     rough, ids = index.candidates(QUERIES, 10)
     again_rough, again_ids = again.candidates(QUERIES, 10)
     assert rough.tobytes() == again_rough.tobytes()
@@ -177,7 +174,7 @@ def test_removed_vectors_are_not_in_the_file(
 
 
 def test_only_what_learns_nothing_forgets() -> None:
-    forgetting = {name for name, one in INDEX_KINDS.items() if one.index_type.forgets}
+    forgetting = {case.name for case in CASES if build(case, clustered(3)).forgets}
     assert forgetting == {"flat", "fp16"}
 
 

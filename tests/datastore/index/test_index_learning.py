@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from knnper.datastore.index import VectorIndex, Vectors
-from knnper.datastore.index_catalogue import IndexSettings, build_index
 from knnper.datastore.index_kinds import (
     FlatSettings,
     GraphSettings,
     HalfSettings,
+    IndexSettings,
     ListsSettings,
     ProductSettings,
     ScalarSettings,
@@ -21,7 +21,7 @@ VECTORS, QUERIES = clustered(NUM_VECTORS, DIM), clustered(100, DIM, seed=1)
 
 def built(settings: IndexSettings, vectors: Vectors = VECTORS) -> VectorIndex:
     ids = np.arange(len(vectors))
-    return build_index(settings, vectors.shape[1], ids, vectors)
+    return settings.build(vectors.shape[1], ids, vectors)
 
 
 def recall(index: VectorIndex, vectors: Vectors, count: int = COUNT) -> float:

@@ -6,17 +6,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.datastore.index_catalogue import INDEX_KINDS, IndexSettings, build_index
 from knnper.datastore.index_kinds import (
-    FlatSettings,
-    GraphSettings,
-    HalfSettings,
+    INDEX_KINDS,
+    IndexSettings,
     ListsSettings,
     ProductSettings,
-    ScalarSettings,
 )
 from knnper.errors import ConfigError
-from tests.datastore.index.index_cases import CASES, case_name, clustered
+from tests.datastore.index.index_cases import clustered
 
 parse: TypeAdapter[IndexSettings] = TypeAdapter(IndexSettings)
 
@@ -24,7 +21,7 @@ parse: TypeAdapter[IndexSettings] = TypeAdapter(IndexSettings)
 @pytest.mark.parametrize("name", INDEX_KINDS)
 def test_a_name_is_enough(name: str) -> None:
     settings = parse.validate_json(json.dumps({"name": name}))
-    assert settings == INDEX_KINDS[name].settings_type()
+    assert settings == INDEX_KINDS[name]()
     assert settings.name == name
 
 
@@ -49,27 +46,8 @@ def test_what_makes_no_sense_is_refused(document: dict[str, Any], place: str) ->
         parse.validate_json(json.dumps(document))
 
 
-def test_exact_vectors_are_compared_again_with_some_to_spare() -> None:
-    for settings in (FlatSettings(), GraphSettings(), ListsSettings()):
-        assert settings.candidates_for(10) == 14
-        assert settings.ranks_exactly
-
-
-def test_only_flat_compares_with_all() -> None:
-    assert [case.name for case in CASES if case.is_exhaustive] == ["flat"]
-
-
-@pytest.mark.parametrize("kind", [HalfSettings, ScalarSettings, ProductSettings])
-def test_lossy_kinds_are_ranked_again_on_demand(kind: type[ScalarSettings]) -> None:
-    assert kind().candidates_for(10) == 10
-    assert not kind().ranks_exactly
-    assert kind(rerank=4).candidates_for(10) == 40
-    assert kind(rerank=1).candidates_for(10) == 10
-    assert kind(rerank=1).ranks_exactly
-
-
 def test_bytes_of_a_vector() -> None:
-    sizes = {name: kind.settings_type().code_bytes(512) for name, kind in KINDS}
+    sizes = {name: kind().code_bytes(512) for name, kind in INDEX_KINDS.items()}
     assert sizes == {
         "flat": 2048,
         "fp16": 1024,
@@ -78,9 +56,6 @@ def test_bytes_of_a_vector() -> None:
         "hnsw": 2176,
         "ivf": 2056,
     }
-
-
-KINDS = tuple(INDEX_KINDS.items())
 
 
 @pytest.mark.parametrize(
@@ -97,7 +72,7 @@ def test_bits_are_packed() -> None:
 def test_parts_that_do_not_divide_are_refused() -> None:
     settings, vectors = ProductSettings(num_parts=5), clustered(3)
     with pytest.raises(ConfigError, match=r"found 5, .*divide 8.*one of 1, 2, 4, 8"):
-        build_index(settings, 8, vectors.argsort()[0][:3], vectors)
+        settings.build(8, vectors.argsort()[0][:3], vectors)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +96,3 @@ def test_an_eighth_of_the_lists_is_probed() -> None:
     assert [ListsSettings().probes_for(lists) for lists in (1, 40, 224)] == [1, 8, 28]
     assert ListsSettings(num_probes=3).probes_for(224) == 3
     assert ListsSettings(num_probes=300).probes_for(224) == 224
-
-
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_a_kind_says_what_it_is(case: IndexSettings) -> None:
-    kind = INDEX_KINDS[case.name]
-    assert isinstance(case, kind.settings_type)
-    vectors = clustered(5)
-    index = build_index(case, 8, vectors.argsort()[0][:5], vectors)
-    assert isinstance(index, kind.index_type)
-    assert kind.summary

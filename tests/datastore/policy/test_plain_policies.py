@@ -129,9 +129,7 @@ def test_what_needs_a_capacity_says_so(capacity: int | None) -> None:
     assert needing == {"fixed", "fifo", "reservoir", "class_balanced"}
     for name in sorted(needing):
         stream = PolicyStream(POLICIES[name], capacity)
-        with pytest.raises(
-            ValueError, match=f"'{name}' needs a capacity of .*, found {capacity}; give"
-        ):
+        with pytest.raises(ValueError, match=f"needs a capacity .* found {capacity};"):
             stream.offer([0])
 
 

@@ -69,13 +69,7 @@ def test_every_pair_is_equally_likely_to_be_stored() -> None:
 
 
 def test_what_is_left_after_a_deletion_is_uniform() -> None:
-    """Of 10 seen, 4 stored; whatever stood at place 1 is deleted, 10 more arrive.
-
-    Number 11 takes the place, so 10 are seen; the nine after it find 10 to 18 seen, and
-    what is stored outlives them with probability 10/11 ... 18/19 = 10/19. An old
-    example was stored with probability 4/10 and not deleted with 3/4. One of the nine
-    is stored in the end with probability 4/19.
-    """
+    """Of 10 seen, 4 stored; whatever stood at place 1 is deleted, 10 more arrive."""
     stored = np.zeros(20)
     for seed in range(NUM_RUNS):
         stream = PolicyStream(ReservoirPolicy(), capacity=4, seed=seed)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.data.leaf import FemnistHubSettings, load_femnist_hub
+from knnper.data.leaf import FemnistHubSettings
 from knnper.errors import DataError
 
 WRITERS = ["f1", "f0", "f1", "f0", "f1", "f1"]
@@ -53,7 +53,7 @@ def test_each_writers_images_are_divided(tmp_path: Path, asked_for: list[Any]) -
     settings = FemnistHubSettings(
         root=str(tmp_path), split="time", test_fraction=0.5, min_samples=2
     )
-    found = load_femnist_hub(settings)
+    found = settings.load()
     arguments, split = asked_for
     assert arguments["dataset"] == "flwrlabs/femnist"
     assert arguments["shuffle"] is False
@@ -69,15 +69,15 @@ def test_each_writers_images_are_divided(tmp_path: Path, asked_for: list[Any]) -
 
 
 def test_it_is_downloaded_once(tmp_path: Path, asked_for: list[Any]) -> None:
-    load_femnist_hub(FemnistHubSettings())
-    load_femnist_hub(FemnistHubSettings(root=str(tmp_path)))
+    FemnistHubSettings().load()
+    FemnistHubSettings(root=str(tmp_path)).load()
     assert len(asked_for) == 2  # one package's arguments and one split
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(DataError, match=r"pip install 'knnper\[hub\]'.*leaf_femnist"):
-        load_femnist_hub(FemnistHubSettings())
+        FemnistHubSettings().load()
 
 
 def test_without_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ def test_without_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(FederatedDataset=unreachable)
     monkeypatch.setitem(sys.modules, "flwr_datasets", package)
     with pytest.raises(DataError, match=r"femnist cannot be loaded .* no route"):
-        load_femnist_hub(FemnistHubSettings())
+        FemnistHubSettings().load()

@@ -8,17 +8,12 @@ import pytest
 from knnper.data import cache as row_file
 from knnper.data import leaf as json_stream
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.leaf import (
-    LeafSettings,
-    LeafTextSettings,
-    load_leaf_femnist,
-    load_leaf_shakespeare,
-)
+from knnper.data.leaf import LeafSettings, LeafTextSettings
 from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
 from knnper.errors import DataError
 from knnper.experiment import Choice
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 from tests.knnper_data.leaf.leaf_files import UserData, images, write
 
@@ -29,7 +24,7 @@ WINDOW = "x" * 80
 
 
 def femnist(root: Path, **chosen: Any) -> Dataset:
-    return load_leaf_femnist(LeafSettings(root=str(root), **chosen))
+    return LeafSettings(root=str(root), **chosen).load()
 
 
 def owned(split: LabelledArrays) -> list[tuple[int, int, int]]:
@@ -151,7 +146,7 @@ def test_shakespeare(tmp_path: Path) -> None:
     }
     write(tmp_path / "data" / "all_data" / "all_data.json", data)
     settings = LeafTextSettings(root=str(tmp_path), test_fraction=0.5)
-    found = load_leaf_shakespeare(settings)
+    found = settings.load()
     assert found.spec.dtype == "token"
     assert found.spec.image_shape == (1, 1, 80)
     assert found.spec.num_classes == len(found.class_names) == NUM_TOKENS
@@ -171,7 +166,7 @@ def test_roles_in_another_script(
     def read(labels: str) -> Dataset:
         data: UserData = {"ada": ([WINDOW] * len(labels), list(labels))}
         write(tmp_path / "all_data" / "a.json", data)
-        return load_leaf_shakespeare(LeafTextSettings(root=str(tmp_path)))
+        return LeafTextSettings(root=str(tmp_path)).load()
 
     with pytest.raises(DataError, match=r"60% of the characters are none .* 'д', 'ж';"):
         read("джддtd tдж")
@@ -211,8 +206,3 @@ def test_settings_without_effect_are_named(
     femnist(tmp_path, min_samples=9, split="time", seed=3)
     assert "data.split, data.seed, data.min_samples without effect" in caplog.text
     assert "test_fraction" not in caplog.text
-
-
-def test_windows_of_text_are_divided_in_time() -> None:
-    assert LeafTextSettings(root=".").split == "time"
-    assert LeafSettings(root=".").split == "random"

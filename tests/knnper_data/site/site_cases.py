@@ -24,7 +24,7 @@ FEATURES = SiteTask(
 
 def settings(name: str, **values: Any) -> SiteSettings:
     problems: list[Problem] = []
-    parsed = parse_settings(SITE_DATA[name].settings_type, values, "data", problems)
+    parsed = parse_settings(SITE_DATA[name], values, "data", problems)
     assert parsed is not None, problems
     return parsed
 

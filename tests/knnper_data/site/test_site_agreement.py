@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from knnper.data.examples import InputSpec
 from knnper.data.site import read_task
 from knnper.data.site_data import (
     SitesSettings,
@@ -142,8 +141,3 @@ def test_a_data_set_that_is_not_here_says_whom_to_ask(tmp_path: Path) -> None:
     path.write_text(f"data: {{name: cifar10, root: {tmp_path / 'none'}}}\n")
     with pytest.raises(DataError, match=r"cannot be loaded here: .*ask the federation"):
         read_task(path)
-
-
-def test_features_are_their_own_kind_of_input() -> None:
-    spec = InputSpec((1, 1, 2), 3, (0.0,), (1.0,))
-    assert spec.dtype == "uint8"

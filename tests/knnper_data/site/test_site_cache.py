@@ -209,7 +209,7 @@ def test_what_cannot_be_read_is_not_kept(root: Path, cache: Path) -> None:
     kept(root, cache)
     (root / "cat" / "bad.png").write_bytes(b"no image")
     for _ in range(2):
-        with pytest.raises(DataError, match=r"1 examples cannot be read(?s:.*)bad\.p"):
+        with pytest.raises(DataError, match=r"bad\.png cannot be read as an image"):
             kept(root, cache)
         assert entries(cache) == []
     put_image(root / "cat" / "bad.png", 8)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteTask
@@ -189,4 +188,3 @@ def test_data_is_opened_by_name(tmp_path: Path) -> None:
     assert len(data.train) > 0
     with pytest.raises(TypeError, match="table takes SiteTableSettings, found Npz"):
         open_site(Choice("table", chosen), tmp_path, IMAGES)
-    assert SITE_DATA.keys() == {"image_folder", "npz", "table", "text", "python"}

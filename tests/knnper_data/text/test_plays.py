@@ -13,11 +13,11 @@ from knnper.data import text as plays
 from knnper.data import text as written
 from knnper.data.cache import EntryWriter, Split
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.text import ALPHABET, PlaysSettings, encode, load_plays
+from knnper.data.text import ALPHABET, PlaysSettings, encode
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.iid import NaturalSettings
+from knnper.simulation.partition.schemes import NaturalSettings
 from knnper.simulation.partition.split import make_partition
 
 ANNE = "the quick brown fox jumps over the lazy dog " * 3
@@ -33,7 +33,7 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: str = "said.json", **changes: Any) -> Dataset:
     chosen = {"window": 8, "stride": 3, "min_characters": 20, **changes}
-    return load_plays(PlaysSettings(path, **chosen))
+    return PlaysSettings(path, **chosen).load()
 
 
 def of_client(split: LabelledArrays, client: int) -> list[tuple[bytes, int]]:

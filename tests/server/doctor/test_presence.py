@@ -22,7 +22,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from knnper.server.link.authorized import Registered
 from knnper.server.link.gateway import Gateway
-from knnper.server.link.gateway_rules import ACTIVATE, DEACTIVATE, HEALTH, Clients
+from knnper.server.link.gateway_rules import Clients
 from knnper.transport.credentials import fingerprint, new_node_key
 from knnper.transport.diagnosis import (
     Standing,
@@ -30,6 +30,7 @@ from knnper.transport.diagnosis import (
     standing_in,
     told_versions,
 )
+from knnper.transport.flower_protocol import ACTIVATE, DEACTIVATE, HEALTH
 from tests.server.link.gateway_stage import gateway_to
 from tests.server.link.peers import signed
 

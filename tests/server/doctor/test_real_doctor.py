@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from knnper.client.doctor import Connection, Credentials, Trust
+from knnper.client.settings import read_client
 from knnper.server.link.doctor import server_checks
 from knnper.server.link.registration import census
 from knnper.server.link.setup import FederationFolder, Founding, add_client, found
@@ -62,9 +64,8 @@ def registration(place: FederationFolder, key: Path | None = None) -> Finding:
     assert trust.connection.gateway_answers().verdict is Verdict.OK
     assert trust.certificate_is_accepted().verdict is Verdict.OK
     key = key or client / "site-a.key"
-    return Credentials(
-        "site-a", key, server, client / "ca.crt", key.parent / "state"
-    ).key_is_registered()
+    own = replace(read_client(client / "client.yaml"), state=key.parent / "state")
+    return Credentials(own, key, client / "ca.crt").key_is_registered()
 
 
 def status(place: FederationFolder) -> str:

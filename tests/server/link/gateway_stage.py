@@ -17,10 +17,10 @@ from knnper.server.link.authorized import Registered
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import Clients, Rules
 from knnper.server.link.replies import Replies
-from knnper.server.link.sockets import Limits, Listener
+from knnper.server.link.sockets import Listener, limits_for
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
-from knnper.transport.sockets import listen
+from knnper.transport.sockets import SocketLimits, listen
 from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
@@ -92,14 +92,14 @@ class Stage:
 def gateway_stage(
     insecure: bool = False,
     tls: TlsFiles | None = None,
-    limits: Limits | None = None,
+    limits: SocketLimits | None = None,
 ) -> Iterator[Stage]:
     address = Address(HOST, free_port())
     upstream, clients, looked = Upstream(), Clients(), list[bool]()
     clients.learn(ROSTER)
     gateway = gateway_to(upstream.answer, clients, insecure, looked)
     url = f"http://{address}"
-    listener = Listener(gateway, tls, limits)
+    listener = Listener(gateway, tls, limits or limits_for(200))
     with _serving(listener, address), httpx.Client(base_url=url) as http:
         client = Peer(KEY, http, NODE)
         yield Stage(upstream, address, clients, client, http, looked, listener, gateway)

@@ -1,9 +1,9 @@
-import asyncio
 import contextlib
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,15 +11,15 @@ import pytest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from knnper.server.link.sockets import Limits
+from knnper.server.link.sockets import limits_for
 from knnper.transport.sockets import origin_of
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import head, signed
 from tests.server.link.test_gateway_tls import files
 
 SOON = 0.3
-STRICT = Limits(per_address=3, in_all=5, first_words_s=SOON)
-PATIENT = Limits(per_address=3, in_all=5, first_words_s=30)
+STRICT = limits_for(per_address=3, in_all=5, header_s=SOON)
+PATIENT = limits_for(per_address=3, in_all=5, header_s=30)
 BEAT = SendNodeHeartbeatRequest(node=Node(node_id=NODE), heartbeat_interval=30)
 BODY: bytes = BEAT.SerializeToString()
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -149,7 +149,7 @@ def test_one_address_does_not_keep_the_others_out(
 ) -> None:
     stage = patient_stage
     with contextlib.ExitStack() as held:
-        for _ in range(PATIENT.per_address):
+        for _ in range(PATIENT.strangers_per_address):
             held.enter_context(connected(stage))
         for _ in range(3):
             with connected(stage) as refused:
@@ -157,14 +157,14 @@ def test_one_address_does_not_keep_the_others_out(
         with connected(stage, "127.0.0.2") as other:
             other.sendall(HEALTH)
             assert other.recv(1000).startswith(b"HTTP/1.1 200")
-    assert caplog.text.count("turned away: it has 3 connections") == 1
+    assert caplog.text.count("or 3 of its address") == 1
     _until_it_answers(stage)
 
 
 def test_there_is_an_end_to_all_connections(patient_stage: Stage) -> None:
     stage = patient_stage
     with contextlib.ExitStack() as held:
-        for number in range(PATIENT.in_all):
+        for number in range(PATIENT.strangers):
             held.enter_context(connected(stage, f"127.0.0.{number + 1}"))
         with connected(stage, "127.0.0.99") as refused:
             assert seconds_until_closed(refused) < 5
@@ -186,7 +186,8 @@ def test_a_handshake_has_to_end_in_time(tmp_path: Path) -> None:
     with gateway_stage(tls=tls, limits=STRICT) as stage:
         with contextlib.ExitStack() as held:
             silent = [
-                held.enter_context(connected(stage)) for _ in range(STRICT.per_address)
+                held.enter_context(connected(stage))
+                for _ in range(STRICT.strangers_per_address)
             ]
             for connection in silent:
                 assert seconds_until_closed(connection) < 10 * SOON
@@ -206,9 +207,9 @@ def test_whoever_shakes_hands_and_says_nothing_goes(tmp_path: Path) -> None:
         assert SOON / 2 < seconds_until_closed(connection) < 10 * SOON
 
 
-def test_who_does_not_read_the_answer_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knnper.server.link.sockets._UNREAD_SECONDS", SOON)
-    with gateway_stage(limits=STRICT) as stage, connected(stage) as connection:
+def test_who_does_not_read_the_answer_goes() -> None:
+    limits = replace(STRICT, unread_s=SOON)
+    with gateway_stage(limits=limits) as stage, connected(stage) as connection:
         stage.upstream.content = large = bytes(9_000_000)
         connection.sendall(beat())
         time.sleep(4 * SOON)
@@ -237,6 +238,6 @@ def test_nothing_is_left_of_connections(stage: Stage) -> None:
         pass
     listener = stage.listener
     end = time.monotonic() + 5
-    while listener._inside and time.monotonic() < end:
+    while listener._visiting and time.monotonic() < end:
         time.sleep(0.01)
-    assert (dict(listener._held), listener._inside) == ({}, set[asyncio.Task[None]]())
+    assert (listener.strangers._count, len(listener._visiting)) == (0, 0)

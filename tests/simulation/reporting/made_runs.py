@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.server.hand_over import Handed
+from knnper.server.distribution import Delivered
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
 from knnper.strategies.core.predictors import ClientResult, score
@@ -18,19 +18,7 @@ STATE = "5" * 64
 def client_result(
     number: int, seed: int = 0, *, num_test: int | None = None, own: bool = True
 ) -> ClientResult:
-    """Return what a client reports of random probabilities over three classes.
-
-    Parameters
-    ----------
-    number
-        Of the client; every fourth is unseen.
-    seed
-        Fixes its numbers.
-    num_test
-        Its test examples; by default as many as chance will have it.
-    own
-        Whether it has a model, and a memory, of its own.
-    """
+    """Return what a client reports of random probabilities over three classes."""
     random = np.random.default_rng((seed, number))
     size = int(random.integers(0, 9)) if num_test is None else num_test
 
@@ -66,23 +54,7 @@ def made_run(
     evaluate_on: str = "test",
     **settings: Any,
 ) -> Path:
-    """Write the folder of a finished run, but for ``partition.json``; return it.
-
-    Parameters
-    ----------
-    path
-        The folder.
-    results
-        Of the clients; by default of twelve.
-    seed, method
-        Of the run.
-    losses
-        Training losses by round.
-    evaluate_on
-        Which split the clients were tested on.
-    settings
-        What the section ``training`` holds.
-    """
+    """Write the folder of a finished run, but for ``partition.json``; return it."""
     on_top = "knn" if method == "knn_per" else "none"
     clients = [client_result(number, seed) for number in range(12)]
     results = clients if results is None else results
@@ -94,7 +66,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
         )
     for result in results:
-        folder.hand_overs.append(STATE, Handed(result.client, result))
+        folder.distributed.append(STATE, Delivered(result.client, result))
     folder.write_clients_csv(results)
     experiment = {
         "name": "made",

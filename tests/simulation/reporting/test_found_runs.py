@@ -47,9 +47,9 @@ def test_a_folder_of_runs_has_the_best_kind_first(tmp_path: Path) -> None:
     (tmp_path / "runs" / "d").mkdir()
     (tmp_path / "runs" / "d" / EXPERIMENT).write_text(FIRST_LINE)
     for path in (tmp_path, tmp_path / "runs"):
-        found = find_runs([path])
-        assert [run.name for run in found.runs] == ["b", "c", "a"]
-        assert found.remarks == (f"Runs in {path} without results, left out: 1.",)
+        runs, remarks = find_runs([path])
+        assert [run.name for run in runs] == ["b", "c", "a"]
+        assert remarks == [f"Runs in {path} without results, left out: 1."]
 
 
 def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
     (tuned / "results.json").write_text(
         text.replace('"evaluate_on": "test"', '"evaluate_on": "validation"')
     )
-    found = find_runs([tmp_path])
-    assert [run.name for run in found.runs] == ["tested"]
-    assert "that chose settings on validation data, left out: 1." in found.remarks[0]
+    runs, remarks = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["tested"]
+    assert "that chose settings on validation data, left out: 1." in remarks[0]
     # Named itself, or alone in its folder, it is shown.
-    assert len(find_runs([tuned]).runs) == 1
+    assert len(find_runs([tuned])[0]) == 1
     tuned.rename(tmp_path / "elsewhere")
-    assert len(find_runs([tmp_path / "elsewhere"]).runs) == 1
+    assert len(find_runs([tmp_path / "elsewhere"])[0]) == 1
 
 
 def test_a_folder_in_which_no_run_is_done(tmp_path: Path) -> None:

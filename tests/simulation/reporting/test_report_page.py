@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from knnper.simulation.reports.figure import INK, SERIES, colors_of
-from knnper.simulation.reports.outside_text import markdown_text
 from knnper.simulation.reports.report import (
     Report,
     as_html,
@@ -16,6 +15,7 @@ from knnper.simulation.reports.report import (
     report_of,
     write_figures,
 )
+from knnper.simulation.reports.tables import markdown_text
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

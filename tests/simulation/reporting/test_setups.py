@@ -56,8 +56,8 @@ def test_a_run_that_is_named_twice_is_one(
     made_run(tmp_path / "runs" / "b", seed=1)
     monkeypatch.chdir(tmp_path)
     for again in (path, Path("runs/a"), Path("runs/../runs/a")):
-        assert [run.path for run in find_runs([path, again]).runs] == [path]
-    named = find_runs([path, tmp_path / "runs", Path("runs")]).runs
+        assert [run.path for run in find_runs([path, again])[0]] == [path]
+    named = find_runs([path, tmp_path / "runs", Path("runs")])[0]
     assert sorted(run.name for run in named) == ["a", "b"]
     assert [setup.label for setup in setups_of(named)] == ["kNN-Per"]
 

@@ -33,9 +33,9 @@ from knnper.strategies.core.bases import (
 )
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import mini_batches
+from tests.strategies.trained_methods import MakeClient
 
 MakeTask = Callable[[TrainingSettings], Task]
-MakeClient = Callable[..., ClientData]
 
 ROW = InputSpec((1, 1, 3), num_classes=2, mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOR = InputSpec((32, 32, 3), num_classes=2, mean=(0.5,) * 3, std=(0.25,) * 3)

@@ -1,9 +1,7 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from knnper.data.examples import ClientData, no_examples
+from knnper.data.examples import no_examples
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.clusters import (
@@ -14,10 +12,7 @@ from knnper.strategies.core.clusters import (
     serve_best,
     train_best,
 )
-from knnper.strategies.core.task import Task
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 ONE_SIDED = torch.tensor([2.0, -2.0])
 """Predicts label 0 of a white pixel."""

@@ -61,7 +61,7 @@ def test_no_examples_have_no_accuracy() -> None:
 
 
 class TestClassWeights:
-    """Σ_i P(y_i) 1[right] / Σ_i P(y_i): fedbasis-pflbed.txt, section 5, step 5."""
+    """Σ_i P(y_i) 1[right] / Σ_i P(y_i): Chen et al. 2023, section 5, step 5."""
 
     def test_hand_computed(self) -> None:
         predictor = Fixed([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.6, 0.4, 0], [0, 0, 1.0]])

@@ -18,45 +18,33 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.message import make_message
-from flwr.serverapp.strategy import (
-    Bulyan,
-    FedAdagrad,
-    FedAdam,
-    FedAvgM,
-    FedMedian,
-    FedTrimmedAvg,
-    FedYogi,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-)
+from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedopt import FedOpt
 from torch import Tensor
 
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core import robust
-from knnper.strategies.core.method import Method, NoSettings
-from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.robust import (
+from knnper.strategies.core import averaging
+from knnper.strategies.core.averaging import (
     mean_around_median,
     median,
     squared_distances,
     trimmed_mean,
 )
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedadagrad import FedAdagradSettings, fedadagrad
-from knnper.strategies.fedadam import FedAdamSettings, fedadam
-from knnper.strategies.fedavgm import FedAvgMSettings, fedavgm
-from knnper.strategies.fedmedian import fedmedian
-from knnper.strategies.fedtrimmedavg import FedTrimmedAvgSettings, fedtrimmedavg
-from knnper.strategies.fedyogi import FedYogiSettings, fedyogi
-from knnper.strategies.krum import KrumSettings, krum
-from knnper.strategies.multikrum import MultiKrumSettings, multikrum
+from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
+from knnper.strategies.fedadam import FedAdam, FedAdamSettings
+from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings
+from knnper.strategies.fedmedian import FedMedian
+from knnper.strategies.fedtrimmedavg import FedTrimmedAvg, FedTrimmedAvgSettings
+from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
+from knnper.strategies.krum import Krum, KrumSettings
+from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
 from knnper.strategies.qfedavg import fair_terms
 from tests.strategies.small_updates import on_a_line, random_updates
-
-MakeTask = Callable[..., Task]
+from tests.strategies.trained_methods import MakeTask
 
 HELD = random_updates(9, 50, seed=1)
 WEIGHTS = torch.linspace(-1, 1, 50)
@@ -97,21 +85,21 @@ def plain(updates: list[ModelUpdate]) -> list[Message]:
 @pytest.mark.parametrize(
     ("build", "flowers"),
     [
-        (lambda task: fedmedian(task, NoSettings()), FedMedian()),
+        (lambda task: FedMedian(task, NoSettings()), flower.FedMedian()),
         (
-            lambda task: fedtrimmedavg(task, FedTrimmedAvgSettings(0.2)),
-            FedTrimmedAvg(beta=0.2),
+            lambda task: FedTrimmedAvg(task, FedTrimmedAvgSettings(0.2)),
+            flower.FedTrimmedAvg(beta=0.2),
         ),
-        (lambda task: krum(task, KrumSettings(2)), Krum(num_malicious_nodes=2)),
+        (lambda task: Krum(task, KrumSettings(2)), flower.Krum(num_malicious_nodes=2)),
         (
-            lambda task: multikrum(task, MultiKrumSettings(2, num_selected=4)),
-            MultiKrum(num_malicious_nodes=2, num_nodes_to_select=4),
+            lambda task: MultiKrum(task, MultiKrumSettings(2, num_selected=4)),
+            flower.MultiKrum(num_malicious_nodes=2, num_nodes_to_select=4),
         ),
     ],
 )
 def test_robust_rules_are_flowers(
     build: Callable[[Task], Method],
-    flowers: FedMedian | FedTrimmedAvg | MultiKrum,
+    flowers: flower.FedMedian | flower.FedTrimmedAvg | flower.MultiKrum,
     linear_task: MakeTask,
 ) -> None:
     arrays, _ = flowers.aggregate_train(1, plain([update for _, update in HELD]))
@@ -124,7 +112,7 @@ def test_the_second_phase_of_bulyan_is_flowers() -> None:
         return contents[:num_selected]
 
     held = [update for _, update in HELD]
-    flowers = Bulyan(num_malicious_nodes=1, selection_rule=best)
+    flowers = flower.Bulyan(num_malicious_nodes=1, selection_rule=best)
     arrays, _ = flowers.aggregate_train(1, plain(held))
     # n = 9, θ = 7, β = 5.
     assert_close(mean_around_median(held[:7], 5), arrays)
@@ -144,8 +132,8 @@ def test_three_rounds_of_momentum_are_flowers(
     linear_task: MakeTask, key: RandomKey
 ) -> None:
     settings = FedAvgMSettings(server_learning_rate=0.7, server_momentum=0.9)
-    method = fedavgm(linear_task(TrainingSettings()), settings)
-    strategy = FedAvgM(server_learning_rate=0.7, server_momentum=0.9)
+    method = FedAvgM(linear_task(TrainingSettings()), settings)
+    strategy = flower.FedAvgM(server_learning_rate=0.7, server_momentum=0.9)
     strategy.current_arrays = arrays_of(method.init(("a",), key).weights)
     for update, state in states(method, key, 3):
         arrays, _ = strategy.aggregate_train(1, plain([update]))
@@ -164,18 +152,18 @@ MOMENTS = {
     ("build", "strategy"),
     [
         (
-            lambda task: fedadagrad(
+            lambda task: FedAdagrad(
                 task, FedAdagradSettings(server_learning_rate=0.3, adaptivity=0.1)
             ),
-            FedAdagrad(eta=0.3, tau=0.1),
+            flower.FedAdagrad(eta=0.3, tau=0.1),
         ),
         (
-            lambda task: fedyogi(task, FedYogiSettings(**MOMENTS)),
-            FedYogi(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
+            lambda task: FedYogi(task, FedYogiSettings(**MOMENTS)),
+            flower.FedYogi(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
         ),
         (
-            lambda task: fedadam(task, FedAdamSettings(**MOMENTS)),
-            FedAdam(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
+            lambda task: FedAdam(task, FedAdamSettings(**MOMENTS)),
+            flower.FedAdam(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
         ),
     ],
 )
@@ -198,7 +186,7 @@ def test_three_rounds_of_an_adaptive_optimizer_are_flowers(
 @pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
 def test_folded_terms_are_flowers_qfedavg(q: float) -> None:
     held, losses = [update for _, update in HELD[:3]], [0.1, 0.2, 0.4]
-    strategy = QFedAvg(client_learning_rate=0.25, q=q)
+    strategy = flower.QFedAvg(client_learning_rate=0.25, q=q)
     strategy.current_arrays = arrays_of(WEIGHTS)
     arrays, _ = strategy.aggregate_train(1, replies(held, losses))
     deltas, all_h = [], []
@@ -219,7 +207,7 @@ def test_slices_are_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return [*rules, distances]
 
     whole = all_of_them()
-    monkeypatch.setattr(robust, "_SLICE", 7)
+    monkeypatch.setattr(averaging, "_SLICE", 7)
     for found, expected in zip(all_of_them(), whole, strict=True):
         torch.testing.assert_close(found, expected)
 

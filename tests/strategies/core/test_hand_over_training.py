@@ -1,6 +1,5 @@
 """Whoever trains when the rounds are over learns from both splits, in every method."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     local_sgd,
     newcomer_rate,
@@ -23,9 +21,7 @@ from knnper.strategies.core.training import (
     trained_on_both_splits,
 )
 from knnper.strategies.ditto import DittoSettings
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
 
@@ -116,7 +112,7 @@ def test_newcomers_of_all_methods_learn_from_the_same_data(
     name: str, settings: Any, normed_task: MakeTask, noisy: MakeClient
 ) -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
-    method = METHODS[name].build(task, settings)
+    method = METHODS[name](task, settings)
     state = method.init(("a",), RandomKey(1))
     payload = method.broadcast(state, NEWCOMER, RandomKey(2))
     nothing = no_examples(task.spec)

@@ -2,7 +2,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import Examples, no_examples
 from knnper.experiment import TrainingSettings
 from knnper.models.flat import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core import training as module_of_local_sgd
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalResult, local_sgd
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 
 def same(first: LocalResult, second: LocalResult) -> bool:

@@ -1,26 +1,22 @@
 """A client's training in parts and by steps of one's own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, Examples
+from knnper.data.examples import Examples
 from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LocalModel,
     cross_entropy,
     local_sgd,
     sgd_step,
 )
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 
 class TestTrainable:

@@ -6,15 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
+from tests.strategies.trained_methods import MakeClient
 
 NUMBERS = st.floats(-5, 5, width=32)
 MakeTask = Callable[[TrainingSettings], Task]
-MakeClient = Callable[..., ClientData]
 
 
 def pulled(

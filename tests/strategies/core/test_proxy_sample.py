@@ -1,19 +1,16 @@
 """What the server sends of its own examples, and what a client takes of that."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData, Examples
+from knnper.data.examples import Examples
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task, draw_sample, taken
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from knnper.strategies.core.task import draw_sample, taken
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 
 def pairs(examples: Examples) -> Any:

@@ -1,16 +1,11 @@
 import dataclasses
-from collections.abc import Callable
 
 import torch
 
-from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-
-MakeTask = Callable[..., Task]
-MakeClient = Callable[..., ClientData]
+from tests.strategies.trained_methods import MakeClient, MakeTask
 
 
 def test_predictions_are_made_in_evaluation_mode(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.strategies.core.method import as_sent, of_shapes
+from knnper.strategies.core.method import unlike_sent, wrong_shape
 from knnper.strategies.core.records import Record
 
 
@@ -33,14 +33,13 @@ def test_a_field_has_its_shape_or_is_missing(
     shape: tuple[int, ...] | None, problem: str | None
 ) -> None:
     loss = None if shape is None else torch.zeros(shape)
-    assert of_shapes(loss=())(several(2), several(loss=loss)) == problem
+    assert wrong_shape(several(loss=loss), loss=()) == problem
 
 
 @pytest.mark.parametrize("lengths", [(3,), (3, 3, 3), (3, 2), ()])
 def test_as_many_come_back_as_were_sent_and_as_large(lengths: tuple[int, ...]) -> None:
-    problem = as_sent("models")
-    assert problem(several(3, 3), several(3, 3)) is None
+    assert unlike_sent(several(3, 3), several(3, 3), "models") is None
     found = [(length,) for length in lengths]
-    assert problem(several(3, 3), several(*lengths)) == (
+    assert unlike_sent(several(3, 3), several(*lengths), "models") == (
         f"models: expected tensors of shapes [(3,), (3,)], found {found}"
     )

@@ -16,12 +16,9 @@ from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.fedavg import fedavg
+from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings
-from knnper.strategies.knn_fine_tuned import (
-    FineTunedMemorySettings,
-    with_fine_tuned_memory,
-)
+from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
 from tests.strategies.knn_per.small_task import Draw, oracle, stored_by
 
 KEY = RandomKey(5)
@@ -30,7 +27,7 @@ TUNING = FineTuningSettings(num_epochs=30, learning_rate=0.2)
 
 def served(task: Task, data: ClientData, **memory: Any) -> KnnPredictor:
     settings = FineTunedMemorySettings(TUNING, KnnSettings(**memory))
-    method = with_fine_tuned_memory(task, fedavg(task, NoSettings()), settings)
+    method = FineTunedMemory(task, FedAvg(task, NoSettings()), settings)
     payload = ModelPayload(task.initial_weights)
     predictor = method.personalize(payload, None, data, KEY)
     assert isinstance(predictor, KnnPredictor)

@@ -17,8 +17,8 @@ from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.knn_per import ON_TOP, with_memory
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import LocalMemory
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,
@@ -29,7 +29,7 @@ from tests.strategies.knn_per.small_task import (
 
 
 def knn_per(task: Task, settings: KnnSettings) -> Method:
-    return with_memory(task, fedavg(task, NoSettings()), settings)
+    return LocalMemory(task, FedAvg(task, NoSettings()), settings)
 
 
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
@@ -64,7 +64,7 @@ def test_the_global_model_alone_is_fedavg_bit_for_bit(
     data = ClientData(draw("train", 20), draw("validation", 5))
     payload, rng = ModelPayload(tiny_task.initial_weights), RandomKey(1)
     ours = knn_per(tiny_task, settings).personalize(payload, None, data, rng)
-    theirs = fedavg(tiny_task, NoSettings()).personalize(payload, None, data, rng)
+    theirs = FedAvg(tiny_task, NoSettings()).personalize(payload, None, data, rng)
     images = draw("test", num_images).images
 
     assert torch.equal(ours(images), theirs(images))
@@ -150,7 +150,7 @@ def test_one_example_is_the_neighbour_of_everything(
 
 def test_nothing_but_personalization_differs_from_fedavg(tiny_task: Task) -> None:
     ours = knn_per(tiny_task, KnnSettings())
-    theirs = fedavg(tiny_task, NoSettings())
+    theirs = FedAvg(tiny_task, NoSettings())
 
     assert ours.num_rounds == theirs.num_rounds
     assert (ours.state_type, ours.payload_type, ours.update_type) == (
@@ -161,7 +161,7 @@ def test_nothing_but_personalization_differs_from_fedavg(tiny_task: Task) -> Non
 
 
 def test_the_defaults_are_the_papers() -> None:
-    settings = TypeAdapter(ON_TOP.settings_type).validate_json("{}")
+    settings = TypeAdapter(LocalMemory.settings_type).validate_json("{}")
 
     assert settings == KnnSettings(
         num_neighbors=10,

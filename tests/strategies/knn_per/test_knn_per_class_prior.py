@@ -19,8 +19,8 @@ from knnper.strategies.core.memory import (
 )
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.knn_per import with_memory
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import LocalMemory
 from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, served
 
 PRIOR = ClassPriorSettings((1.0, 10.0, 100.0))
@@ -232,6 +232,6 @@ def test_shares_of_other_classes_are_refused_before_anything_is_trained(
     tiny_task: Task,
 ) -> None:
     wrong = KnnSettings(class_prior=ClassPriorSettings((1.0,), (0.5, 0.5)))
-    method = fedavg(tiny_task, NoSettings())
+    method = FedAvg(tiny_task, NoSettings())
     with pytest.raises(ConfigError, match="expected 4 numbers, one for each class"):
-        with_memory(tiny_task, method, wrong)
+        LocalMemory(tiny_task, method, wrong)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.datastore.index_catalogue import INDEX_KINDS
-from knnper.datastore.index_kinds import ProductSettings, ScalarSettings
+from knnper.datastore.index_kinds import INDEX_KINDS, ProductSettings, ScalarSettings
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import TuningSettings
 from knnper.errors import ConfigError
@@ -16,8 +15,8 @@ from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import fedavg
-from knnper.strategies.knn_per import memorize, with_memory
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import LocalMemory, memorize
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,
@@ -43,7 +42,7 @@ def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
 
 @pytest.mark.parametrize("name", INDEX_KINDS)
 def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -> None:
-    index = INDEX_KINDS[name].settings_type()
+    index = INDEX_KINDS[name]()
     tuning = TuningSettings(evidence="leave_one_out")
     store = StoreSettings(index=index)
     settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
@@ -99,6 +98,6 @@ def test_a_store_that_cannot_be_is_refused_before_training(
     tiny_task: Task, store: StoreSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        with_memory(
-            tiny_task, fedavg(tiny_task, NoSettings()), KnnSettings(store=store)
+        LocalMemory(
+            tiny_task, FedAvg(tiny_task, NoSettings()), KnnSettings(store=store)
         )

@@ -1,0 +1,394 @@
+"""What is searched: an index, the contents it belongs to, and how both follow the rows.
+
+An index finds candidates in float32, or by rounded codes. Their distances are computed
+anew in float64, and where rounding or ties leave a doubt, all examples are compared. So
+a query's neighbours do not depend on the other queries, and no distance overflows.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.datastore.database import Change, Head, Rows, Version
+from knnper.datastore.examples import (
+    Contents,
+    ExamplesMissingError,
+    Ids,
+    Neighbors,
+    NotErasedError,
+    StoreError,
+)
+from knnper.datastore.index import NOTHING, VectorIndex, Vectors
+from knnper.datastore.index_cache import IndexCache
+from knnper.datastore.index_kinds import IndexSettings
+
+QUERIES_AT_ONCE = 16
+"""The candidates of so many queries fit in a processor's cache."""
+
+ROWS_AT_ONCE = 256
+"""So many rows in float64 do too."""
+
+_EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
+
+Distances = NDArray[np.float64]
+VectorsOf = Callable[[Ids], Vectors]
+
+
+def nearest(
+    queries: Vectors,
+    index: VectorIndex,
+    settings: IndexSettings,
+    num_found: int,
+    read_vectors: VectorsOf,
+) -> tuple[Distances, Ids]:
+    """Return squared distances, ascending, and ids, both (m, num_found)."""
+    parts = [
+        _nearest(
+            queries[start : start + QUERIES_AT_ONCE],
+            index,
+            settings,
+            num_found,
+            read_vectors,
+        )
+        for start in range(0, len(queries), QUERIES_AT_ONCE)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return (
+        np.concatenate([distances for distances, _ in parts]),
+        np.concatenate([ids for _, ids in parts]),
+    )
+
+
+def _nearest(
+    queries: Vectors,
+    index: VectorIndex,
+    settings: IndexSettings,
+    num_found: int,
+    read_vectors: VectorsOf,
+) -> tuple[Distances, Ids]:
+    count = min(settings.candidates_for(num_found), len(index))
+    if not settings.ranks_exactly:
+        rough, ids = index.candidates(queries, count)
+        distances = rough.astype(np.float64)
+    elif index.keeps_vectors:
+        rough, ids, vectors = index.candidates_with_vectors(queries, count)
+        distances = _squared_distances(queries[:, None], vectors)
+    else:
+        rough, ids = index.candidates(queries, count)
+        distances = _squared_distances(
+            queries[:, None], _each_once(ids, index.ids[:1], read_vectors)
+        )
+    distances, found = _first(distances, ids, num_found)
+    certain = (ids != NOTHING).all(axis=1)
+    if settings.is_exhaustive and count < len(index):
+        certain &= _certainly_below(distances[:, -1], rough[:, -1], index.dim)
+    if not certain.all():
+        vectors_of = index.vectors if index.keeps_vectors else read_vectors
+        for row in np.flatnonzero(~certain).tolist():
+            distances[row], found[row] = _scan(
+                queries[row], index.ids, num_found, vectors_of
+            )
+    return distances, found
+
+
+def _each_once(ids: Ids, any_id: Ids, read_vectors: VectorsOf) -> Vectors:
+    """Return vectors (m, count, p), reading no id twice."""
+    known = np.where(ids == NOTHING, any_id, ids)
+    unique, positions = np.unique(known, return_inverse=True)
+    return read_vectors(unique)[positions.reshape(ids.shape)]
+
+
+def _certainly_below(exact: Distances, rough: Vectors, dim: int) -> NDArray[np.bool_]:
+    """Return whether ``exact`` is smaller than what ``rough`` was rounded from."""
+    bound = rough.astype(np.float64) * (1 - (dim + 8) * _EPS) - dim * _TINY
+    certain: NDArray[np.bool_] = exact < bound
+    return certain
+
+
+def _scan(
+    query: Vectors, ids: Ids, num_found: int, vectors_of: VectorsOf
+) -> tuple[Distances, Ids]:
+    """Return the nearest of one query (p,) among all ``ids``, by brute force."""
+    ids = np.sort(ids)
+    parts = [ids[i : i + ROWS_AT_ONCE] for i in range(0, len(ids), ROWS_AT_ONCE)]
+    distances = np.concatenate(
+        [_squared_distances(query, vectors_of(part)) for part in parts]
+    )
+    nearest_distances, nearest_ids = _first(distances[None], ids[None], num_found)
+    return nearest_distances[0], nearest_ids[0]
+
+
+def _squared_distances(queries: Vectors, vectors: Vectors) -> Distances:
+    """Return float64 of the shape that the arguments broadcast to, less the last."""
+    difference = vectors.astype(np.float64)
+    difference -= queries
+    squares: Distances = np.einsum("...p,...p->...", difference, difference)
+    return squares
+
+
+def _first(distances: Distances, ids: Ids, count: int) -> tuple[Distances, Ids]:
+    """Return the nearest ``count`` of each row; of equals, the smaller ids."""
+    order = np.lexsort((ids, distances))[:, :count]
+    rows = np.arange(len(distances))[:, None]
+    return distances[rows, order], ids[rows, order]
+
+
+@dataclass(frozen=True)
+class View:
+    """An index and the contents that belong to it, with the same ids."""
+
+    index: VectorIndex
+    contents: Contents
+    settings: IndexSettings
+    version: Version  # whose embeddings these are
+    read_vectors: VectorsOf  # from where the truth is; each id is asked for once
+
+    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
+        """Return the nearest examples; see `Store.search`."""
+        asked = np.ascontiguousarray(queries.detach().numpy())
+        num_found = min(num_neighbors, len(self.contents))
+        if num_found == 0 or len(asked) == 0:
+            none = torch.empty((len(asked), num_found), dtype=torch.int64)
+            return Neighbors(none.double(), none, none)
+        distances, ids = nearest(
+            asked, self.index, self.settings, num_found, self.read_vectors
+        )
+        labels = self.contents.labels[self.contents.positions(ids)]
+        return Neighbors(
+            torch.from_numpy(distances), torch.from_numpy(labels), torch.from_numpy(ids)
+        )
+
+    def vectors(self, ids: Ids) -> Vectors:
+        """Return stored embeddings (m, p) by id, as they were added."""
+        return (self.index.vectors if self.index.keeps_vectors else self.read_vectors)(
+            ids
+        )
+
+
+def bring_up_to_date(
+    index: VectorIndex, contents: Contents, read_vectors: VectorsOf
+) -> int:
+    """Make ``index`` hold the ids of ``contents``; return how many it had to change."""
+    gone = np.setdiff1d(index.ids, contents.ids)
+    missing = np.setdiff1d(contents.ids, index.ids)
+    if len(gone):
+        index.remove(gone)
+    if len(missing):
+        index.add(missing, read_vectors(missing))
+    return len(gone) + len(missing)
+
+
+SAVE_AFTER, SAVE_AFTER_SHARE = 1000, 0.25
+"""An index is saved when so many examples, and this share of all, have changed: what
+changed since is built again after a kill. A flat one is built as fast as it is read."""
+
+
+class LiveView:
+    """What is searched, and how it follows what becomes of the rows.
+
+    Attributes
+    ----------
+    lock
+        Held while the view is searched or changed. Searches of several threads wait
+        for each other: FAISS fills the memory bus, so together they are no faster.
+    """
+
+    def __init__(
+        self, rows: Rows, cache: IndexCache | None, settings: IndexSettings
+    ) -> None:
+        self._rows, self._cache, self._settings = rows, cache, settings
+        self.lock = threading.Lock()
+        self._refreshing, self._renewing = threading.Lock(), threading.Lock()
+        self._num_unsaved = 0
+        self._is_behind = self._is_torn = False
+        with rows.reading():
+            self._open()
+
+    def _open(self) -> None:
+        """Take up what the rows are now; called inside `Rows.reading`."""
+        self.head = self._rows.head()
+        contents = self._rows.contents()
+        active = self.head.active
+        index = None
+        if self._cache is not None:
+            index = self._cache.load(active, self._settings)
+        if index is not None:
+            changed = bring_up_to_date(index, contents, self._reads(active))
+        if index is None or index.is_outgrown:
+            index = self._build(active, contents.ids)
+            changed = len(contents)
+        self._num_unsaved = changed
+        self.view = self._view(index, contents, active)
+
+    def refresh(self) -> None:
+        """See what another process has changed."""
+        # Whoever asks while another thread does this waits for it: otherwise it might
+        # find what was deleted before it asked.
+        with self._refreshing:
+            has_changed = self._rows.has_changed()
+            self._is_behind |= has_changed
+            if self._is_behind or self._is_torn:
+                with self._torn_if_cut_short():
+                    self._catch_up()
+                self._is_behind = self._is_torn = False
+        if has_changed and self.view.index.is_outgrown:
+            self._renew()
+
+    def _catch_up(self) -> None:
+        with self._rows.reading():
+            head = self._rows.head()
+            if self._is_torn or head.active != self.head.active:
+                self._open()
+                return
+            added, removed = self._difference(head)
+            vectors = self._reads(head.active)(added.ids)
+        # Not inside the block above: a search may hold the view and wait for the rows.
+        self._change(added, vectors, removed)
+        self.head = head
+
+    def _renew(self) -> None:
+        """Build a reader's index anew: this thread waits for it, no other does."""
+        if not self._renewing.acquire(blocking=False):
+            return
+        try:
+            # The writer may go on meanwhile; its next change is another chance.
+            with contextlib.suppress(ExamplesMissingError):
+                version = self.view.version
+                index = self.built(version)
+                with self._refreshing:
+                    if version == self.view.version:
+                        contents = self.view.contents
+                        bring_up_to_date(index, contents, self._reads(version))
+                        with self.lock:
+                            self.view = self._view(index, contents, version)
+        finally:
+            self._renewing.release()
+
+    @contextlib.contextmanager
+    def _torn_if_cut_short(self) -> Iterator[None]:
+        """Take everything up anew, before the next answer, if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self._is_torn = True
+            raise
+
+    def _difference(self, head: Head) -> tuple[Contents, Ids]:
+        """Return what the rows have and the view lacks, and the other way round."""
+        held = self.view.contents
+        if head.num_removed == self.head.num_removed:
+            last = int(held.ids[-1]) if len(held) else 0
+            return self._rows.contents(after=last), np.empty(0, np.int64)
+        now = self._rows.contents()
+        removed = np.setdiff1d(held.ids, now.ids)
+        return now.take(np.isin(now.ids, held.ids, invert=True)), removed
+
+    def apply(self, change: Change) -> None:
+        """Make a change for good, then let searches see it."""
+        vectors = change.embeddings
+        if vectors is None:
+            vectors = np.empty((0, self.head.active.embedding_dim), np.float32)
+        try:
+            self._rows.apply(change)
+        except BaseException:
+            # A disk may fail after it was done, and an interrupt come: look again.
+            self._is_behind = True
+            raise
+        with self._torn_if_cut_short(), self._refreshing:
+            self.head = self._rows.head()
+            self._change(change.added, vectors, change.removed)
+        self._num_unsaved += len(change.added) + len(change.removed)
+
+    def _change(self, added: Contents, vectors: Vectors, removed: Ids) -> None:
+        """Remove some examples and add others, at once for whoever searches."""
+        with self.lock:
+            index, contents = self.view.index, self.view.contents
+            if len(removed):
+                index.remove(removed)
+                contents = contents.without(removed)
+            if len(added):
+                index.add(added.ids, vectors)
+                contents = contents.followed_by(added)
+            self.view = replace(self.view, contents=contents)
+
+    def rebuild(self) -> None:
+        """Build the index anew from the vectors; searches go on meanwhile."""
+        ids = self.view.contents.ids
+        vectors = self.view.vectors(ids)
+        index = self._settings.build(self.view.index.dim, ids, vectors)
+        with self.lock:
+            self.view = replace(self.view, index=index)
+
+    def built(self, version: Version) -> VectorIndex:
+        """Return an index of what a version has now; searches go on meanwhile."""
+        with self._rows.reading():
+            ids = self._rows.contents().ids
+            lacking = self._rows.without_vector(version.number, 0, len(ids))
+            ids = np.setdiff1d(ids, lacking)
+            vectors = self._rows.vectors(ids, version.number)
+        return self._settings.build(version.embedding_dim, ids, vectors)
+
+    def switch(self, version: Version, index: VectorIndex) -> None:
+        """Search another version, which is complete, from now on, for good."""
+        contents = self._rows.contents()
+        if not index.forgets and len(np.setdiff1d(index.ids, contents.ids)):
+            # It would keep a trace of what was deleted since it was built.
+            index = self._build(version, contents.ids)
+        bring_up_to_date(index, contents, self._reads(version))
+        with self._torn_if_cut_short():
+            self._rows.activate(version.number)
+            with self._refreshing:
+                with self.lock:
+                    self.view = self._view(index, contents, version)
+                self.head = self._rows.head()
+        self.save()
+
+    def save(self) -> None:
+        """Save the index."""
+        if self._cache is not None:
+            self._cache.save(self.view.index, self.head.active, self._settings)
+        self._num_unsaved = 0
+
+    def save_if_changed(self) -> None:
+        """Save the index if it is not what was saved."""
+        if self._num_unsaved:
+            self.save()
+
+    def save_if_outdated(self) -> None:
+        """Save the index if building the difference would take long."""
+        enough = max(SAVE_AFTER, SAVE_AFTER_SHARE * len(self.view.contents))
+        if not self._settings.is_exhaustive and self._num_unsaved > enough:
+            self.save()
+
+    def forget(self) -> None:
+        """Leave no trace of what was removed, in the index nor on disk."""
+        self._num_unsaved = max(1, len(self.view.contents))
+        if not self.view.index.forgets:
+            self.rebuild()
+        try:
+            if self._cache is not None:
+                self._cache.clear()
+            self._rows.erase_removed()
+        except (StoreError, OSError) as error:
+            raise NotErasedError(
+                "what was deleted is not found any more, but its bytes are not erased "
+                f"yet: {error}. Then run: knnper store compact"
+            ) from error
+
+    def _build(self, version: Version, ids: Ids) -> VectorIndex:
+        vectors = self._rows.vectors(ids, version.number)
+        return self._settings.build(version.embedding_dim, ids, vectors)
+
+    def _view(self, index: VectorIndex, contents: Contents, version: Version) -> View:
+        return View(index, contents, self._settings, version, self._reads(version))
+
+    def _reads(self, version: Version) -> VectorsOf:
+        return functools.partial(self._rows.vectors, version=version.number)

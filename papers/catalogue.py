@@ -1,0 +1,165 @@
+"""All figures by name, and the files that describe one."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic_core import to_jsonable_python
+
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import Experiment, Name, Settings
+from knnper.loading import load_experiment, parse_settings, read_yaml
+from knnper.process import with_fixed_threads
+from knnper.simulation.batches.plan import shared_sections
+from knnper.simulation.reports.tables import Shown
+from knnper.simulation.trained_model import TrainedModel
+from knnper.simulation.workbench import experiment_catalogue
+from papers.collapse import CollapseSettings, draw_collapse
+from papers.drift import DriftSettings, draw_drift
+from papers.figures import Drawing, FigureFolder, OnPart, identity_of
+from papers.memory import MemorySettings, draw_memory
+from papers.protonn import ProtoNNFigureSettings, draw_protonn
+from papers.quality import QualitySettings, draw_quality
+from papers.three_approaches import ThreeApproachesSettings, draw_three_approaches
+
+RUN, EXPERIMENT, NOTHING = "a finished run", "an experiment", "nothing"
+
+_SHARED = ("only",)
+"""Settings with another value of which figures may share a folder."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the papers.
+
+    Attributes
+    ----------
+    settings
+        The dataclass of its settings.
+    needs
+        `RUN`: it is drawn with its global model. `EXPERIMENT`, or `NOTHING` where the
+        data are its own too: it trains what it shows.
+    parts
+        What of it is finished one by one.
+    draw
+        ``(subject, settings, folder) -> drawings``.
+    """
+
+    settings: type[Settings]
+    needs: str
+    parts: str
+    draw: Callable[[Any, Any, FigureFolder], list[Drawing]]
+
+
+FIGURES: Mapping[str, Figure] = MappingProxyType(
+    {
+        "memory": Figure(MemorySettings, RUN, "partitions", draw_memory),
+        "drift": Figure(DriftSettings, RUN, "clients", draw_drift),
+        "protonn": Figure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
+        "quality": Figure(QualitySettings, EXPERIMENT, "stages", draw_quality),
+        "fedbasis-collapse": Figure(
+            CollapseSettings, EXPERIMENT, "variants", draw_collapse
+        ),
+        "three-approaches": Figure(
+            ThreeApproachesSettings, NOTHING, "points", draw_three_approaches
+        ),
+    }
+)
+
+FigureName = Literal[
+    "memory", "quality", "drift", "protonn", "fedbasis-collapse", "three-approaches"
+]
+
+
+def make_figure(
+    name: str,
+    subject: TrainedModel | Experiment | None,
+    settings: Settings,
+    output: Path,
+    on_part: OnPart = lambda *_: None,
+) -> Shown:
+    """Make a figure in a folder, or go on with it where it was left."""
+    if isinstance(subject, Experiment):
+        subject = with_fixed_threads(subject)
+    values = to_jsonable_python(settings)
+    identity = {
+        "figure": name,
+        **identity_of(subject),
+        "settings": {key: one for key, one in values.items() if key not in _SHARED},
+    }
+    with FigureFolder.open(output, identity, on_part) as folder:
+        return folder.write(FIGURES[name].draw(subject, settings, folder))
+
+
+@dataclass(frozen=True)
+class FigureFileSettings(Settings):
+    """A figure's file."""
+
+    name: Name
+    figure: FigureName
+    experiment: str | None = None
+    base: dict[str, Any] | None = None
+    set: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """A figure's file, validated; the experiment is None where it needs none."""
+
+    name: str
+    figure: str
+    options: Settings
+    experiment: Experiment | None
+
+
+def parse_options(name: str, values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a figure; what is not given has its default."""
+    problems = list[Problem]()
+    if name not in FIGURES:
+        message = f"found {name!r}, expected one of {', '.join(FIGURES)}"
+        raise ConfigError([Problem("figure", message)], "the figure")
+    options = parse_settings(FIGURES[name].settings, dict(values), "options", problems)
+    if options is None:
+        raise ConfigError(problems, f"the figure {name}")
+    return options
+
+
+def read_figure(path: Path) -> FigurePlan:
+    """Return the figure that the YAML file at ``path`` describes."""
+    problems = list[Problem]()
+    settings = parse_settings(FigureFileSettings, read_yaml(path), "", problems)
+    if settings is None:
+        raise ConfigError(problems, str(path))
+    figure, experiment = FIGURES[settings.figure], None
+    options = parse_settings(figure.settings, settings.options, "options", problems)
+    problems.extend(_problems_of(settings, figure))
+    if not problems and figure.needs != NOTHING:
+        try:
+            experiment = _experiment(settings, path)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if options is None or problems:
+        raise ConfigError(problems, str(path))
+    return FigurePlan(settings.name, settings.figure, options, experiment)
+
+
+def _problems_of(settings: FigureFileSettings, figure: Figure) -> Iterator[Problem]:
+    given = [name for name in ("experiment", "base") if getattr(settings, name)]
+    if figure.needs == NOTHING:
+        for name in [*given, *(["set"] if settings.set else [])]:
+            message = f"found one, expected none: {settings.figure} trains its own"
+            yield Problem(name, message)
+    elif len(given) != 1:
+        message = "expected the sections of an experiment, or experiment: PATH; one of"
+        yield Problem("base", f"{message} the two")
+
+
+def _experiment(settings: FigureFileSettings, path: Path) -> Experiment:
+    shared = shared_sections(settings.base, settings.experiment, path)
+    document = {"name": settings.name, **shared}
+    changes = [f"{key}={json.dumps(value)}" for key, value in settings.set.items()]
+    return load_experiment(document, experiment_catalogue(), changes, str(path))

@@ -1,0 +1,290 @@
+"""FedBasis' bases and combinations, round by round, with and without its treatments.
+
+"Learning Shareable Bases for Personalized Federated Image Classification", section 4.2,
+Figure 2.
+"""
+
+import functools
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from knnper.data.examples import ClientData
+from knnper.errors import RunError
+from knnper.experiment import Choice, Experiment, Settings
+from knnper.loading import results_identity
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import Checkpoint, CheckpointFolder
+from knnper.server.distribution import ModelDistribution
+from knnper.server.results import summarise_groups
+from knnper.server.run import round_loop, untrained
+from knnper.simulation.flower_engine import runtime_of
+from knnper.simulation.reports.figure import INK, SERIES, styled
+from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.run import SerialFederation
+from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate
+from knnper.strategies.core.method import Method, changed
+from knnper.strategies.core.predictors import ClientResult
+from knnper.strategies.core.records import NoState
+from knnper.strategies.fedbasis import FedBasisSettings, local_round
+from papers.figures import Drawing, FigureFolder, PartRecord
+
+
+@dataclass(frozen=True)
+class CollapseSettings(Settings):
+    """None: the experiment says everything."""
+
+
+def without_treatments(settings: FedBasisSettings) -> FedBasisSettings:
+    """Return the baseline of Eq. 7: all is trained together, from random bases."""
+    return replace(
+        settings,
+        coordinate_descent=False,
+        temperature=1.0,
+        major_basis=False,
+        warm_start_fraction=0.0,
+    )
+
+
+def _descending(settings: FedBasisSettings) -> FedBasisSettings:
+    return replace(without_treatments(settings), coordinate_descent=True)
+
+
+def _sharpened(settings: FedBasisSettings) -> FedBasisSettings:
+    return replace(_descending(settings), temperature=settings.temperature)
+
+
+def _warm(settings: FedBasisSettings) -> FedBasisSettings:
+    fraction = settings.warm_start_fraction
+    return replace(without_treatments(settings), warm_start_fraction=fraction)
+
+
+VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
+    MappingProxyType(
+        {
+            "nothing": without_treatments,
+            "coordinate descent": _descending,
+            "coordinate descent, sharpened": _sharpened,
+            "warm start": _warm,
+            "all, with a major basis": lambda settings: settings,
+        }
+    )
+)
+"""By what is treated. The first three begin with random bases, all alike."""
+
+
+@dataclass(frozen=True)
+class BasesFollowed:
+    """A run of FedBasis on the CPU, and what became of its bases."""
+
+    trained: Checkpoint
+    results: Sequence[ClientResult]
+    similarity: Sequence[float | None]
+    entropy: Sequence[float]
+
+    def as_record(self) -> PartRecord:
+        """Return both curves, and ``accuracy`` and ``unseen_accuracy`` at the end."""
+        groups = summarise_groups(self.results)
+        return {
+            "similarity": list(self.similarity),
+            "entropy": list(self.entropy),
+            "accuracy": groups["seen"]["accuracy_weighted"],
+            "unseen_accuracy": groups["unseen"]["accuracy_weighted"],
+        }
+
+
+def settings_of(experiment: Experiment) -> FedBasisSettings:
+    """Return the settings of the experiment's method."""
+    settings = experiment.method.settings
+    if not isinstance(settings, FedBasisSettings):
+        raise RunError(
+            f"found the method {experiment.method.name}, expected fedbasis; give "
+            "another experiment"
+        )
+    if settings.num_bases == 1:
+        raise RunError("found method.num_bases 1, expected 2 or more to compare")
+    return settings
+
+
+def follow_bases(bench: Workbench) -> BasesFollowed:
+    """Make the rounds and the model distribution of a run; follow its bases."""
+    diary = _Diary(bench, settings_of(bench.experiment))
+    watched = replace(bench, method=diary.watched(bench.method))
+    roster = bench.roster
+    with tempfile.TemporaryDirectory() as name:
+        federation = SerialFederation(runtime_of(watched, Path(name)))
+        identity = results_identity(bench.experiment)
+        checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
+        loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
+        start = untrained(watched, roster)
+        trained = loop.train(start)
+        handed = ModelDistribution(bench.method, federation, bench.key).personalize(
+            trained, roster.sizes(), roster.seen()
+        )
+        results = [one.result for one in handed if one.result is not None]
+    return BasesFollowed(trained, results, *diary.curves(start.state))
+
+
+@dataclass
+class _Diary:
+    """What is noted while a method is trained."""
+
+    bench: Workbench
+    settings: FedBasisSettings
+    similarity: dict[int, float | None] = field(default_factory=dict)
+    entropies: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def watched(self, method: Method) -> Method:
+        """Return ``method``, every round of which is noted."""
+        task, settings = self.bench.task, self.settings
+
+        def client_update(
+            payload: Bases,
+            client_state: NoState | None,  # noqa: ARG001 (nothing is kept)
+            data: ClientData,
+            server_round: int,
+            rng: RandomKey,
+        ) -> tuple[NoState, BasesUpdate]:
+            rate = task.training.learning_rate_at(server_round)
+            alpha, update = local_round(task, settings, payload, data.train, rate, rng)
+            self.entropies[server_round].append(mean_entropy(alpha))
+            return NoState(), update
+
+        def aggregate(
+            state: BasesState, updates: Iterable[tuple[str, BasesUpdate]]
+        ) -> BasesState:
+            after: BasesState = method.aggregate(state, updates)
+            self.similarity[after.num_rounds] = self._similarity_of(after)
+            return after
+
+        return changed(method, client_update=client_update, aggregate=aggregate)
+
+    def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
+        """Return similarity and entropy, from before the first round on."""
+        similarity, entropy = [self._similarity_of(start)], [1.0]
+        for server_round, found in sorted(self.similarity.items()):
+            entropies = self.entropies[server_round]
+            known = similarity[-1] is not None
+            entropy.append(sum(entropies) / len(entropies) if known else 1.0)
+            similarity.append(found)
+        return similarity, entropy
+
+    def _similarity_of(self, state: BasesState) -> float | None:
+        settings = self.settings
+        if len(state.models) < settings.num_models:
+            return None
+        bases = state.models[settings.num_models - settings.num_bases :]
+        parameters = slice(0, self.bench.task.model.num_parameters)
+        return mean_similarity([basis[parameters] for basis in bases])
+
+
+def mean_entropy(alpha: Tensor) -> float:
+    """Return -Σ_k α_k log α_k / log K, the mean over blocks: 1 is uniform.
+
+    ``alpha`` has shape (K, B) and columns summing to 1.
+    """
+    if len(alpha) == 1:
+        return 1.0
+    nats = torch.special.entr(alpha.double()).sum(dim=0)
+    return float(nats.mean()) / math.log(len(alpha))
+
+
+def mean_similarity(models: Sequence[Tensor]) -> float:
+    """Return the mean cosine similarity of each two of ``models``, at least two."""
+    stacked = torch.stack(list(models)).double()
+    unit = stacked / stacked.norm(dim=1, keepdim=True)
+    number = len(unit)
+    every = float((unit @ unit.T).sum()) - number
+    return every / (number * (number - 1))
+
+
+TITLE = "What keeps FedBasis' bases apart (Figure 2)"
+
+_ENDS = ("accuracy", "unseen_accuracy")
+
+
+def draw_collapse(
+    experiment: Experiment, _: CollapseSettings, folder: FigureFolder
+) -> list[Drawing]:
+    """Return the figure; each variant changes the settings of the method alone."""
+    settings = settings_of(experiment)
+
+    def follow(variant: str) -> PartRecord:
+        method = Choice(experiment.method.name, VARIANTS[variant](settings))
+        bench = open_workbench(replace(experiment, method=method))
+        return follow_bases(bench).as_record()
+
+    records = folder.finish(VARIANTS, follow)
+    found = dict(zip(VARIANTS, records, strict=True))
+    header = ("treated", "similarity", "entropy", "accuracy", "unseen")
+    table = Table(TITLE, header, tuple((one, *_cells(found[one])) for one in found))
+    ends = {
+        variant: {name: record[name] for name in _ENDS}
+        for variant, record in found.items()
+    }
+    return [
+        Drawing(
+            "fedbasis-collapse",
+            TITLE,
+            (table,),
+            ("treated", "round", "similarity", "entropy"),
+            _rows(found),
+            functools.partial(_picture, found),
+            records,
+            {"variants": ends},
+        )
+    ]
+
+
+def _cells(record: PartRecord) -> Iterator[str]:
+    yield from (f"{record[name][-1]:.3f}" for name in ("similarity", "entropy"))
+    for name in _ENDS:
+        yield "" if record[name] is None else percent(record[name])
+
+
+def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
+    for variant, record in found.items():
+        pairs = zip(record["similarity"], record["entropy"], strict=True)
+        for server_round, (similarity, entropy) in enumerate(pairs):
+            known = similarity is not None
+            yield variant, server_round, similarity, entropy if known else None
+
+
+_LINES = (
+    (INK, ":"),
+    (SERIES[0], ":"),
+    (SERIES[0], "-"),
+    (SERIES[1], ":"),
+    (SERIES[1], "-"),
+)
+
+
+@styled
+def _picture(found: Mapping[str, PartRecord]) -> Figure:
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (variant, record), (color, dashes) in zip(found.items(), _LINES, strict=True):
+        known = [value is not None for value in record["similarity"]]
+        rounds = [at for at, here in enumerate(known) if here]
+        for axes, name in ((left, "similarity"), (right, "entropy")):
+            values = [record[name][at] for at in rounds]
+            label = variant if axes is left else None
+            axes.plot(rounds, values, dashes, color=color.light, label=label)
+    left.set_ylabel("cosine similarity of the bases")
+    right.set_ylabel("entropy of the combinations / log K")
+    for axes in (left, right):
+        axes.set_xlabel("rounds")
+        axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.3)
+    figure.suptitle("FedBasis, by what is treated")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    return figure

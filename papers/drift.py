@@ -1,0 +1,442 @@
+"""A shift of the clients' data under each eviction policy of the store.
+
+Marfoq et al. 2022, Appendix B, "Robustness to distribution shift", Figures 4 and 14.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from knnper.datastore.examples import NewExamples
+from knnper.datastore.policy import PolicyName
+from knnper.datastore.prediction import NeighborClassifier, interpolate
+from knnper.datastore.settings import StoreSettings
+from knnper.datastore.store import Store, memory_store
+from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
+from knnper.errors import RunError
+from knnper.experiment import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Integers
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.split import client_names
+from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
+from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.trained_model import TrainedModel
+from knnper.strategies.core.memory import KnnSettings
+from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
+from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
+from papers.memory import Embedded, embed
+
+
+@dataclass(frozen=True)
+class DriftSettings(Settings):
+    """How the images are partitioned and arrive, and how a client notices a shift.
+
+    Attributes
+    ----------
+    clients
+        M.
+    steps
+        T, batches that arrive.
+    shift_at
+        t0, the batches before the shift; fewer than ``steps``.
+    alpha
+        Of both Dirichlet draws.
+    knn_weight
+        λ of all clients; null lets each choose once, on a part of its first store,
+        looked up in the rest of it.
+    seed
+        Fixes every random choice.
+    held_out
+        That part.
+    run_length
+        h, the examples that may pass between false alarms.
+    alarm_neighbors
+        k of the mean distance that alarms watch.
+    """
+
+    clients: PositiveInt = 100
+    steps: Annotated[int, Field(ge=2)] = 100
+    shift_at: PositiveInt = 50
+    alpha: PositiveFloat = 0.3
+    knn_weight: UnitInterval | None = None
+    seed: NonNegativeInt = 0
+    held_out: PositiveFraction = 0.2
+    run_length: PositiveFloat = 10_000.0
+    alarm_neighbors: PositiveInt = 5
+
+    def __post_init__(self) -> None:
+        if self.shift_at >= self.steps:
+            raise ValueError(
+                f"found shift_at {self.shift_at} with steps {self.steps}, expected "
+                "shift_at below steps"
+            )
+
+
+def _distance(memory: Store, examples: Embedded, num_neighbors: int) -> Scores:
+    return neighbor_scores(memory, examples.embeddings, num_neighbors)
+
+
+def _distance_to_label(memory: Store, examples: Embedded, num_neighbors: int) -> Scores:
+    return label_scores(memory, examples.embeddings, examples.labels, num_neighbors)
+
+
+ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = MappingProxyType(
+    {"distance": _distance, "distance_to_own_label": _distance_to_label}
+)
+"""What is watched, by name."""
+
+
+def alarm_steps(
+    fitted: Embedded,
+    held_out: Embedded,
+    batches: Sequence[Embedded],
+    settings: DriftSettings,
+    key: RandomKey,
+) -> Mapping[str, int | None]:
+    """Return after how many batches each of `ALARMS` went off; None if it did not."""
+    if len(held_out) == 0:
+        return dict.fromkeys(ALARMS)
+    memory = _store(fitted)
+    found: dict[str, int | None] = {}
+    for kind, score in ALARMS.items():
+        alarm = DriftAlarm(settings.run_length, key.child(kind))
+        state = alarm.start(score(memory, held_out, settings.alarm_neighbors))
+        found[kind] = None
+        for step, batch in enumerate(batches, start=1):
+            arriving = score(memory, batch, settings.alarm_neighbors)
+            state = alarm.update(state, arriving)
+            if state.alarmed_at is not None:
+                found[kind] = step
+                break
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class DriftStream:
+    """One client's images, as indices into a data set's splits."""
+
+    initial: Integers
+    batches: tuple[Integers, ...]
+    tests: tuple[Integers, Integers]
+
+
+FEWEST_IMAGES = 10
+"""Training images of a client on average; with fewer, most batches are empty."""
+
+
+def require_enough_images(num_train: int, num_clients: int) -> None:
+    """Refuse more clients than there are training images for."""
+    most = num_train // FEWEST_IMAGES
+    if num_clients > most:
+        raise RunError(
+            f"found {num_clients} clients, expected at most {most}: there are "
+            f"{num_train} training images, and a client needs {FEWEST_IMAGES} on "
+            "average; give fewer clients"
+        )
+
+
+def drift_streams(
+    train_labels: Integers,
+    test_labels: Integers,
+    settings: DriftSettings,
+    key: RandomKey,
+) -> tuple[DriftStream, ...]:
+    """Return the stream of each client, of labels (n_train,) and (n_test,)."""
+    drawn = DirichletSettings(num_clients=settings.clients, alpha=settings.alpha)
+    pairs = [
+        dirichlet(train_labels, test_labels, drawn, key.child("draw", number))
+        for number in (1, 2)
+    ]
+
+    def stream(client: int) -> DriftStream:
+        one, other = pairs
+        if len(one.train[client]) < len(other.train[client]):
+            one, other = other, one
+        order = key.child("order", client)
+        before = order.child("before").numpy().permutation(one.train[client])
+        after = order.child("after").numpy().permutation(other.train[client])
+        half = (len(before) + 1) // 2
+        batches = (
+            *np.array_split(before[half:], settings.shift_at),
+            *np.array_split(after, settings.steps - settings.shift_at),
+        )
+        tests = one.test[client], other.test[client]
+        return DriftStream(before[:half], batches, tests)
+
+    return tuple(map(stream, range(settings.clients)))
+
+
+STRATEGIES: tuple[PolicyName, ...] = ("fixed", "fifo", "concatenate")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientDrift:
+    """One client's stream, as the global model sees it."""
+
+    initial: Embedded
+    batches: tuple[Embedded, ...]
+    tests: tuple[Embedded, Embedded]
+
+    @classmethod
+    def of(cls, stream: DriftStream, model: TrainedModel) -> "ClientDrift":
+        """Return the stream, embedded; the batches together, which is faster."""
+        data, (before, after) = model.dataset, stream.tests
+        arriving = embed(model, data.train, np.concatenate(stream.batches))
+        ends = np.cumsum([len(batch) for batch in stream.batches]).tolist()
+        starts = [0, *ends[:-1]]
+        return cls(
+            embed(model, data.train, stream.initial),
+            tuple(arriving.at(slice(*one)) for one in zip(starts, ends, strict=True)),
+            (embed(model, data.test, before), embed(model, data.test, after)),
+        )
+
+
+def follow_client(
+    client: ClientDrift, settings: DriftSettings, knn: KnnSettings, key: RandomKey
+) -> PartRecord:
+    """Return how often one client is right after each number of batches.
+
+    After t < t_0 batches the test images are those of before the shift, from t_0 on
+    those of after it.
+
+    Returns
+    -------
+    Mapping
+        ``correct`` and ``num_stored`` of each strategy, T + 1 numbers each; the others
+        are one number each, or one for before and one for after.
+    """
+    count = len(client.initial)
+    num_fitted = count - min(round(settings.held_out * count), count - 1)
+    fitted = client.initial.first(num_fitted)
+    held_out = client.initial.at(slice(num_fitted, count))
+    weight = settings.knn_weight
+    if weight is None:
+        weight = _chosen(fitted, held_out, knn)
+    curves = {
+        one: list(_curve(client, one, weight, settings.shift_at, knn))
+        for one in STRATEGIES
+    }
+    return {
+        "knn_weight": weight,
+        "num_test": [len(test) for test in client.tests],
+        "global_correct": [test.num_correct() for test in client.tests],
+        "correct": {name: [one for one, _ in curves[name]] for name in curves},
+        "num_stored": {name: [size for _, size in curves[name]] for name in curves},
+        "alarmed_at": alarm_steps(fitted, held_out, client.batches, settings, key),
+    }
+
+
+def _chosen(fitted: Embedded, held_out: Embedded, knn: KnnSettings) -> float:
+    if len(held_out) == 0:
+        return weights_to_choose_from(knn.knn_weights)[0]
+    local = _classifier(_store(fitted), knn)(held_out.embeddings)
+    return choose_knn_weight(
+        local, held_out.probabilities, held_out.labels, knn.knn_weights
+    )
+
+
+def _curve(
+    client: ClientDrift,
+    strategy: PolicyName,
+    knn_weight: float,
+    shift_at: int,
+    knn: KnnSettings,
+) -> Iterator[tuple[int, int]]:
+    """Yield correct test images and stored examples after 0 ... T batches."""
+    store = _store(client.initial, strategy)
+    predict = _classifier(store, knn)
+    correct: int | None = None
+    for step in range(len(client.batches) + 1):
+        changed = step > 0 and _add(store, client.batches[step - 1])
+        # What did not change need not be looked up again.
+        if changed or step == shift_at or correct is None:
+            test = client.tests[step >= shift_at]
+            local = predict(test.embeddings)
+            mixed = interpolate(local, test.probabilities, knn_weight)
+            correct = int((mixed.argmax(dim=1) == test.labels).sum())
+        yield correct, len(store)
+
+
+def _store(initial: Embedded, strategy: PolicyName = "concatenate") -> Store:
+    capacity = None if strategy == "concatenate" else len(initial)
+    return memory_store(
+        initial.embeddings,
+        initial.labels,
+        initial.probabilities.shape[1],
+        StoreSettings(policy=strategy, capacity=capacity),
+    )
+
+
+def _add(store: Store, batch: Embedded) -> bool:
+    """Offer a batch; return whether the store is another one now."""
+    if len(batch) == 0:
+        return False
+    added = store.add(NewExamples(batch.embeddings, batch.labels))
+    return bool((added.ids >= 0).any()) or len(added.evicted) > 0
+
+
+def _classifier(store: Store, knn: KnnSettings) -> NeighborClassifier:
+    return NeighborClassifier(store, knn.num_neighbors, knn.kernel, knn.kernel_scale)
+
+
+GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class DriftCurves:
+    """What all clients together show; lists have T + 1 entries, 0 ... T batches."""
+
+    accuracy: Mapping[str, list[float]]
+    mean_stored: Mapping[str, list[float]]
+    alarmed: Mapping[str, list[float]]
+
+
+def drift_curves(
+    records: Sequence[PartRecord], num_steps: int, shift_at: int
+) -> DriftCurves:
+    """Return what the records of `follow_client`, one a client, show together."""
+
+    def sums(rows: Iterable[Sequence[int]]) -> list[int]:
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    steps = range(num_steps + 1)
+    sides = [int(step >= shift_at) for step in steps]
+    num_test = sums(one["num_test"] for one in records)
+    of_global = sums(one["global_correct"] for one in records)
+    correct: dict[str, list[int]] = {
+        **{name: sums(one["correct"][name] for one in records) for name in STRATEGIES},
+        GLOBAL: [of_global[side] for side in sides],
+    }
+    stored = {
+        name: sums(one["num_stored"][name] for one in records) for name in STRATEGIES
+    }
+    alarms = {name: [one["alarmed_at"][name] for one in records] for name in ALARMS}
+    count = len(records)
+    return DriftCurves(
+        {
+            name: [
+                right / max(num_test[side], 1)
+                for right, side in zip(curve, sides, strict=True)
+            ]
+            for name, curve in correct.items()
+        },
+        {name: [total / count for total in totals] for name, totals in stored.items()},
+        {
+            name: [
+                sum(at is not None and at <= step for at in times) / count
+                for step in steps
+            ]
+            for name, times in alarms.items()
+        },
+    )
+
+
+TITLE = "A shift of the clients' data (Figure 14)"
+
+_LABELS = {
+    "concatenate": "Concatenate",
+    "fifo": "FIFO",
+    "fixed": "Fixed datastore",
+    GLOBAL: "Global model",
+    "distance": "distance to the neighbours",
+    "distance_to_own_label": "distance to those of its label",
+}
+
+
+def draw_drift(
+    model: TrainedModel, settings: DriftSettings, folder: FigureFolder
+) -> list[Drawing]:
+    """Return the figure."""
+    train, test = model.dataset.train.labels, model.dataset.test.labels
+    require_enough_images(len(train), settings.clients)
+    key = RandomKey(settings.seed).child("drift")
+    streams = drift_streams(train, test, settings, key.child("streams"))
+    # A client without a first store follows no policy.
+    stream_of = {
+        name: stream
+        for name, stream in zip(client_names(len(streams)), streams, strict=True)
+        if len(stream.initial) > 0
+    }
+    knn = knn_settings(model.experiment)
+
+    def follow(name: str) -> PartRecord:
+        client = ClientDrift.of(stream_of[name], model)
+        return follow_client(client, settings, knn, key.child("alarms", name))
+
+    records = folder.finish(stream_of, follow)
+    count = len(records)
+    curves = drift_curves(records, settings.steps, settings.shift_at)
+    groups = {
+        "accuracy": curves.accuracy,
+        "mean_stored": curves.mean_stored,
+        "alarmed": curves.alarmed,
+    }
+    columns = {
+        f"{group}_{name}": line
+        for group, lines in groups.items()
+        for name, line in lines.items()
+    }
+    rows = zip(range(settings.steps + 1), *columns.values(), strict=True)
+    return [
+        Drawing(
+            "drift",
+            TITLE,
+            (_table(curves, settings),),
+            ("num_batches", *columns),
+            rows,
+            functools.partial(_picture, curves, settings.shift_at, count),
+            records,
+            {
+                "num_clients": count,
+                "mean_knn_weight": sum(one["knn_weight"] for one in records) / count,
+            },
+        )
+    ]
+
+
+def _table(curves: DriftCurves, settings: DriftSettings) -> Table:
+    moments = (0, settings.shift_at - 1, settings.shift_at, settings.steps)
+    alarmed = {f"clients alarmed, {name}": one for name, one in curves.alarmed.items()}
+    return Table(
+        TITLE,
+        ("batches received", *map(str, moments)),
+        tuple(
+            (name, *(percent(line[at]) for at in moments))
+            for name, line in {**curves.accuracy, **alarmed}.items()
+        ),
+    )
+
+
+@styled
+def _picture(curves: DriftCurves, shift_at: int, num_clients: int) -> Figure:
+    figure = Figure(figsize=(7.0, 6.0), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    for name, accuracy in curves.accuracy.items():
+        style = {"color": SOFT.light, "linestyle": ":"} if name == GLOBAL else {}
+        top.plot(accuracy, label=_LABELS[name], **style)
+    accuracy_axis(top)
+    top.legend()
+    top.set_title(f"A shift after {shift_at} batches, {num_clients} clients")
+    for name, fraction in curves.alarmed.items():
+        bottom.plot(fraction, label=_LABELS[name])
+    accuracy_axis(bottom, "clients alarmed")
+    bottom.set_ylim(-0.03, 1.03)
+    bottom.set_xlabel("time step (batches received)")
+    bottom.legend()
+    for axes in (top, bottom):
+        axes.axvline(shift_at, color=SOFT.light, linestyle="--", linewidth=1)
+    return figure

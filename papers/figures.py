@@ -1,0 +1,269 @@
+"""What all figures share: settings, a folder to resume in, curves, tables, pictures."""
+
+import contextlib
+import csv
+import functools
+import hashlib
+import io
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from knnper.errors import FolderTakenError
+from knnper.experiment import Experiment
+from knnper.files import JsonLines, write_atomically
+from knnper.loading import dotted, to_document
+from knnper.server.run_folder import LOCK, RunFolder
+from knnper.simulation.batches.folder import (
+    code_fingerprint,
+    content_digest,
+    inputs_of,
+    split_of,
+)
+from knnper.simulation.reports.figure import write_pictures
+from knnper.simulation.reports.tables import Chart, Shown, Table
+from knnper.simulation.trained_model import TrainedModel
+from knnper.strategies.core.memory import KnnSettings
+
+PartRecord = Mapping[str, Any]
+
+OnPart = Callable[[int, int], None]
+"""``(done, total) -> None``: is told how many parts are finished."""
+
+PARTS = "parts.jsonl"
+
+
+@functools.cache
+def figure_code() -> str:
+    """Return a SHA-256, in hexadecimal, of the package's code and of the papers'."""
+    digest = hashlib.sha256(code_fingerprint().encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+_MARKERS = "osD^vPX*"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure: means over several partitions, and how they vary."""
+
+    label: str
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float | None, ...]
+    details: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def curve_of(
+    label: str,
+    x: Sequence[float],
+    at_each: Iterable[Sequence[float]],
+    details: Mapping[str, Sequence[float]] | None = None,
+) -> Curve:
+    """Return the curve that has some values at each place."""
+    found = list(at_each)
+    return Curve(
+        label,
+        tuple(x),
+        tuple(map(statistics.fmean, found)),
+        tuple(statistics.stdev(one) if len(one) > 1 else None for one in found),
+        details or {},
+    )
+
+
+def curve_over(
+    label: str,
+    x: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    details: Mapping[str, Sequence[float]] | None = None,
+) -> Curve:
+    """Return the curve of values (runs, x)."""
+    return curve_of(label, x, zip(*runs, strict=True), details)
+
+
+def curve_rows(curves: Sequence[Curve]) -> Iterator[tuple[object, ...]]:
+    """Yield label, place, mean, standard deviation and details of each point."""
+    for curve in curves:
+        more = curve.details.values()
+        yield from zip(
+            [curve.label] * len(curve.x),
+            curve.x,
+            curve.mean,
+            curve.std,
+            *more,
+            strict=True,
+        )
+
+
+def plot_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Draw each curve with bars of one standard deviation to both sides."""
+    for number, curve in enumerate(curves):
+        axes.errorbar(
+            curve.x,
+            curve.mean,
+            yerr=[std or 0.0 for std in curve.std],
+            fmt=f"{_MARKERS[number % len(_MARKERS)]}-",
+            markersize=4,
+            capsize=2,
+            linewidth=1.2,
+            label=curve.label,
+        )
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return Pearson's correlation; None where one of the two does not vary."""
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return None
+    return statistics.correlation(x, y)
+
+
+def knn_settings(experiment: Experiment) -> KnnSettings:
+    """Return the experiment's own settings of kNN-Per, or the default ones."""
+    chosen = experiment.personalization.settings
+    return chosen if isinstance(chosen, KnnSettings) else KnnSettings()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture of a figure, its numbers, and how it was made."""
+
+    name: str
+    title: str
+    tables: tuple[Table, ...]
+    header: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    draw: Callable[[], Figure]
+    records: Sequence[PartRecord]
+    details: Mapping[str, Any]
+
+
+def identity_of(subject: TrainedModel | Experiment | None) -> Mapping[str, Any]:
+    """Return what a figure of a run or an experiment depends on beside its settings."""
+    if subject is None:
+        return {}
+    if isinstance(subject, TrainedModel):
+        document = to_document(subject.experiment)
+        return {
+            "model": subject.fingerprint,
+            "dataset": content_digest(subject.dataset),
+            "run": subject.experiment.name,
+            **{name: document[name] for name in ("partition", "personalization")},
+        }
+    inputs = inputs_of(subject)
+    return {
+        "experiment": to_document(subject),
+        "dataset": inputs.data,
+        "initial_weights": inputs.weights,
+        "split": split_of(subject),
+    }
+
+
+@dataclass(frozen=True)
+class FigureFolder:
+    """A figure's folder, used by one process; made by `open`."""
+
+    path: Path
+    identity: Mapping[str, Any]
+    on_part: OnPart
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls, path: Path, identity: Mapping[str, Any], on_part: OnPart
+    ) -> Iterator["FigureFolder"]:
+        """Yield the folder of a figure, new or begun before."""
+        if path.exists() and not path.is_dir():
+            raise FolderTakenError(
+                f"{path} is a file; expected a folder for the figure"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path, json.loads(json.dumps(identity)), on_part)
+        folder._require_own()
+        with RunFolder(path).locked():
+            folder._require_same()
+            yield folder
+
+    def finish(
+        self, names: Iterable[str], make: Callable[[str], PartRecord]
+    ) -> list[PartRecord]:
+        """Return the record of each part in this order; made where it is missing."""
+        names = list(names)
+        done = {one["part"]: one for one in self._parts() if one["part"] in names}
+        self.on_part(len(done), len(names))
+        for name in names:
+            if name in done:
+                continue
+            began = time.monotonic()
+            record = dict(make(name))
+            seconds = time.monotonic() - began
+            made = {"part": name, "seconds": seconds, "code": figure_code()}
+            done[name] = {**made, **record}
+            self._lines.append(done[name])
+            self.on_part(len(done), len(names))
+        return [done[name] for name in names]
+
+    def write(self, drawings: Sequence[Drawing]) -> Shown:
+        """Write .csv, .svg, .pdf, .png and .json of each drawing; return all."""
+        for one in drawings:
+            cells = io.StringIO()
+            writer = csv.writer(cells, lineterminator="\n")
+            writer.writerow(one.header)
+            writer.writerows(one.rows)
+            write_atomically(self.path / f"{one.name}.csv", cells.getvalue())
+            write_pictures(self.path, one.name, one.draw())
+            seconds = round(sum(record["seconds"] for record in one.records), 1)
+            about = {**self.identity, "figure": one.name, **one.details}
+            text = json.dumps({**about, "seconds": seconds}, indent=2) + "\n"
+            write_atomically(self.path / f"{one.name}.json", text)
+        return Shown(
+            tuple(table for one in drawings for table in one.tables),
+            tuple(Chart(one.name, one.title, one.draw) for one in drawings),
+            tuple(self._remarks()),
+        )
+
+    def _remarks(self) -> Iterator[str]:
+        made_by = [record.get("code") for record in self._parts()]
+        if older := sum(code != figure_code() for code in made_by):
+            yield (
+                f"{older} of the {len(made_by)} parts of the figure in {self.path} "
+                "were made by another version of this code; to have all from this "
+                "one, delete the folder and start again"
+            )
+
+    @property
+    def _lines(self) -> JsonLines:
+        return JsonLines(self.path / PARTS)
+
+    def _parts(self) -> list[PartRecord]:
+        return [record for record in self._lines.read() if "part" in record]
+
+    def _require_own(self) -> None:
+        """Refuse a folder that is not a figure's before anything is written there."""
+        others = (one for one in self.path.iterdir() if one.name not in (LOCK, PARTS))
+        if not self._lines.read() and any(others):
+            raise FolderTakenError(
+                f"{self.path} is not empty and holds no figure; choose another "
+                "folder with --output"
+            )
+
+    def _require_same(self) -> None:
+        if not (lines := self._lines.read()):
+            self._lines.append(self.identity)
+            return
+        now, before = dict(dotted(self.identity)), dict(dotted(lines[0]))
+        keys = sorted(now.keys() | before.keys())
+        if other := [key for key in keys if now.get(key) != before.get(key)]:
+            raise FolderTakenError(
+                f"{self.path} holds a figure with another {', '.join(other)}; give the "
+                "same again, delete the folder to make it anew, or choose another one "
+                "with --output"
+            )

@@ -1,0 +1,799 @@
+"""The memory of new clients: Marfoq et al. 2022, Figures 1, 2, 5, 7, 8 and 9.
+
+The images of the clients that took no part in training are partitioned anew among new
+clients, several times; the global model stays as it is.
+"""
+
+import functools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from knnper.data.examples import Examples, LabelledArrays
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import KERNELS, KnnPredictor
+from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
+from knnper.datastore.tuning import (
+    Candidates,
+    Queries,
+    candidates,
+    held_out,
+    num_correct,
+    score,
+    weights_to_choose_from,
+)
+from knnper.errors import RunError
+from knnper.experiment import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
+)
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Integers, PartitionSettings
+from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.split import ClientPart
+from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
+from knnper.simulation.reports.tables import Table
+from knnper.simulation.trained_model import TrainedModel
+from knnper.strategies.core.memory import Apply, KnnSettings, remember
+from knnper.strategies.core.predictors import evaluate
+from papers.figures import (
+    Curve,
+    Drawing,
+    FigureFolder,
+    PartRecord,
+    correlation,
+    curve_of,
+    curve_over,
+    curve_rows,
+    knn_settings,
+    plot_curves,
+)
+
+PanelName = Literal[
+    "capacity", "knn-weight", "neighbors", "kernel-scale", "best-weight", "hardware"
+]
+
+_TENTHS = tuple(number / 10 for number in range(11))
+
+
+@dataclass(frozen=True)
+class MemorySettings(Settings):
+    """What is shown; the paper's points by default.
+
+    Attributes
+    ----------
+    only
+        Which of the figures.
+    clients
+        M, the new clients; null is as many as the run's unseen ones.
+    alpha
+        α of the lines of ``capacity``; the other figures have that of the run.
+    size
+        A client's images, on average, in ``knn-weight``; none is 1/50, 1/10, 2/5 and
+        all of those it has.
+    deals
+        How often the images are partitioned anew; what points vary by.
+    seed
+        Fixes every random choice.
+    capacities
+        Memory of a client as a fraction of the images it has.
+    knn_weights
+        λ, the same for all clients, where a figure has it on an axis.
+    num_neighbors
+        k.
+    kernel_scales
+        σ.
+    imbalances
+        ΔC, [0, 0.5].
+    """
+
+    only: Annotated[tuple[PanelName, ...], Field(min_length=1)] = (
+        "capacity",
+        "knn-weight",
+        "neighbors",
+        "kernel-scale",
+        "best-weight",
+        "hardware",
+    )
+    clients: PositiveInt | None = None
+    alpha: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (
+        0.1,
+        0.3,
+        0.5,
+        0.7,
+        1.0,
+    )
+    size: tuple[PositiveInt, ...] = ()
+    deals: PositiveInt = 3
+    seed: NonNegativeInt = 0
+    capacities: tuple[UnitInterval, ...] = _TENTHS
+    knn_weights: tuple[UnitInterval, ...] = _TENTHS
+    num_neighbors: tuple[PositiveInt, ...] = (1, 3, 5, 7, 10, 12, 14, 16)
+    kernel_scales: tuple[PositiveFloat, ...] = (0.01, 0.03, 0.1, 1.0, 10.0, 100.0)
+    imbalances: tuple[Annotated[float, Field(ge=0, le=0.5)], ...] = _TENTHS[:6]
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """n images: φ(x) (n, p), the global model's probabilities (n, c), labels (n,)."""
+
+    embeddings: Tensor
+    probabilities: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def at(self, chosen: slice | Tensor) -> "Embedded":
+        """Return some of the images."""
+        return Embedded(
+            self.embeddings[chosen], self.probabilities[chosen], self.labels[chosen]
+        )
+
+    def first(self, count: int) -> "Embedded":
+        """Return the first ``count`` images."""
+        return self.at(slice(count))
+
+    def followed_by(self, other: "Embedded") -> "Embedded":
+        """Return these images and then the other ones."""
+        return Embedded(
+            torch.cat([self.embeddings, other.embeddings]),
+            torch.cat([self.probabilities, other.probabilities]),
+            torch.cat([self.labels, other.labels]),
+        )
+
+    def num_correct(self) -> int:
+        """Return how many the global model gets right."""
+        return int((self.probabilities.argmax(dim=1) == self.labels).sum())
+
+
+def embed(model: TrainedModel, split: LabelledArrays, indices: Integers) -> Embedded:
+    """Return the images of a split at ``indices``, (n,), as the global model has it."""
+    examples = split.examples_at(indices)
+    embeddings = model.embed(examples.images)
+    return Embedded(embeddings, model.head(embeddings), examples.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class NewClient:
+    """A new client's images: those it knows, in random order, and those to test on."""
+
+    known: Embedded
+    test: Embedded
+
+
+@dataclass(frozen=True, eq=False)
+class UnseenImages:
+    """The images of the clients that took no part in training, partitioned anew."""
+
+    model: TrainedModel
+
+    @cached_property
+    def known(self) -> Embedded:
+        """Their training and validation images, which the model was not trained on."""
+        indices = [one.train for one in self._parts]
+        indices += [one.validation for one in self._parts]
+        return embed(self.model, self.model.dataset.train, _joined(indices))
+
+    @cached_property
+    def test(self) -> Embedded:
+        """Their test images."""
+        indices = _joined([one.test for one in self._parts])
+        return embed(self.model, self.model.dataset.test, indices)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients that took no part in training."""
+        return len(self._parts)
+
+    @property
+    def num_known(self) -> int:
+        """Their training and validation images."""
+        return sum(len(part.train) + len(part.validation) for part in self._parts)
+
+    def require_clients(self, num_clients: int) -> None:
+        """Refuse more new clients than there are images for."""
+        if self.num_clients == 0:
+            raise RunError(
+                "all clients took part in training, expected some that did not, whose "
+                "images new clients get; run with --set partition.unseen_fraction=0.2"
+            )
+        if all(len(part.test) == 0 for part in self._parts):
+            raise RunError(
+                f"found no test images at the {self.num_clients} unseen clients; run "
+                "with a larger partition.unseen_fraction"
+            )
+        if num_clients > self.num_known:
+            raise RunError(
+                f"found {num_clients} clients, expected at most {self.num_known}, the "
+                "training images of the unseen clients; give fewer clients"
+            )
+
+    def partition(
+        self, num_clients: int, alpha: float, key: RandomKey
+    ) -> tuple[NewClient, ...]:
+        """Return new clients that have all images, by a Dirichlet draw a label."""
+        settings = DirichletSettings(num_clients=num_clients, alpha=alpha)
+        labels = self.known.labels.numpy(), self.test.labels.numpy()
+        drawn = dirichlet(*labels, settings, key.child("deal"))
+        orders = (
+            key.child("order", number).numpy().permutation(known)
+            for number, known in enumerate(drawn.train)
+        )
+        return tuple(
+            NewClient(
+                self.known.at(torch.from_numpy(known)),
+                self.test.at(torch.from_numpy(test)),
+            )
+            for known, test in zip(orders, drawn.test, strict=True)
+        )
+
+    @property
+    def _parts(self) -> tuple[ClientPart, ...]:
+        clients = self.model.partition.clients
+        return tuple(client for client in clients if not client.seen)
+
+
+def _joined(parts: list[Integers]) -> Integers:
+    """Return each index once, ascending: clients may share test images."""
+    return np.unique(np.concatenate(parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """How new clients use their memory, which keeps all that a client has.
+
+    Attributes
+    ----------
+    head
+        From embeddings (n, p) to the global model's probabilities (n, c).
+    knn
+        k, kernel, σ, the grid of λ, and how to choose from it.
+    validation_fraction
+        Part of its images on which a client chooses, [0, 1).
+    """
+
+    head: Apply
+    knn: KnnSettings
+    validation_fraction: float
+
+    @classmethod
+    def of(cls, model: TrainedModel) -> "Service":
+        """Return the service with the settings of a run."""
+        partition = model.experiment.partition.settings
+        fraction = 0.2
+        if isinstance(partition, PartitionSettings):
+            fraction = partition.validation_fraction
+        return cls(model.head, knn_settings(model.experiment), fraction)
+
+    def predictor(self, client: NewClient, num_known: int) -> KnnPredictor:
+        """Return what a client serves that has the first ``num_known`` of its images.
+
+        λ is chosen on a part of them with the rest in the store, then all are stored:
+        as `knnper.strategies.knn_per.memorize` does. Test images are not looked at. The
+        predictor takes embeddings (n, p) in place of images.
+        """
+        known = client.known.first(num_known)
+        # Some are left to be looked up.
+        count = int(self.validation_fraction * num_known + 0.5)
+        count = min(count, max(num_known - 1, 0))
+        num_classes, dim = known.probabilities.shape[1], known.embeddings.shape[1]
+        store = empty_memory_store(StoreSpec(num_classes), dim, UNNAMED)
+        tuned = remember(
+            store,
+            NewExamples(known.embeddings[count:], known.labels[count:]),
+            NewExamples(known.embeddings[:count], known.labels[:count]),
+            self.head,
+            self.knn,
+        )
+        return tuned.predictor(
+            lambda embeddings: embeddings, self.head, store, self.knn
+        )
+
+
+def count_correct(predictor: KnnPredictor, client: NewClient) -> int:
+    """Return how many of a client's test images its predictor gets right."""
+    test = client.test
+    return evaluate(predictor, Examples(test.embeddings, test.labels)).num_correct
+
+
+def count_correct_with_each(
+    client: NewClient, num_known: int, knn: KnnSettings, choices: Candidates
+) -> Tensor:
+    """Return how many test images are right with each λ, k and σ: a curve, no choice.
+
+    The first ``num_known`` images are in the store; with none the client serves the
+    global model, whatever λ is. float64, of the choices' `shape`.
+    """
+    known, test = client.known.first(num_known), client.test
+    if num_known == 0:
+        return torch.full(choices.shape, test.num_correct(), dtype=torch.float64)
+    store = memory_store(known.embeddings, known.labels, known.probabilities.shape[1])
+    queries = Queries(test.embeddings, test.probabilities, test.labels)
+    evidence = held_out(store, queries, max(choices.num_neighbors))
+    return score(evidence, choices, KERNELS[knn.kernel], num_correct)
+
+
+def size_at(num_known: int, capacity: float) -> int:
+    """Return the images that fit: the nearest whole number, and all of them at most."""
+    return min(num_known, int(capacity * num_known + 0.5))
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """New clients, with some images each or none, and what is measured of them."""
+
+    clients: Sequence[NewClient]
+    service: Service
+    settings: MemorySettings
+
+    @property
+    def mean_size(self) -> float:
+        """Images that a client has to learn from, on average."""
+        return sum(len(client.known) for client in self.clients) / len(self.clients)
+
+    def with_neighbors(self, num_neighbors: int) -> "Population":
+        """Return the same clients with this k, which none of them chooses."""
+        knn = self.service.knn
+        tuning = replace(knn.tuning, num_neighbors_grid=())
+        knn = replace(knn, num_neighbors=num_neighbors, tuning=tuning)
+        return replace(self, service=replace(self.service, knn=knn))
+
+    def accuracy(self, num_correct: float) -> float:
+        """Return the part of all test images that is right."""
+        return num_correct / sum(len(client.test) for client in self.clients)
+
+    def at_capacity(self, capacity: float) -> PartRecord:
+        """Return `at_sizes` of clients that have that part of their images."""
+        return self.at_sizes(lambda num_known: size_at(num_known, capacity))
+
+    def at_sizes(self, size_of: Callable[[int], int]) -> PartRecord:
+        """Return how clients do that choose λ on ``size_of(n_m)`` of their images."""
+        correct, stored, weights = 0, 0, []
+        for client in self.clients:
+            num_known = size_of(len(client.known))
+            predictor = self.service.predictor(client, num_known)
+            correct += count_correct(predictor, client)
+            stored += num_known
+            weights.append(predictor.effective_knn_weight)
+        return {
+            "accuracy": self.accuracy(correct),
+            "num_stored": stored,
+            "knn_weight": statistics.fmean(weights),
+        }
+
+    def accuracies(
+        self,
+        capacity: float = 1.0,
+        knn_weights: Sequence[float] | None = None,
+        num_neighbors: Sequence[int] | None = None,
+        kernel_scales: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the accuracy with each λ, k and σ, float64 of shape (l, k, s)."""
+        knn, correct = self.service.knn, torch.zeros((), dtype=torch.float64)
+        choices = candidates(
+            self.settings.knn_weights if knn_weights is None else knn_weights,
+            num_neighbors or (knn.num_neighbors,),
+            kernel_scales or (knn.kernel_scale,),
+        )
+        for client in self.clients:
+            num_known = size_at(len(client.known), capacity)
+            correct = correct + count_correct_with_each(client, num_known, knn, choices)
+        return correct / sum(len(client.test) for client in self.clients)
+
+
+Records = Mapping[float, Sequence[PartRecord]]
+"""By alpha, what was measured each time."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of the memory.
+
+    Attributes
+    ----------
+    title, legend, x_label
+        What the figure and its lines show, and the horizontal axis.
+    columns
+        Of the table: what a line is of, and the two axes.
+    measure
+        ``population -> record``, plain values.
+    curves
+        ``(records, settings) -> curves``.
+    alphas
+        ``(α of the run, settings) -> α`` of its populations.
+    log_x
+        Whether the horizontal axis is logarithmic.
+    correlations
+        ``records -> {line: correlation of the axes}``, where that is of interest.
+    """
+
+    title: str
+    legend: str
+    x_label: str
+    columns: tuple[str, str, str]
+    measure: Callable[[Population], PartRecord]
+    curves: Callable[[Records, MemorySettings], Sequence[Curve]]
+    alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda one, _: (one,)
+    log_x: bool = False
+    correlations: Callable[[Records], Mapping[str, float | None]] = lambda _: {}
+
+
+def _only(records: Records) -> Sequence[PartRecord]:
+    (found,) = records.values()
+    return found
+
+
+def _curve_of_points(
+    label: str, places: Sequence[float], runs: Sequence[Sequence[PartRecord]]
+) -> Curve:
+    """Return the accuracies of several populations, the points of `at_sizes` each."""
+
+    def columns(name: str) -> list[list[float]]:
+        return [[one[name] for one in points] for points in zip(*runs, strict=True)]
+
+    details = {
+        name: list(map(statistics.fmean, columns(name)))
+        for name in ("num_stored", "knn_weight")
+    }
+    return curve_of(label, places, columns("accuracy"), details)
+
+
+def _curves_by_weight(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+    """Return the curves of records ``{label: accuracy by λ}``."""
+    found, weights = _only(records), weights_to_choose_from(settings.knn_weights)
+    return [
+        curve_over(label, weights, [record["lines"][label] for record in found])
+        for label in found[0]["lines"]
+    ]
+
+
+def _capacity_points(population: Population) -> PartRecord:
+    capacities = population.settings.capacities
+    return {"points": [population.at_capacity(one) for one in capacities]}
+
+
+def _capacity_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+    return [
+        _curve_of_points(
+            f"{alpha:g}", settings.capacities, [record["points"] for record in found]
+        )
+        for alpha, found in records.items()
+    ]
+
+
+def _by_size(population: Population) -> PartRecord:
+    lines = {}
+    for size in population.settings.size:
+        found = population.accuracies(size / population.mean_size)
+        lines[str(size)] = found[:, 0, 0].tolist()
+    return {"lines": lines}
+
+
+def _by_scale(population: Population) -> PartRecord:
+    scales = sorted(set(population.settings.kernel_scales))
+    # Candidates have the largest scale first.
+    found = population.accuracies(kernel_scales=scales).flip(2)
+    lines = {f"{one:g}": found[:, 0, at].tolist() for at, one in enumerate(scales)}
+    return {"lines": lines}
+
+
+_KINDS = {"chosen": "λ chosen by each client", "alone": "neighbours alone (λ = 1)"}
+
+
+def _by_neighbors(population: Population) -> PartRecord:
+    counts = sorted(set(population.settings.num_neighbors))
+    alone = population.accuracies(knn_weights=(1.0,), num_neighbors=counts)
+    chosen = [population.with_neighbors(one).at_capacity(1.0) for one in counts]
+    return {
+        "chosen": [one["accuracy"] for one in chosen],
+        "alone": alone[0, :, 0].tolist(),
+    }
+
+
+def _neighbors_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+    places = sorted(set(settings.num_neighbors))
+    return [
+        curve_over(label, places, [record[name] for record in _only(records)])
+        for name, label in _KINDS.items()
+    ]
+
+
+_GROUPS = {"weak": "weak", "strong": "strong", "all": "average"}
+
+
+def _weak_and_strong(population: Population) -> PartRecord:
+    """Return the points of clients with ½ - ΔC and ½ + ΔC of their images, and both."""
+
+    def strong(imbalance: float, num_known: int) -> int:
+        return size_at(num_known, 0.5 + imbalance)
+
+    def weak(imbalance: float, num_known: int) -> int:
+        # What is left, not ½ - ΔC rounded by itself: the memory of all never changes.
+        return num_known - strong(imbalance, num_known)
+
+    pairs = [
+        [population.at_sizes(functools.partial(size, one)) for size in (weak, strong)]
+        for one in population.settings.imbalances
+    ]
+    both = [{name: (low[name] + high[name]) / 2 for name in low} for low, high in pairs]
+    weaks, strongs = map(list, zip(*pairs, strict=True))
+    return dict(zip(_GROUPS, (weaks, strongs, both), strict=True))
+
+
+def _hardware_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+    return [
+        _curve_of_points(
+            label, settings.imbalances, [record[group] for record in _only(records)]
+        )
+        for group, label in _GROUPS.items()
+    ]
+
+
+Points = Sequence[PartRecord]
+
+
+def _best_weights(population: Population) -> PartRecord:
+    """Return of each client and capacity the λ chosen, and what each λ gets right."""
+    knn, points = population.service.knn, []
+    choices = candidates(knn.knn_weights, (knn.num_neighbors,), (knn.kernel_scale,))
+    capacities = population.settings.capacities
+    for client in population.clients:
+        sizes = {size_at(len(client.known), one) for one in capacities}
+        # Without stored or test images no λ is better than another.
+        for size in sorted(sizes - {0}) if len(client.test) > 0 else ():
+            correct = count_correct_with_each(client, size, knn, choices).flatten()
+            chosen = population.service.predictor(client, size).effective_knn_weight
+            right = [int(one) for one in correct]
+            points.append({"size": size, "chosen": chosen, "correct": right})
+    return {"weights": list(choices.knn_weights), "points": points}
+
+
+def _chosen(weights: Sequence[float], points: Points) -> float:  # noqa: ARG001
+    return statistics.fmean(point["chosen"] for point in points)
+
+
+def _best_of_each(weights: Sequence[float], points: Points) -> float:
+    # argmax returns the first of several largest.
+    return statistics.fmean(weights[int(np.argmax(one["correct"]))] for one in points)
+
+
+def _best_together(weights: Sequence[float], points: Points) -> float:
+    right = np.sum([point["correct"] for point in points], axis=0)
+    return weights[int(np.argmax(right))]
+
+
+_OF_EACH: Mapping[str, Callable[[Sequence[float], Points], float]] = {
+    "chosen by the client": _chosen,
+    "λ_opt, best on its test images (the paper's)": _best_of_each,
+}
+
+_WEIGHT_LINES = {
+    **_OF_EACH,
+    "best on the test images of all of that size": _best_together,
+}
+
+
+def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[Curve]:
+    found = _only(records)
+    weights, runs = found[0]["weights"], [_power_of_two(one["points"]) for one in found]
+    # Very small and large sizes are not there every time.
+    sizes = sorted({size for run in runs for size in run})
+    counts = [sum(len(run.get(size, ())) for run in runs) for size in sizes]
+    return [
+        curve_of(
+            label,
+            sizes,
+            [[line(weights, run[one]) for run in runs if one in run] for one in sizes],
+            {"num_points": counts},
+        )
+        for label, line in _WEIGHT_LINES.items()
+    ]
+
+
+def _power_of_two(points: Points) -> Mapping[int, Points]:
+    """Return the points by the power of two that is not above their size."""
+    found: dict[int, list[PartRecord]] = defaultdict(list)
+    for point in points:
+        found[2 ** math.floor(math.log2(point["size"]))].append(point)
+    return found
+
+
+def _weight_correlations(records: Records) -> Mapping[str, float | None]:
+    """Return how the λ of each point goes with the logarithm of its size."""
+    found = _only(records)
+    points = [point for record in found for point in record["points"]]
+    sizes, weights = [math.log(one["size"]) for one in points], found[0]["weights"]
+    return {
+        label: correlation(sizes, [line(weights, [one]) for one in points])
+        for label, line in _OF_EACH.items()
+    }
+
+
+_WEIGHT_AXIS = "λ (0: global model alone, 1: neighbours alone)"
+
+PANELS: Mapping[str, Panel] = MappingProxyType(
+    {
+        "capacity": Panel(
+            "Memory of new clients (Figure 1)",
+            r"$\alpha$",
+            "capacity, as a fraction of the client's images",
+            ("alpha", "capacity", "accuracy"),
+            _capacity_points,
+            _capacity_curves,
+            alphas=lambda _, settings: settings.alpha,
+        ),
+        "knn-weight": Panel(
+            "λ of all clients, by the images that a client has (Figure 2)",
+            "images, on average",
+            _WEIGHT_AXIS,
+            ("mean_num_stored", "knn_weight", "accuracy"),
+            _by_size,
+            _curves_by_weight,
+        ),
+        "neighbors": Panel(
+            "Number of neighbours (Figure 5)",
+            "kNN-Per",
+            "neighbours, k",
+            ("kind", "num_neighbors", "accuracy"),
+            _by_neighbors,
+            _neighbors_curves,
+        ),
+        "kernel-scale": Panel(
+            "λ of all clients, by the scale of the kernel (Figure 7)",
+            r"$\sigma$",
+            _WEIGHT_AXIS,
+            ("kernel_scale", "knn_weight", "accuracy"),
+            _by_scale,
+            _curves_by_weight,
+        ),
+        "best-weight": Panel(
+            "λ by the images that a client stores (Figure 8)",
+            "λ",
+            "stored images: so many, and less than twice as many",
+            ("kind", "num_stored_from", "knn_weight"),
+            _best_weights,
+            _best_weight_curves,
+            log_x=True,
+            correlations=_weight_correlations,
+        ),
+        "hardware": Panel(
+            "Weak and strong clients (Figure 9)",
+            "clients",
+            "ΔC: capacity is ½ - ΔC of weak clients, ½ + ΔC of strong ones",
+            ("clients", "imbalance", "accuracy"),
+            _weak_and_strong,
+            _hardware_curves,
+        ),
+    }
+)
+
+
+def draw_memory(
+    model: TrainedModel, settings: MemorySettings, folder: FigureFolder
+) -> list[Drawing]:
+    """Return the figures that ``settings.only`` names."""
+    images = UnseenImages(model)
+    settings = completed(settings, images)
+    partition = model.experiment.partition.settings
+    of_run = partition.alpha if isinstance(partition, DirichletSettings) else 0.3
+    parts = {
+        f"{name}, alpha {alpha:g}, deal {number}": (name, alpha, number)
+        for name in dict.fromkeys(settings.only)
+        for alpha in dict.fromkeys(PANELS[name].alphas(of_run, settings))
+        for number in range(1, settings.deals + 1)
+    }
+    measure = functools.partial(_measure, images, settings)
+    records = folder.finish(parts, lambda part: measure(*parts[part]))
+    found: dict[str, list[PartRecord]] = defaultdict(list)
+    for (name, _, _), record in zip(parts.values(), records, strict=True):
+        found[name].append(record)
+    return [_drawing(name, settings, ones) for name, ones in found.items()]
+
+
+def completed(settings: MemorySettings, images: UnseenImages) -> MemorySettings:
+    """Return the settings with what they leave to the run."""
+    num_clients = settings.clients or max(images.num_clients, 1)
+    images.require_clients(num_clients)
+    sizes = settings.size or paper_sizes(images.num_known / num_clients)
+    return replace(settings, clients=num_clients, size=sizes)
+
+
+def paper_sizes(mean_size: float) -> tuple[int, ...]:
+    """Return the paper's average sizes, 5, 25, 100 and 250 of 250."""
+    fractions = (1 / 50, 1 / 10, 2 / 5, 1.0)
+    return tuple(sorted({max(1, round(one * mean_size)) for one in fractions}))
+
+
+def _measure(
+    images: UnseenImages, settings: MemorySettings, name: str, alpha: float, number: int
+) -> PartRecord:
+    # All figures have the same populations, so that they can be compared.
+    key = RandomKey(settings.seed).child("memory", "deal", number, f"{alpha:g}")
+    clients = images.partition(settings.clients or 1, alpha, key)
+    population = Population(clients, Service.of(images.model), settings)
+    return {
+        "alpha": alpha,
+        "num_test": len(images.test),
+        "mean_size": population.mean_size,
+        "global_accuracy": population.accuracy(images.test.num_correct()),
+        **PANELS[name].measure(population),
+    }
+
+
+def _drawing(
+    name: str, settings: MemorySettings, measured: Sequence[PartRecord]
+) -> Drawing:
+    panel, by_alpha = PANELS[name], defaultdict(list)
+    for record in measured:
+        by_alpha[record["alpha"]].append(record)
+    curves = panel.curves(by_alpha, settings)
+    first, facts = measured[0], ("num_test", "mean_size", "global_accuracy")
+    table = Table(
+        panel.title,
+        (panel.columns[0], *(f"{place:g}" for place in curves[0].x)),
+        tuple((one.label, *(f"{mean:.3f}" for mean in one.mean)) for one in curves),
+    )
+    return Drawing(
+        name,
+        panel.title,
+        (table,),
+        (*panel.columns, f"{panel.columns[2]}_std", *curves[0].details),
+        curve_rows(curves),
+        functools.partial(_picture, panel, curves, first["global_accuracy"]),
+        measured,
+        {
+            "title": panel.title,
+            **{fact: first[fact] for fact in facts},
+            "correlations": panel.correlations(by_alpha),
+            "curves": [asdict(curve) for curve in curves],
+        },
+    )
+
+
+_LONG_LABEL = 20
+"""Characters, from which labels have a line each."""
+
+
+@styled
+def _picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Figure:
+    """Return the curves of a figure, with the global model's accuracy beside them."""
+    figure = Figure(figsize=(6.4, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    plot_curves(axes, curves)
+    axes.set_xlabel(panel.x_label)
+    axes.set_title(panel.title)
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(curves[0].x, [f"{place:g}" for place in curves[0].x])
+    if panel.columns[2] == "accuracy":
+        accuracy_axis(axes)
+        axes.axhline(
+            global_accuracy, color=SOFT.light, linestyle=":", label="global model"
+        )
+    else:
+        axes.set_ylabel("λ")
+        axes.grid(alpha=0.3)
+    _, labels = axes.get_legend_handles_labels()
+    # Below the curves: inside it would hide the steepest.
+    figure.legend(
+        title=panel.legend,
+        loc="outside lower center",
+        ncols=1 if any(len(label) > _LONG_LABEL for label in labels) else 4,
+        fontsize="small",
+    )
+    return figure

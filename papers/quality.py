@@ -1,0 +1,270 @@
+"""kNN-Per by the quality of the global model: Marfoq et al. 2022, Figures 3, 12, 13.
+
+The model is trained centrally and left at stages of its training; at each of them the
+same new clients put their memory on top.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from pydantic import Field
+from torch import Tensor
+
+from knnper.data.examples import Examples
+from knnper.experiment import (
+    Experiment,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
+from knnper.loading import results_identity
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import CheckpointFolder
+from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
+from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.trained_model import TrainedModel, model_with
+from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.training import local_sgd, steps_per_epoch
+from papers.figures import (
+    Curve,
+    Drawing,
+    FigureFolder,
+    PartRecord,
+    correlation,
+    curve_over,
+    curve_rows,
+    plot_curves,
+)
+from papers.memory import MemorySettings, Population, Service, UnseenImages
+
+
+@dataclass(frozen=True)
+class QualitySettings(Settings):
+    """Where training is stopped, and who the new clients are.
+
+    Attributes
+    ----------
+    epochs
+        Passes over the central data after which the model is kept; 0 is the model
+        before training.
+    clients
+        M, the new clients; null is as many as the unseen ones.
+    alpha
+        α of each line.
+    deals
+        How often the images are partitioned anew; what points vary by.
+    """
+
+    epochs: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)] = (
+        0.0,
+        0.1,
+        0.3,
+        1.0,
+        3.0,
+        10.0,
+        30.0,
+    )
+    clients: PositiveInt | None = None
+    alpha: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.1, 0.3, 1.0)
+    deals: PositiveInt = 3
+
+
+def measure(
+    model: TrainedModel, settings: QualitySettings, key: RandomKey
+) -> PartRecord:
+    """Return how new clients do with a global model."""
+    images, service = UnseenImages(model), Service.of(model)
+    num_clients = settings.clients or images.num_clients
+
+    def accuracies(alpha: float, number: int) -> Mapping[str, float]:
+        drawn = key.child("deal", number, f"{alpha:g}")
+        clients = images.partition(num_clients, alpha, drawn)
+        population = Population(clients, service, MemorySettings())
+        return {
+            "alone": float(population.accuracies(knn_weights=(1.0,))),
+            "mixed": population.at_capacity(1.0)["accuracy"],
+        }
+
+    times = range(1, settings.deals + 1)
+    return {
+        "num_test": len(images.test),
+        "global_accuracy": images.test.num_correct() / len(images.test),
+        "deals": {
+            f"{alpha:g}": [accuracies(alpha, number) for number in times]
+            for alpha in settings.alpha
+        },
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class CentralTraining:
+    """SGD on the images of all clients that take part in training, in one place.
+
+    Its rate does not change; batch size, momentum and augmentation are those of the
+    experiment.
+
+    Attributes
+    ----------
+    bench
+        The experiment.
+    epochs
+        Passes before the model is left, ascending; stage 1 is the first of them.
+    folder
+        Keeps the weights of the last stages.
+    key
+        Fixes every random choice.
+    """
+
+    bench: Workbench
+    epochs: tuple[float, ...]
+    folder: Path
+    key: RandomKey
+
+    def weights_at(self, stage: int) -> Tensor:
+        """Return w after a stage, shape (num_weights,); stages are asked for in order.
+
+        Training goes on from the last stage that was reached, also by a process before.
+        """
+        identity = results_identity(self.bench.experiment)
+        checkpoints = CheckpointFolder(self.folder, identity)
+        reached, weights = 0, self.bench.task.initial_weights
+        if (latest := checkpoints.load_latest(ModelState)) is not None:
+            reached, weights = latest.server_round, latest.state.weights
+        for number in range(reached + 1, stage + 1):
+            weights = self._trained(weights, number)
+            checkpoints.save(number, ModelState(weights))
+        return weights
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The training and validation images of the clients that are trained with."""
+        parts = [one for one in self.bench.partition.clients if one.seen]
+        indices = [one for part in parts for one in (part.train, part.validation)]
+        dataset = self.bench.clients.dataset
+        return dataset.train.examples_at(np.sort(np.concatenate(indices)))
+
+    def _trained(self, weights: Tensor, stage: int) -> Tensor:
+        """Return what a stage makes of the weights of the one before."""
+        steps = self._num_steps(stage) - self._num_steps(stage - 1)
+        if steps == 0:
+            return weights
+        task = self.bench.task
+        training = replace(task.training, local_epochs=None, local_steps=steps)
+        return local_sgd(
+            replace(task, training=training),
+            weights,
+            self.examples,
+            training.learning_rate,
+            self.key.child("stage", stage),
+        ).weights
+
+    def _num_steps(self, stage: int) -> int:
+        """Return the steps of SGD that are made until a stage is over."""
+        if stage == 0:
+            return 0
+        size = self.bench.task.training.batch_size
+        per_epoch = steps_per_epoch(len(self.examples), size)
+        return round(self.epochs[stage - 1] * per_epoch)
+
+
+KINDS: Mapping[str, str] = {
+    "alone": "neighbours alone, λ = 1 (Figures 3 and 12)",
+    "mixed": "λ chosen by each client (Figure 13)",
+}
+
+Curves = Mapping[str, Sequence[Curve]]
+
+
+def draw_quality(
+    experiment: Experiment, settings: QualitySettings, folder: FigureFolder
+) -> list[Drawing]:
+    """Return the figure; the weights of the last stages are kept in ``weights``."""
+    bench = open_workbench(experiment)
+    images = UnseenImages(model_with(bench, bench.task.initial_weights))
+    images.require_clients(settings.clients or images.num_clients)
+    key = RandomKey(experiment.run.seed).child("quality")
+    epochs = tuple(sorted(set(settings.epochs)))
+    training = CentralTraining(bench, epochs, folder.path / "weights", key)
+    stages = {f"{passes:g} epochs": at for at, passes in enumerate(epochs, start=1)}
+
+    def make(name: str) -> PartRecord:
+        weights = training.weights_at(stages[name])
+        found = measure(model_with(bench, weights), settings, key)
+        return {"epochs": epochs[stages[name] - 1], **found}
+
+    # The worst model first.
+    records = sorted(
+        folder.finish(stages, make), key=lambda one: float(one["global_accuracy"])
+    )
+    curves = {
+        kind: [_curve(records, alpha, kind) for alpha in settings.alpha]
+        for kind in KINDS
+    }
+    nearly_linear = {
+        kind: {line.label: correlation(line.x, line.mean) for line in lines}
+        for kind, lines in curves.items()
+    }
+    return [
+        Drawing(
+            "quality",
+            "kNN-Per by the quality of the global model (Figures 3, 12 and 13)",
+            tuple(_table(KINDS[kind], lines) for kind, lines in curves.items()),
+            ("kind", "alpha", "global_accuracy", "accuracy", "accuracy_std", "epochs"),
+            _rows(curves),
+            functools.partial(_picture, curves),
+            records,
+            {"correlations": nearly_linear},
+        )
+    ]
+
+
+def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> Curve:
+    by_model = [record["deals"][f"{alpha:g}"] for record in records]
+    return curve_over(
+        f"{alpha:g}",
+        [record["global_accuracy"] for record in records],
+        [[one[kind] for one in time] for time in zip(*by_model, strict=True)],
+        {"epochs": [record["epochs"] for record in records]},
+    )
+
+
+def _table(title: str, lines: Sequence[Curve]) -> Table:
+    return Table(
+        title,
+        ("alpha / global model", *map(percent, lines[0].x)),
+        tuple((line.label, *map(percent, line.mean)) for line in lines),
+    )
+
+
+def _rows(curves: Curves) -> Iterator[tuple[object, ...]]:
+    for kind, lines in curves.items():
+        for row in curve_rows(lines):
+            yield kind, *row
+
+
+@styled
+def _picture(curves: Curves) -> Figure:
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+    for axes, (kind, lines) in zip(
+        figure.subplots(1, 2, sharey=True), curves.items(), strict=True
+    ):
+        plot_curves(axes, lines)
+        accuracy_axis(axes, "kNN-Per's test accuracy")
+        axes.xaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=None))
+        axes.set_xlabel("global model's test accuracy")
+        axes.axline(
+            (0.5, 0.5), slope=1, color=SOFT.light, linestyle=":", label="no gain"
+        )
+        axes.set_title(KINDS[kind], fontsize="medium")
+        axes.label_outer()
+    axes.legend(title=r"$\alpha$", fontsize="small")
+    return figure

@@ -1,0 +1,593 @@
+"""Files of figures, comparisons, sweeps and experiments, made into one report."""
+
+import functools
+import itertools
+import shlex
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from markupsafe import Markup
+
+from knnper.data.catalogue import load_data
+from knnper.data.leaf import FemnistHubSettings
+from knnper.data.torchvision_sets import DownloadSettings
+from knnper.errors import (
+    ConfigError,
+    DataError,
+    FolderTakenError,
+    KnnPerError,
+    Problem,
+    RunError,
+)
+from knnper.experiment import Choice, Experiment, Settings
+from knnper.files import JsonLines, write_atomically
+from knnper.loading import read_experiment, read_yaml, results_identity, shown
+from knnper.process import usable_cores, with_fixed_threads
+from knnper.server.observer import Observer
+from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
+from knnper.simulation.batches.folder import (
+    inputs_of,
+    keep_inputs,
+    led,
+    older_code,
+    require_inputs,
+    sign,
+)
+from knnper.simulation.batches.outputs import write_batch
+from knnper.simulation.batches.plan import (
+    Comparison,
+    Sweep,
+    read_comparison,
+    read_sweep,
+)
+from knnper.simulation.batches.progress import Advance
+from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
+from knnper.simulation.batches.tables import rows_of
+from knnper.simulation.reports.charts import Picture, as_svg
+from knnper.simulation.reports.report import (
+    as_html,
+    render_page,
+    report_of,
+    template_environment,
+    write_figures,
+    write_text,
+)
+from knnper.simulation.reports.runs import (
+    RESULT_FILES,
+    as_cells,
+    environment_text,
+    load_run,
+    table_of_run,
+)
+from knnper.simulation.reports.tables import Chart, Shown, Table
+from knnper.simulation.run import simulate
+from knnper.simulation.trained_model import TrainedModel, trained_model
+from knnper.simulation.workbench import (
+    experiment_catalogue,
+    open_workbench,
+    require_central,
+)
+from papers.catalogue import (
+    FIGURES,
+    RUN,
+    FigurePlan,
+    make_figure,
+    read_figure,
+)
+from papers.figures import OnPart
+
+COMMAND = ("python", "-m", "papers", "reproduce")
+
+_LONGEST_TITLE = 140
+"""In characters: two lines of a page."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Some lines of a comment that belong together; the lines of a listing stay."""
+
+    text: str
+    is_listing: bool
+
+
+def leading_comment(text: str) -> tuple[Paragraph, ...]:
+    """Return the paragraphs of the comment with which a YAML file begins."""
+    comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    lines = [line[1:].removeprefix(" ").rstrip() for line in comment]
+    grouped = itertools.groupby(lines, lambda line: (not line, line.startswith("  ")))
+    return tuple(
+        Paragraph(("\n" if indented else " ").join(map(str.strip, group)), indented)
+        for (blank, indented), group in grouped
+        if not blank
+    )
+
+
+def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]:
+    """Return the sentence that says what a file is, and the paragraphs after it."""
+    if not comment or comment[0].is_listing:
+        return "", comment
+    text = comment[0].text
+    title = text.rstrip(".:")
+    # One sentence: the full stop of "et al." ends none.
+    if len(title) > _LONGEST_TITLE or ". " in title.replace("et al. ", ""):
+        return "", comment
+    return title, comment[1:]
+
+
+Plan = Experiment | Sweep | Comparison | FigurePlan
+
+RUNS, REPORT, SECONDS, ERRORS = "runs", "report", "seconds.jsonl", "errors"
+
+RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
+"""Names of what stands in the output folder beside the files' own folders."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, validated: its path and content, its kind in a word, what it says."""
+
+    path: Path
+    text: str
+    name: str
+    kind: str
+    plan: Plan
+
+
+KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "figure": ("figure",),
+        "comparison": ("rows",),
+        "sweep": ("vary", "variants", "random"),
+        "experiment": ("data",),
+    }
+)
+"""From each kind to the keys that tell it."""
+
+_READERS: Mapping[str, Callable[[Path], Plan]] = {
+    "figure": read_figure,
+    "comparison": read_comparison,
+    "sweep": read_sweep,
+    "experiment": lambda path: read_experiment(path, experiment_catalogue()),
+}
+
+
+def read_files(paths: Sequence[Path]) -> list[File]:
+    """Return what the files say, in their order."""
+    found, problems = list[File](), list[Problem]()
+    for path in paths:
+        try:
+            found.append(read_file(path))
+        except ConfigError as error:
+            problems.extend(
+                Problem(f"{path}: {one.place}", one.message) for one in error.problems
+            )
+    problems.extend(_name_problems(found))
+    if problems:
+        raise ConfigError(problems, "the files")
+    return found
+
+
+def read_file(path: Path) -> File:
+    """Return what the YAML file at ``path`` says, whatever its kind."""
+    document = read_yaml(path)
+    keys = document.keys() if isinstance(document, Mapping) else set()
+    kind = next((kind for kind, own in KINDS.items() if keys & set(own)), None)
+    if kind is None:
+        known = "; ".join(f"{one}: {' or '.join(own)}" for one, own in KINDS.items())
+        found = f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
+        message = f"found {found}, expected a key that tells its kind ({known})"
+        raise ConfigError([Problem("document", message)], str(path))
+    plan = _READERS[kind](path)
+    name = plan.name
+    return File(path, path.read_text(encoding="utf-8"), name, kind, plan)
+
+
+def _name_problems(files: Iterable[File]) -> Iterator[Problem]:
+    """Yield which files would share a folder."""
+    # Some file systems take two names for one that differ in their case alone.
+    by_name: defaultdict[str, list[File]] = defaultdict(list)
+    for one in files:
+        by_name[one.name.casefold()].append(one)
+        if one.name.casefold() in RESERVED:
+            message = f"found {one.name!r}, expected another name: the report needs it"
+            yield Problem(f"{one.path}: name", message)
+    for same in by_name.values():
+        if len(same) > 1:
+            paths = ", ".join(str(one.path) for one in same)
+            message = f"{paths} share it, expected a name for each; change one"
+            yield Problem(f"name {same[0].name}", message)
+
+
+class MissingDataError(DataError):
+    """The data of a file are not on this machine."""
+
+
+def require_data(plan: Plan) -> None:
+    """Do nothing if all data that a plan needs can be loaded."""
+    # Settings have no order and need not be hashable; there are few different ones.
+    loaded = list[Choice[Settings]]()
+    for experiment in _experiments_of(plan):
+        require_central(experiment)
+        data = experiment.data
+        if data in loaded:
+            continue
+        loaded.append(data)
+        try:
+            load_data(data)
+        except DataError as error:
+            if _is_elsewhere(data.settings):
+                raise MissingDataError(str(error)) from error
+            raise
+
+
+def _is_elsewhere(settings: Settings) -> bool:
+    """Return whether data that cannot be loaded are not there at all."""
+    if isinstance(settings, DownloadSettings | FemnistHubSettings):
+        return True
+    places = (getattr(settings, name, None) for name in ("root", "path"))
+    return any(
+        isinstance(place, str) and not Path(place).expanduser().exists()
+        for place in places
+    )
+
+
+def _experiments_of(plan: Plan) -> Iterator[Experiment]:
+    match plan:
+        case Experiment():
+            yield plan
+        case Sweep() | Comparison():
+            yield from plan.experiments
+        case FigurePlan(experiment=Experiment() as experiment):
+            yield experiment
+
+
+@dataclass(frozen=True)
+class Making:
+    """How long a file took in all, and with which versions and machine at last."""
+
+    seconds: float
+    environment: Mapping[str, Any]
+
+
+Marks = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Records:
+    """How long the files of an output folder took."""
+
+    output: Path
+
+    def begin(self, name: str) -> Marks:
+        """Return what a file has before it is made, for `note`."""
+        if not _marks(self.output / name):
+            records = self._lines.read()
+            kept = [
+                one
+                for one in records
+                if one["name"] != name or not one.get("in_folder", True)
+            ]
+            if len(kept) < len(records):
+                self._lines.replace(kept)
+        return self._marks_of(name)
+
+    def note(self, name: str, seconds: float, before: Marks) -> None:
+        """Keep how long a file took, if something was made: looking takes time too."""
+        if self._marks_of(name) == before:
+            return
+        record = {
+            "name": name,
+            "seconds": round(seconds, 3),
+            "in_folder": bool(_marks(self.output / name)),
+            "environment": environment(),
+        }
+        self._lines.append(record)
+
+    def making_of(self, name: str) -> Making:
+        """Return what is known of the file with this name."""
+        found = [record for record in self._lines.read() if record["name"] == name]
+        seconds = sum(float(record["seconds"]) for record in found)
+        return Making(seconds, found[-1]["environment"] if found else environment())
+
+    def _marks_of(self, name: str) -> Marks:
+        # The training of a figure is not in its folder.
+        return _marks(self.output / name) | _marks(self.output / RUNS)
+
+    @property
+    def _lines(self) -> JsonLines:
+        return JsonLines(self.output / SECONDS)
+
+
+def _marks(folder: Path) -> Marks:
+    """Return which results are below a folder, and when each was written."""
+    return frozenset(
+        (str(path), path.stat().st_mtime_ns)
+        for name in RESULT_FILES
+        for path in folder.rglob(name)
+    )
+
+
+def make_run(
+    experiment: Experiment,
+    path: Path,
+    observer: Observer,
+    command: Sequence[str] = COMMAND,
+) -> RunFolder:
+    """Return the folder of a finished run; made, or gone on with, where it is not."""
+    inputs = inputs_of(experiment)
+    require_inputs(path, inputs)
+    if (path / EXPERIMENT).is_file():
+        folder = RunFolder.open(path)
+        begun = folder.experiment(experiment_catalogue())
+        if experiment.run.threads_per_worker == "auto":
+            threads = begun.run.threads_per_worker
+            run = replace(experiment.run, threads_per_worker=threads)
+            experiment = replace(experiment, run=run)
+        if results_identity(begun) != results_identity(experiment):
+            raise FolderTakenError(
+                f"{path} holds a run with other settings; delete it to run the file as "
+                "it is now, or choose another folder with --output"
+            )
+    else:
+        experiment = with_fixed_threads(experiment)
+        folder = RunFolder.create(path, experiment)
+    if folder.is_finished():
+        return folder
+    keep_inputs(path, inputs)
+    sign(path)
+    simulate(open_workbench(experiment), folder, observer, command)
+    return folder
+
+
+class Watcher(Protocol):
+    """Is told of every file, and opens what each piece of work reports to."""
+
+    def begins(self, number: int, total: int, file: File) -> None:
+        """Take that the file with this number, from 1, is made now."""
+
+    def fails(self, file: File, reason: str) -> None:
+        """Take that a file cannot be made."""
+
+    def counting(self, total: int, noun: str) -> AbstractContextManager[Advance]:
+        """Return what counts runs or steps."""
+
+    def observing(self) -> AbstractContextManager[Observer]:
+        """Return what follows the rounds of a single run."""
+
+    def drawing(self, parts: str) -> AbstractContextManager[OnPart]:
+        """Return what counts the parts of a figure."""
+
+
+DONE, FAILED, MISSING = "done", "failed", "left out: its data are not there"
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file and what came of it, as the report has it."""
+
+    file: File
+    output: Path
+    making: Making
+    shown: Shown | None = None
+    failure: str | None = None
+    missing: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What it shows, as the file says; its name where it does not."""
+        return split_title(leading_comment(self.file.text))[0] or self.file.name
+
+    @property
+    def about(self) -> Sequence[Paragraph]:
+        """What the file says of itself after its title."""
+        return split_title(leading_comment(self.file.text))[1]
+
+    @property
+    def state(self) -> str:
+        """Whether it was made."""
+        if self.missing is not None:
+            return MISSING
+        return DONE if self.failure is None else FAILED
+
+    @property
+    def time(self) -> str:
+        """How long it took."""
+        return duration(self.making.seconds)
+
+    @property
+    def environment(self) -> str:
+        """With what it was made."""
+        return environment_text(self.making.environment)
+
+    @property
+    def command(self) -> str:
+        """What to type to have it again."""
+        return shlex.join([*COMMAND, str(self.file.path)])
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Why it failed or was left out, and what is remarked."""
+        if self.failure is not None:
+            yield f"This file failed. {self.failure}"
+        if self.missing is not None:
+            yield f"This file was left out. {self.missing}"
+        if self.shown is not None:
+            yield from self.shown.remarks
+
+    @property
+    def own_report(self) -> str:
+        """The page on its runs, from the folder of the report; empty without."""
+        path = f"{self.file.name}/{PAGE}"
+        return path if self.shown and (self.output / path).is_file() else ""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes what files say."""
+
+    output: Path
+    num_workers: int | None
+    watcher: Watcher
+    skips_missing_data: bool = False
+
+    def make_all(self, files: Sequence[File]) -> list[Made]:
+        """Make the files in their order; one that fails does not stop the others."""
+        made = []
+        with led(self.output):
+            for number, file in enumerate(files, start=1):
+                self.watcher.begins(number, len(files), file)
+                made.append(self._make(file))
+        return made
+
+    def _make(self, file: File) -> Made:
+        # A folder of its own with a traceback in it would be taken for something else.
+        place = self.output / ERRORS / f"{file.name}.txt"
+        place.unlink(missing_ok=True)
+        records, result = Records(self.output), dict[str, Any]()
+        try:
+            require_data(file.plan)
+            before, began = records.begin(file.name), time.monotonic()
+            try:
+                result["shown"] = self._shown(file)
+            finally:
+                # Also of what is interrupted: it is not made again.
+                records.note(file.name, time.monotonic() - began, before)
+        except Exception as error:  # noqa: BLE001 (the others may be made)
+            reason = _reason_of(error, place)
+            self.watcher.fails(file, reason)
+            skipped = self.skips_missing_data and isinstance(error, MissingDataError)
+            result["missing" if skipped else "failure"] = reason
+        return Made(file, self.output, records.making_of(file.name), **result)
+
+    def _shown(self, file: File) -> Shown:
+        folder, command = self.output / file.name, (*COMMAND, str(file.path))
+        num_processes = self.num_workers or usable_cores()
+        match file.plan:
+            case (Sweep() | Comparison()) as plan:
+                with self.watcher.counting(num_steps(plan), "steps") as advance:
+                    rows = run_batch(plan, folder, num_processes, advance, command)
+                shown = write_batch(plan, rows, rows_of(plan, rows), folder)
+                runs = [path for one in rows for path in one.runs.values()]
+                averages = write_own_report(folder, runs, shown.remarks)
+                return shown if shown.charts else replace(shown, charts=averages)
+            case Experiment() as experiment:
+                self._run(experiment, folder, command)
+                cells = as_cells(table_of_run(load_run(folder)))
+                older = tuple(older_code([folder], folder))
+                charts = write_own_report(folder, [folder], older)
+                return Shown((Table.of_cells(experiment.name, cells),), charts, older)
+            case FigurePlan() as figure:
+                return self._figure(figure, folder, command)
+
+    def _figure(self, plan: FigurePlan, folder: Path, command: Sequence[str]) -> Shown:
+        figure, remarks = FIGURES[plan.figure], list[str]()
+        subject: TrainedModel | Experiment | None = plan.experiment
+        if figure.needs == RUN and plan.experiment is not None:
+            # Figures of one experiment share its training.
+            path = self._run(plan.experiment, None, command)
+            subject, remarks = trained_model(path), list(older_code([path], path))
+        with self.watcher.drawing(figure.parts) as on_part:
+            shown = make_figure(plan.figure, subject, plan.options, folder, on_part)
+        return replace(shown, remarks=(*remarks, *shown.remarks))
+
+    def _run(
+        self, experiment: Experiment, path: Path | None, command: Sequence[str]
+    ) -> Path:
+        """Make a run in a folder; without one in that of its settings."""
+        run = experiment.run
+        if self.num_workers is not None and run.ray_address is None:
+            run = replace(run, num_workers=self.num_workers)
+        settings = replace(experiment, run=run)
+        place = path or folder_of(settings, self.output)
+        with self.watcher.observing() as observer:
+            return make_run(settings, place, observer, command).path
+
+
+def _reason_of(error: Exception, place: Path) -> str:
+    """Return why a file failed; keep the traceback of what nobody expected."""
+    # The messages of these say all that there is to say.
+    if isinstance(error, KnnPerError | OSError):
+        return str(error) or type(error).__name__
+    place.parent.mkdir(exist_ok=True)
+    write_atomically(place, "".join(traceback.format_exception(error)))
+    kind = type(error).__name__
+    return f"{kind}: {error}. Where in the code that was stands in {place}"
+
+
+def write_own_report(
+    folder: Path, runs: Iterable[Path], remarks: Sequence[str] = ()
+) -> tuple[Chart, ...]:
+    """Write the page on runs; return its first chart, one a data set and partition."""
+    # What two points of a sweep or two rows have in common is one run.
+    paths = list(dict.fromkeys(runs))
+    if not paths:
+        raise RunError(f"no run of the file has results: {' '.join(remarks)}")
+    report = report_of(paths)
+    report = replace(report, remarks=(*remarks, *report.remarks))
+    write_text(folder / PAGE, as_html(report))
+    firsts = [chapter.sections[0] for chapter in report.chapters]
+    write_figures(firsts, folder)
+    titles = [chapter.over.title for chapter in report.chapters]
+    return tuple(
+        Chart(
+            first.name,
+            f"{first.title}{f', {title}' if len(titles) > 1 else ''}. {first.text}",
+            functools.partial(getattr, first.picture, "figure"),
+        )
+        for first, title in zip(firsts, titles, strict=True)
+        if first.picture is not None
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, as in ``2 min 05 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+_REM_PER_INCH = 7.1
+"""At which letters in a chart are as large as in those of ``knnper report``."""
+
+
+def write_report(made: Sequence[Made], output: Path) -> Path:
+    """Write the report as a page and as Markdown; return the page."""
+    page = output / f"{REPORT}.html"
+    content = {"entries": made, "summary": summary(made)}
+    environment = template_environment(autoescape=True, more=[_TEMPLATES])
+    environment.globals["figure"] = _chart
+    write_text(page, render_page(environment, "reproduced.html", **content))
+    environment = template_environment(autoescape=False, more=[_TEMPLATES])
+    text = environment.get_template("reproduced.md").render(**content)
+    write_text(output / f"{REPORT}.md", text)
+    return page
+
+
+def summary(made: Sequence[Made]) -> str:
+    """Return how many files were made, and how long that took."""
+    counts = Counter(one.state for one in made)
+    told = [f"{counts[one]} {one}" for one in (DONE, FAILED, MISSING) if counts[one]]
+    seconds = sum(one.making.seconds for one in made)
+    return f"Of {len(made)}: {', '.join(told)}. {duration(seconds)} in all."
+
+
+def _chart(made: Made, chart: Chart) -> Markup:
+    """Return a chart as an element of the page, as wide as its letters need."""
+    alternative = f"{chart.title}. The numbers are in the table."
+    picture = Picture(chart.draw(), alternative)
+    width = round(float(picture.figure.get_figwidth()) * _REM_PER_INCH, 1)
+    # The element escapes what it is made of.
+    drawn = Markup(as_svg(picture, f"{made.file.name}-{chart.name}"))
+    return Markup(
+        '<figure style="max-width: {}rem">{}<figcaption>{}</figcaption></figure>'
+    ).format(width, drawn, chart.title)

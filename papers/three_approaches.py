@@ -1,0 +1,486 @@
+"""Three approaches on a synthetic mixture: Mansour et al. 2020, Figure 2 and Table 1.
+
+Test loss by the samples that a user has, and of HypCluster by its clusters.
+"""
+
+import functools
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from knnper.data.examples import ClientData
+from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.loading import load_experiment, results_identity
+from knnper.server.checkpoint import CheckpointFolder
+from knnper.server.run import round_loop, untrained
+from knnper.simulation.flower_engine import runtime_of
+from knnper.simulation.reports.figure import SOFT, colors_of, styled
+from knnper.simulation.reports.tables import Table
+from knnper.simulation.run import SerialFederation
+from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.strategies.core.predictors import Evaluation, Predictor, evaluate
+from papers.figures import Drawing, FigureFolder, PartRecord
+
+SampleCount = Annotated[int, Field(ge=3)]
+"""One is left for validation."""
+
+Sections = Mapping[str, Mapping[str, Any]]
+"""Sections of an experiment, each with the settings that differ from the others'."""
+
+PASSES = 5
+"""Over a client's data, wherever one trains for itself."""
+
+RATES = (0.3, 1.0, 3.0)
+"""Of which a client's own training takes the best on validation data."""
+
+TOGETHER = (0.1, 0.3, 1.0)
+"""Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1."""
+
+
+@dataclass(frozen=True)
+class ThreeApproachesSettings(Settings):
+    """What the figure shows.
+
+    Attributes
+    ----------
+    samples
+        m, the examples of a user: the points of the first half.
+    clusters
+        q of HypCluster: the points of the second half.
+    users
+        p.
+    seed
+        Fixes every random choice.
+    samples_for_clusters
+        m in the second half.
+    num_starts
+        Runs of HypCluster with other seeds, of which the best on validation data is
+        taken.
+    num_rounds
+        Of everything that is trained in rounds.
+    """
+
+    samples: Annotated[tuple[SampleCount, ...], Field(min_length=1)] = (
+        3,
+        5,
+        10,
+        30,
+        100,
+        200,
+    )
+    clusters: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+    )
+    users: PositiveInt = 100
+    seed: NonNegativeInt = 0
+    samples_for_clusters: SampleCount = 100
+    num_starts: PositiveInt = 3
+    num_rounds: PositiveInt = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of several settings, of which validation data chooses."""
+
+    trained: Sections
+    served: Sections
+    chosen: Mapping[str, float]
+
+
+def _of_rates(
+    trained: Sections,
+    section: str,
+    settings: Mapping[str, Any],
+    key: str = "learning_rate",
+) -> tuple[Candidate, ...]:
+    """Return a candidate for each rate, which is ``key`` of a section's settings."""
+    return tuple(
+        Candidate(trained, {section: {**settings, key: rate}}, {"learning_rate": rate})
+        for rate in RATES
+    )
+
+
+_FEDAVG: Sections = {"method": {"name": "fedavg"}}
+
+_MAPPER = {"name": "mapper", "local_epochs": PASSES}
+
+_WITH_PROXY: Sections = {
+    **_FEDAVG,
+    "personalization": {"name": "dapper"},
+    "partition": {"proxy_fraction": 0.1},
+}
+
+HYPCLUSTER = "HypCluster (4)"
+
+
+def hypcluster(
+    num_clusters: int, starts: Iterable[int], rates: Iterable[float] = TOGETHER
+) -> tuple[Candidate, ...]:
+    """Return HypCluster from several starts at several rates."""
+    method = {"name": "hypcluster", "num_clusters": num_clusters}
+    return tuple(
+        Candidate(
+            {"method": method, **_at(rate), "run": {"seed": start}},
+            {},
+            {"learning_rate": rate, "start": start},
+        )
+        for start in starts
+        for rate in rates
+    )
+
+
+def _at(rate: float) -> Sections:
+    return {"training": {"learning_rate": rate}}
+
+
+APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
+    {
+        "Global (FedAvg)": tuple(
+            Candidate({**_FEDAVG, **_at(rate)}, {}, {"learning_rate": rate})
+            for rate in TOGETHER
+        ),
+        "Local": _of_rates(
+            {"method": {"name": "local", "num_rounds": 1}},
+            "training",
+            {"local_steps": None, "local_epochs": PASSES},
+        ),
+        "Fine-tuning": _of_rates(
+            _FEDAVG, "personalization", {"name": "fine_tuning", "num_epochs": PASSES}
+        ),
+        "Dapper": _of_rates(
+            _WITH_PROXY, "personalization", {"name": "dapper", "num_epochs": PASSES}
+        ),
+        "Mapper": _of_rates(
+            {"method": {**_MAPPER, "local_learning_rate": 1.0}},
+            "method",
+            _MAPPER,
+            key="local_learning_rate",
+        ),
+        "Mapper in two stages": _of_rates(
+            _FEDAVG,
+            "personalization",
+            {"name": "mapper_two_stage", "local_epochs": PASSES},
+            key="local_learning_rate",
+        ),
+    }
+)
+"""By title; HypCluster comes beside them, since its starts depend on the seed."""
+
+
+def least_losses(num_users: int) -> Mapping[str, float]:
+    """Return the smallest mean loss that is possible, by who shares a model."""
+    mixture = SyntheticMixtureSettings(num_users=num_users)
+    users = range(num_users)
+    densities = np.stack([density(mixture, user) for user in users])
+
+    def least(groups: Iterable[int]) -> float:
+        of_user = np.array(list(groups))
+        means = [densities[of_user == group].mean(axis=0) for group in of_user]
+        return float(-(densities * np.log(means)).sum(axis=1).mean())
+
+    return {
+        "one model": least(0 for _ in users),
+        "a model for each cluster": least(
+            user % mixture.num_clusters for user in users
+        ),
+        "a model for each user": least(users),
+    }
+
+
+class Measurements:
+    """Trains and measures on one data set; what was trained once is used again."""
+
+    def __init__(self, settings: ThreeApproachesSettings, num_samples: int) -> None:
+        self._base = _base(settings, num_samples)
+        self._trained: dict[str, Any] = {}
+
+    def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
+        """Return how the candidate does that does best on the validation splits."""
+        scored = []
+        for candidate in candidates:
+            bench = self._bench(candidate.trained, candidate.served)
+            state = self._state(candidate.trained)
+            scored.append((_validation_loss(bench, state), bench, state))
+        losses = [loss for loss, _, _ in scored]
+        best = losses.index(min(losses))
+        _, bench, state = scored[best]
+        return {
+            "validation_loss": losses[best],
+            "test_loss": _test_loss(bench, state),
+            "chosen": dict(candidates[best].chosen),
+        }
+
+    def _bench(self, *changes: Sections) -> Workbench:
+        document: dict[str, Any] = dict(self._base)
+        for sections in changes:
+            for name, section in sections.items():
+                kept = name in ("partition", "training", "run")
+                document[name] = {**document[name], **section} if kept else section
+        return open_workbench(load_experiment(document, experiment_catalogue()))
+
+    def _state(self, trained: Sections) -> Any:
+        bench = self._bench(trained)
+        identity = results_identity(bench.experiment)
+        if identity not in self._trained:
+            self._trained[identity] = _train(bench)
+        return self._trained[identity]
+
+
+def _base(
+    settings: ThreeApproachesSettings, num_samples: int
+) -> dict[str, Mapping[str, Any] | str]:
+    return {
+        "name": "three-approaches",
+        "data": {
+            "name": "synthetic_mixture",
+            "num_users": settings.users,
+            "num_samples": num_samples,
+            "seed": settings.seed,
+        },
+        "partition": {"name": "natural"},
+        "model": {"name": "softmax_regression"},
+        "training": {
+            "num_rounds": settings.num_rounds,
+            "local_steps": 5,
+            "learning_rate": 1.0,
+        },
+        "run": {
+            "seed": settings.seed,
+            "engine": "serial",
+            "checkpoint_every": settings.num_rounds,
+        },
+    }
+
+
+def _train(bench: Workbench) -> Any:
+    """Return the server's state after all rounds, as a run would have it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoints = CheckpointFolder(
+            folder / "checkpoints", results_identity(bench.experiment)
+        )
+        federation = SerialFederation(runtime_of(bench, folder))
+        loop = round_loop(bench, bench.roster, federation, checkpoints, lambda _: None)
+        return loop.train(untrained(bench, bench.roster)).state
+
+
+def _validation_loss(bench: Workbench, state: Any) -> float:
+    """Return the mean loss on validation data that the clients do not use."""
+    return _mean_loss(
+        evaluate(
+            _personalized(bench, state, client, without_validation(data)),
+            data.validation,
+        )
+        for client, data in _clients(bench)
+    )
+
+
+def without_validation(data: ClientData) -> ClientData:
+    """Return the training split divided as all data is; one example is left alone."""
+    examples = data.train
+    total = len(examples) + len(data.validation)
+    count = round(len(examples) * len(data.validation) / max(total, 1))
+    count = max(count, int(len(examples) > 1))
+    order = torch.arange(len(examples))
+    kept, held_out = order[: len(order) - count], order[len(order) - count :]
+    return ClientData(examples.take(kept), examples.take(held_out))
+
+
+def _test_loss(bench: Workbench, state: Any) -> float:
+    return _mean_loss(
+        evaluate(_personalized(bench, state, client, data), bench.clients.test(client))
+        for client, data in _clients(bench)
+    )
+
+
+def _clients(bench: Workbench) -> Iterator[tuple[str, ClientData]]:
+    for client in bench.clients.parts:
+        yield client, bench.clients.data(client)
+
+
+def _personalized(
+    bench: Workbench, state: Any, client: str, data: ClientData
+) -> Predictor:
+    rng = bench.key.child("broadcast", "hand-over", client)
+    payload = bench.method.broadcast(state, client, rng)
+    rng = bench.key.child("personalize", client)
+    return bench.method.personalize(payload, None, data, rng)
+
+
+def _mean_loss(evaluations: Iterator[Evaluation]) -> float:
+    """Return Σ -log p(y) / n over all examples."""
+    pairs = [(one.log_loss_sum, one.num_examples) for one in evaluations]
+    total, count = map(sum, zip(*pairs, strict=True))
+    return float(total / count)
+
+
+TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
+
+_MARKERS = "osv^D*P"
+
+_METHODS = {"Global (FedAvg)": "FedAvg"}
+"""By title, where a method has another name in reports."""
+
+
+def draw_three_approaches(
+    _: None, settings: ThreeApproachesSettings, folder: FigureFolder
+) -> list[Drawing]:
+    """Return the figure."""
+    starts = range(settings.seed, settings.seed + settings.num_starts)
+
+    def of_samples(count: int) -> PartRecord:
+        measurements = Measurements(settings, count)
+        approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts)}
+        return {title: measurements.measure(one) for title, one in approaches.items()}
+
+    def of_clusters(count: int) -> PartRecord:
+        measurements = Measurements(settings, settings.samples_for_clusters)
+        return measurements.measure(hypcluster(count, starts, rates=(1.0,)))
+
+    parts = {
+        **{
+            f"{one} samples": functools.partial(of_samples, one)
+            for one in settings.samples
+        },
+        **{
+            f"{one} clusters": functools.partial(of_clusters, one)
+            for one in settings.clusters
+        },
+    }
+    records = folder.finish(parts, lambda name: parts[name]())
+    num_points, least = len(settings.samples), least_losses(settings.users)
+    by_samples = {
+        title: [record[title] for record in records[:num_points]]
+        for title in (*APPROACHES, HYPCLUSTER)
+    }
+    by_clusters = records[num_points:]
+    header = ("samples", "clusters", "approach", "validation_loss", "test_loss")
+    return [
+        Drawing(
+            "three-approaches",
+            TITLE,
+            _tables(by_samples, by_clusters, settings),
+            (*header, "chosen"),
+            _rows(by_samples, by_clusters, settings),
+            functools.partial(_picture, by_samples, by_clusters, least, settings),
+            records,
+            {"least_loss": dict(least)},
+        )
+    ]
+
+
+BySamples = Mapping[str, Sequence[PartRecord]]
+"""For each approach the records of `Measurements.measure`, one a number of samples."""
+
+
+def _tables(
+    by_samples: BySamples,
+    by_clusters: Sequence[PartRecord],
+    settings: ThreeApproachesSettings,
+) -> tuple[Table, ...]:
+    def losses(records: Sequence[PartRecord]) -> list[str]:
+        return [f"{record['test_loss']:.3f}" for record in records]
+
+    return (
+        Table(
+            "Test loss (nats) by samples per user",
+            ("samples per user", *map(str, settings.samples)),
+            tuple((title, *losses(records)) for title, records in by_samples.items()),
+        ),
+        Table(
+            "Test loss (nats) of HypCluster by clusters",
+            ("clusters", *map(str, settings.clusters)),
+            (("HypCluster", *losses(by_clusters)),),
+        ),
+    )
+
+
+def _rows(
+    by_samples: BySamples,
+    by_clusters: Sequence[PartRecord],
+    settings: ThreeApproachesSettings,
+) -> Iterator[Sequence[object]]:
+    def row(record: PartRecord) -> Sequence[object]:
+        chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
+        return record["validation_loss"], record["test_loss"], chosen
+
+    for title, records in by_samples.items():
+        clusters = 4 if title == HYPCLUSTER else None
+        for samples, record in zip(settings.samples, records, strict=True):
+            yield samples, clusters, title, *row(record)
+    for number, record in zip(settings.clusters, by_clusters, strict=True):
+        yield settings.samples_for_clusters, number, "HypCluster", *row(record)
+
+
+@styled
+def _picture(
+    by_samples: BySamples,
+    by_clusters: Sequence[PartRecord],
+    least: Mapping[str, float],
+    settings: ThreeApproachesSettings,
+) -> Figure:
+    figure = Figure(figsize=(10.0, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    styles = _styles(by_samples)
+    for title, records in by_samples.items():
+        losses = [record["test_loss"] for record in records]
+        left.plot(settings.samples, losses, label=title, **styles[title])
+    left.set_xscale("log")
+    left.set_xticks(settings.samples, [str(count) for count in settings.samples])
+    left.minorticks_off()
+    left.set_xlabel("samples per user")
+    left.set_ylabel("test loss (nats)")
+    losses = [record["test_loss"] for record in by_clusters]
+    right.plot(settings.clusters, losses, **styles[HYPCLUSTER])
+    right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
+    right.set_xticks(settings.clusters)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        for loss in least.values():
+            axes.axhline(loss, color=SOFT.light, linestyle=":", linewidth=1)
+    _name_least(left, least)
+    figure.legend(loc="outside right upper", fontsize="small")
+    return figure
+
+
+def _styles(titles: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+    """Return how the line of each approach looks."""
+    colors = colors_of(_METHODS.get(title, title) for title in titles)
+    return {
+        title: {"color": color.light, "marker": marker, "markersize": 4}
+        for title, color, marker in zip(titles, colors, _MARKERS, strict=True)
+    }
+
+
+def _name_least(axes: Axes, least: Mapping[str, float]) -> None:
+    """Say of what the smallest losses are that are possible."""
+    for name, loss in least.items():
+        # Where no curve is: they come down to the lines from above, on the right.
+        is_lowest = loss == min(least.values())
+        axes.annotate(
+            f"best with {name}",
+            (0.0 if is_lowest else 1.0, loss),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 2) if is_lowest else (-3, -2),
+            textcoords="offset points",
+            horizontalalignment="left" if is_lowest else "right",
+            verticalalignment="bottom" if is_lowest else "top",
+            fontsize="x-small",
+            color=SOFT.light,
+        )

@@ -1,0 +1,222 @@
+"""What a batch leaves beside its runs: tables, a plot, and the choice of the best."""
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from knnper.errors import RunError
+from knnper.files import write_atomically
+from knnper.loading import dump_yaml, parse_overrides
+from knnper.simulation.batches.family import FAILED
+from knnper.simulation.batches.folder import TABLE, older_code
+from knnper.simulation.batches.plan import (
+    ALONE,
+    GLOBAL,
+    VARIANT,
+    Comparison,
+    Plan,
+    Sweep,
+    VariantSettings,
+    term_of,
+    variants_of,
+)
+from knnper.simulation.batches.plot import plot_of
+from knnper.simulation.batches.runner import Outcome, failure_remark, folder_of
+from knnper.simulation.batches.tables import (
+    Row,
+    column_of,
+    csv_of,
+    csv_text,
+    label_of,
+    run_rows,
+    table_of,
+)
+from knnper.simulation.reports.figure import write_pictures
+from knnper.simulation.reports.runs import GROUPS
+from knnper.simulation.reports.tables import Chart, Shown
+
+LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
+
+
+def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
+    """Return the best point of each variant, of equal ones the first."""
+    column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
+    is_loss = sweep.settings.y.removeprefix(GLOBAL) in LOWER_IS_BETTER
+    best = []
+    for name in variants_of(sweep.settings):
+        # The mean over fewer seeds is not to be compared.
+        complete = [
+            row
+            for row in rows
+            if row.variant == name and row.estimates[column].count == num_seeds
+        ]
+        if not complete:
+            raise RunError(
+                f"no point of the variant {name} has the figure {column} with every "
+                "seed; choose by another y or group, or change the values that diverge"
+            )
+        # The first of equal ones: both keep it.
+        choose = min if is_loss else max
+        best.append(choose(complete, key=lambda row: row.estimates[column].mean or 0.0))
+    return best
+
+
+_REPLACED = ("method", "personalization")
+"""Sections of a variant that stand in place of the base's, even if they are empty."""
+
+
+def chosen_sweep(sweep: Sweep, best: Sequence[Row]) -> str:
+    """Return the file of a sweep that tests the best points, each once a seed."""
+    settings = sweep.settings
+    variants = variants_of(settings)
+    chosen = {
+        "chosen" if one.variant == ALONE else one.variant: _fixed(
+            variants[one.variant], sweep.overrides, one.values
+        )
+        for one in best
+    }
+    document = {
+        "name": f"{settings.name}-chosen",
+        "evaluate_on": "test",
+        "seeds": list(settings.seeds),
+        "y": settings.y,
+        "group": settings.group,
+        **({"x": VARIANT} if len(chosen) > 1 else {}),
+        "set": dict(settings.set),
+        "base": {key: value for key, value in sweep.shared.items() if key != "name"},
+        "variants": chosen,
+    }
+    return f"# What {settings.name} chose on validation data.\n{dump_yaml(document)}"
+
+
+def _fixed(
+    variant: VariantSettings, overrides: Sequence[str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    changed = {".".join(one.path): one.value for one in parse_overrides(overrides, [])}
+    plain: dict[str, Any] = to_jsonable_python(variant)
+    plain["set"] = {**variant.set, **changed, **values}
+    return {
+        key: value
+        for key, value in plain.items()
+        if value is not None and (value or key in _REPLACED)
+    }
+
+
+_LEAST_SEEDS = 3
+"""From which an interval can be told."""
+
+PLOT = "plot"
+
+CHOSEN = "chosen.yaml"
+
+
+def write_batch(
+    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row], folder: Path
+) -> Shown:
+    """Write what a batch leaves beside its runs, and return what there is to show.
+
+    That is the table as Markdown and as CSV; of a sweep also a line for each run, the
+    plot, and on validation data the sweep that tests the best.
+
+    Parameters
+    ----------
+    plan, outcomes, rows
+        What was run, how it ended, and `rows_of` it.
+    folder
+        Holds the runs.
+
+    Raises
+    ------
+    RunError
+        If a choice is asked for and a variant has no point to choose.
+    """
+    for name in (CHOSEN, *(f"{PLOT}.{ending}" for ending in ("svg", "pdf", "png"))):
+        # What an earlier state of a sweep left and this one may not write.
+        (folder / name).unlink(missing_ok=True)
+    table, spread = table_of(plan, rows), list(_spread_remark(plan, rows))
+    below = "".join(f"\n{line}\n" for line in spread)
+    write_atomically(folder / TABLE, table.as_markdown() + below)
+    write_atomically(folder / "table.csv", csv_of(plan, outcomes, rows))
+    charts = _write_plot(plan, outcomes, rows, folder)
+    chosen = _write_choice(plan, rows, folder)
+    tuning = [one.point.tuning for outcome in outcomes for one in outcome.tried]
+    runs = {
+        *(folder_of(one, folder) for one in tuning if one is not None),
+        *(run for outcome in outcomes for run in outcome.runs.values()),
+    }
+    failures = _failures(plan, outcomes, folder)
+    remarks = (*spread, *failures, *older_code(runs, folder), *chosen)
+    return Shown((table,), charts, remarks)
+
+
+def _spread_remark(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what stands after ± in the table, where it stands anywhere."""
+    columns = [f"{group}.accuracy_weighted" for group in GROUPS]
+    figures = [row.estimates[column] for row in rows for column in columns]
+    if isinstance(plan, Comparison) and any(one.std is not None for one in figures):
+        yield (
+            f"In the comparison's table ± is the standard deviation over "
+            f"{len(plan.seeds)} seeds; table.csv has half of the 95 % intervals too"
+        )
+
+
+def _failures(plan: Plan, outcomes: Sequence[Outcome], folder: Path) -> Iterator[str]:
+    """Yield what to tell of the runs that failed."""
+    tried = [one for outcome in outcomes for one in outcome.tried]
+    failed = [one for one in tried if one.failure is not None]
+    if failed:
+        yield (
+            f"{len(failed)} of {len(tried)} candidates failed on validation data and "
+            f"were not chosen; {FAILED} in the folder of each run says why. To make "
+            "one again, delete its folder"
+        )
+    for outcome in outcomes:
+        point, is_sweep = outcome.point, isinstance(plan, Sweep)
+        what = f"{point.variant} {dict(point.values)}" if is_sweep else point.title
+        for seed, reason in outcome.failures.items():
+            run = folder_of(point.runs[seed], folder)
+            yield failure_remark(what, seed, reason, run)
+
+
+def _write_plot(
+    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row], folder: Path
+) -> tuple[Chart, ...]:
+    if not isinstance(plan, Sweep):
+        return ()
+    settings = plan.settings
+    write_atomically(folder / "points.csv", csv_text(run_rows(outcomes)))
+    figure = plot_of(rows, settings)
+    if figure is None:
+        return ()
+    write_pictures(folder, PLOT, figure)
+    label, key = label_of(settings.y), term_of(settings.x or "")
+    title = (
+        f"{label[0].upper()}{label[1:]} of {settings.group} clients by {key}; "
+        "bars are 95 % intervals over the seeds"
+    )
+    return (Chart(PLOT, title, lambda: figure),)
+
+
+def _write_choice(plan: Plan, rows: Sequence[Row], folder: Path) -> list[str]:
+    """Write the sweep that tests the best points; return what they are."""
+    if not isinstance(plan, Sweep) or plan.settings.evaluate_on != "validation":
+        return []
+    best = best_points(plan, rows)
+    path = folder / CHOSEN
+    write_atomically(path, chosen_sweep(plan, best))
+    of_what = [f" of {one.variant}" if plan.settings.variants else "" for one in best]
+    # Seeds that nothing was chosen with.
+    unused = (seed for seed in itertools.count() if seed not in plan.seeds)
+    seeds = list(itertools.islice(unused, max(_LEAST_SEEDS, len(plan.seeds))))
+    return [
+        *(
+            f"best{of_variant} on validation data: {dict(one.values)}"
+            for of_variant, one in zip(of_what, best, strict=True)
+        ),
+        f"To test it, once: knnper sweep {shlex.quote(str(path))} --set "
+        f"'seeds={seeds}'",
+    ]

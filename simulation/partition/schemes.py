@@ -1,0 +1,623 @@
+"""The partitions that an experiment can name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.data.examples import Dataset
+from knnper.errors import DataError
+from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, ProperFraction
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import (
+    Assignment,
+    ClassWeights,
+    CountedSettings,
+    Integers,
+    PartitionSettings,
+    allocate,
+    allocate_test_like_train,
+    apportion,
+    assignment_of,
+    count_labels,
+    num_labels_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IidSettings(CountedSettings):
+    """Only what all partitions have."""
+
+
+def iid(
+    train_labels: Integers,
+    test_labels: Integers,
+    settings: IidSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Split the training samples at random; sizes differ by at most one.
+
+    Each label's test samples follow its training samples.
+
+    Parameters
+    ----------
+    train_labels, test_labels
+        Shapes (n_train,) and (n_test,).
+    """
+    num_clients = settings.num_clients
+    places = np.arange(len(train_labels)) % num_clients
+    train_owner = key.child("train").numpy().permutation(places)
+    shape = (num_labels_of(train_labels, test_labels), num_clients)
+    test_owner = allocate_test_like_train(
+        count_labels(train_labels, train_owner, shape), test_labels, key.child("test")
+    )
+    return assignment_of(train_owner, test_owner, num_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalSettings(PartitionSettings):
+    """Only what all partitions have; the clients are those found."""
+
+
+def natural(
+    train_client_ids: Integers | None, test_client_ids: Integers | None
+) -> Assignment:
+    """Give each client its own samples; clients are ordered by their ids.
+
+    Parameters
+    ----------
+    train_client_ids, test_client_ids
+        Whom each sample belongs to, shapes (n_train,) and (n_test,).
+    """
+    if train_client_ids is None or test_client_ids is None:
+        raise DataError(
+            "the partition natural needs a data set that says whom each sample belongs "
+            "to; for a table, set data.client, for an image_folder, "
+            "data.client_separator, for a user_csv, leave out a data.test without "
+            "users, or choose another partition"
+        )
+    clients, owner = np.unique(
+        np.concatenate([train_client_ids, test_client_ids]), return_inverse=True
+    )
+    num_train = len(train_client_ids)
+    return assignment_of(owner[:num_train], owner[num_train:], len(clients))
+
+
+_LARGEST_DROP = 1e300
+
+
+def draw_log_dirichlet(
+    concentration: float, shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draw log-weights of symmetric Dirichlet vectors along the last axis.
+
+    Parameters
+    ----------
+    concentration
+        α > 0. Small values put nearly all weight on one entry.
+    shape
+        Of the result.
+
+    Notes
+    -----
+    A Dirichlet vector is a vector of Gamma(α) draws divided by its sum. For small α
+    these are all 0 in floating point; their logarithms are not: Gamma(α) is
+    Gamma(α + 1) * U^(1/α), and -log U is a standard exponential draw.
+    """
+    log_gammas = np.log(generator.standard_gamma(concentration + 1.0, shape))
+    exponentials = generator.standard_exponential(shape)
+    above_least = exponentials - exponentials.min(axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):
+        drops = np.minimum(above_least / concentration, _LARGEST_DROP)
+    log_weights: NDArray[np.float64] = log_gammas - drops
+    return log_weights
+
+
+def normalise(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights, which sum to 1 along the last axis."""
+    weights = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
+    normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletSettings(CountedSettings):
+    """How uneven the clients are.
+
+    Attributes
+    ----------
+    alpha
+        α; the smaller, the fewer labels a client has. 0.1, 0.3 and 1.0 in the paper.
+    """
+
+    alpha: PositiveFloat = 0.3
+
+
+def dirichlet(
+    train_labels: Integers,
+    test_labels: Integers,
+    settings: DirichletSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Allocate a fraction p_{y,m} of the samples of label y to client m.
+
+    For each label y, p_y ~ Dir_M(α); the same p_y serves training and test samples
+    (Marfoq et al. 2022, section 5). Where rounding leaves a client without training
+    samples of a label, its test samples of that label go to the clients that have some.
+
+    Parameters
+    ----------
+    train_labels, test_labels
+        Shapes (n_train,) and (n_test,).
+    """
+    num_labels = num_labels_of(train_labels, test_labels)
+    shape = (num_labels, settings.num_clients)
+    draws = draw_log_dirichlet(settings.alpha, shape, key.child("weights").numpy())
+    weights = normalise(draws)
+    totals = np.bincount(train_labels, minlength=num_labels)
+    counts = apportion(weights, totals, key.child("round").numpy())
+    train_owner = allocate(train_labels, counts, key.child("train"))
+    test_owner = allocate_test_like_train(
+        counts, test_labels, key.child("test"), weights
+    )
+    return assignment_of(train_owner, test_owner, settings.num_clients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathologicalSettings(CountedSettings):
+    """How many labels a client has.
+
+    Attributes
+    ----------
+    classes_per_client
+        2 for CIFAR-10 (v2) and 10 for CIFAR-100 (v2) in the paper.
+    """
+
+    classes_per_client: PositiveInt = 2
+
+
+def pathological(
+    train_labels: Integers,
+    test_labels: Integers,
+    settings: PathologicalSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Give each client exactly c labels, and each label to as many clients as another.
+
+    The data sets "v2" of Marfoq et al. 2022, section 5, after Achituve et al. (2021).
+    The clients of a label share its samples evenly.
+
+    Parameters
+    ----------
+    train_labels, test_labels
+        Shapes (n_train,) and (n_test,).
+    """
+    totals = np.bincount(
+        train_labels, minlength=num_labels_of(train_labels, test_labels)
+    )
+    present = np.flatnonzero(totals)
+    _require_enough_slots(len(present), settings)
+    has_label = _choose_labels(present, len(totals), settings, key.child("labels"))
+    _require_enough_samples(totals, has_label.sum(axis=1), settings)
+    counts = apportion(has_label.astype(np.float64), totals, key.child("round").numpy())
+    train_owner = allocate(train_labels, counts, key.child("train"))
+    test_owner = allocate_test_like_train(counts, test_labels, key.child("test"))
+    return assignment_of(train_owner, test_owner, settings.num_clients)
+
+
+def _choose_labels(
+    present: Integers, num_labels: int, settings: PathologicalSettings, key: RandomKey
+) -> Integers:
+    """Return who holds what, 0 or 1, shape (num_labels, M).
+
+    Labels are handed out in passes over all of them, each in a new random order, so
+    all are handed out equally often up to one.
+    """
+    has_label = np.zeros((num_labels, settings.num_clients), dtype=np.int64)
+    waiting: list[int] = []
+    num_passes = 0
+    for client in range(settings.num_clients):
+        chosen = waiting[: settings.classes_per_client]
+        waiting = waiting[settings.classes_per_client :]
+        lacking = settings.classes_per_client - len(chosen)
+        if lacking:
+            order = key.child(num_passes).numpy().permutation(present).tolist()
+            num_passes += 1
+            # A client whose labels come from two passes must not get one twice.
+            order.sort(key=chosen.__contains__)
+            chosen, waiting = chosen + order[:lacking], order[lacking:]
+        has_label[chosen, client] = 1
+    return has_label
+
+
+def _require_enough_slots(num_labels: int, settings: PathologicalSettings) -> None:
+    per_client, clients = settings.classes_per_client, settings.num_clients
+    if per_client > num_labels:
+        raise DataError(
+            f"partition.classes_per_client is {per_client}, but the training data has "
+            f"only {num_labels} classes; lower it"
+        )
+    if per_client * clients < num_labels:
+        raise DataError(
+            f"{clients} clients with {per_client} classes each cannot hold all "
+            f"{num_labels} classes; raise partition.num_clients or "
+            "partition.classes_per_client"
+        )
+
+
+def _require_enough_samples(
+    totals: Integers, num_owners: Integers, settings: PathologicalSettings
+) -> None:
+    short = np.flatnonzero(totals < num_owners)
+    if len(short):
+        label = int(short[0])
+        raise DataError(
+            f"class {label} has {totals[label]} training samples for the "
+            f"{num_owners[label]} clients that {settings.num_clients} clients with "
+            f"{settings.classes_per_client} classes each give it; lower "
+            "partition.num_clients or partition.classes_per_client"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PachinkoSettings(CountedSettings):
+    """How uneven the clients are.
+
+    Attributes
+    ----------
+    alpha
+        α, of the coarse labels at a client; 0.3 in the paper.
+    beta
+        β, of the fine labels within a coarse label; 10 in the paper.
+    """
+
+    alpha: PositiveFloat = 0.3
+    beta: PositiveFloat = 10.0
+
+
+def pachinko(
+    train_labels: Integers,
+    test_labels: Integers,
+    coarse_of: tuple[int, ...] | None,
+    settings: PachinkoSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Let each client draw an equal share of the training samples, one after another.
+
+    A draw is a coarse label by the client's Dir(α), then one of its fine labels by
+    the client's Dir(β), then a sample of it, without replacement. What is exhausted
+    drops out and the rest is renormalised (Li and McCallum, 2006; Reddi et al., 2021,
+    appendix F; Marfoq et al. 2022, section 5). Each label's test samples follow its
+    training samples.
+
+    Parameters
+    ----------
+    train_labels, test_labels
+        Shapes (n_train,) and (n_test,).
+    coarse_of
+        The coarse label of each label.
+    """
+    num_labels = num_labels_of(train_labels, test_labels)
+    coarse = _coarse_labels(coarse_of, num_labels)
+    stock = np.bincount(train_labels, minlength=len(coarse))
+    counts = _draw_counts(stock, coarse, settings, key)
+    train_owner = allocate(train_labels, counts, key.child("train"))
+    test_owner = allocate_test_like_train(counts, test_labels, key.child("test"))
+    return assignment_of(train_owner, test_owner, settings.num_clients)
+
+
+def _coarse_labels(coarse_of: tuple[int, ...] | None, num_labels: int) -> Integers:
+    if coarse_of is None:
+        raise DataError(
+            "the partition pachinko needs a data set with coarse labels, such as "
+            "cifar100; choose that, or the partition dirichlet"
+        )
+    if len(coarse_of) < num_labels:
+        raise DataError(
+            f"the data set names the coarse label of {len(coarse_of)} labels, but has "
+            f"{num_labels}"
+        )
+    return np.unique(np.array(coarse_of), return_inverse=True)[1]
+
+
+def _draw_counts(
+    stock: Integers, coarse: Integers, settings: PachinkoSettings, key: RandomKey
+) -> Integers:
+    """Return the number of samples by label and client, shape (num_labels, M)."""
+    num_clients = settings.num_clients
+    num_coarse = int(coarse.max()) + 1
+    left = stock.copy()
+    counts = np.zeros((len(stock), num_clients), dtype=np.int64)
+    bounds = np.arange(num_clients + 1) * int(stock.sum()) // num_clients
+    for client, size in enumerate(np.diff(bounds)):
+        generator = key.child("client", client).numpy()
+        coarse_logs = draw_log_dirichlet(settings.alpha, (num_coarse,), generator)
+        # Unnormalised: each coarse label's fine labels are normalised on their own.
+        fine_logs = draw_log_dirichlet(settings.beta, (len(stock),), generator)
+        while (lacking := int(size - counts[:, client].sum())) > 0:
+            weights = _label_weights(coarse_logs, fine_logs, coarse, left > 0)
+            drawn = _draw_until_exhausted(weights, left, lacking, generator)
+            counts[:, client] += drawn
+            left -= drawn
+    return counts
+
+
+def _label_weights(
+    coarse_logs: NDArray[np.float64],
+    fine_logs: NDArray[np.float64],
+    coarse: Integers,
+    available: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the chance of each label at the next draw, shape (num_labels,).
+
+    Parameters
+    ----------
+    coarse_logs, fine_logs
+        Log-weights, shapes (num_coarse,) and (num_labels,).
+    coarse
+        The coarse label of each label, shape (num_labels,).
+    available
+        Which labels still have samples; one at least. Shape (num_labels,).
+    """
+    of_coarse = coarse == np.arange(len(coarse_logs))[:, None]
+    usable = of_coarse & available
+    open_coarse = usable.any(axis=1)
+    coarse_weights = normalise(coarse_logs[open_coarse])
+    fine_weights = normalise(np.where(usable, fine_logs, -np.inf)[open_coarse])
+    weights: NDArray[np.float64] = coarse_weights @ fine_weights
+    weights /= weights.sum()
+    return weights
+
+
+def _draw_until_exhausted(
+    weights: NDArray[np.float64],
+    left: Integers,
+    size: int,
+    generator: np.random.Generator,
+) -> Integers:
+    """Draw up to ``size`` labels; stop when one of them has no sample left.
+
+    Stopping there keeps the draws exact, and since it empties a label for all
+    clients it happens at most once a label.
+
+    Parameters
+    ----------
+    weights
+        Shape (num_labels,), sums to 1; 0 where nothing is left.
+    left
+        Samples left of each label, shape (num_labels,).
+
+    Returns
+    -------
+    How often each label was drawn, shape (num_labels,).
+    """
+    labels = generator.choice(len(weights), size=size, p=weights)
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    occurrence = np.arange(size) - np.searchsorted(ordered, ordered) + 1
+    exhausting = order[occurrence == left[ordered]]
+    num_drawn = int(exhausting.min()) + 1 if len(exhausting) else size
+    return np.bincount(labels[:num_drawn], minlength=len(weights))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PflbedSettings(PartitionSettings):
+    """How many clients a domain has, and how uneven they are.
+
+    Attributes
+    ----------
+    seen_clients_per_domain, unseen_clients_per_domain
+        M', the clients that take part in training, and those that arrive only after
+        it; 20 and 10 in the paper.
+    alpha
+        α of the labels at the clients of one domain; 0.3 in the paper.
+    unseen_fraction
+        Here the part of each domain's training data that its unseen clients have. The
+        paper gives 60 % and 20 % of all images to the two groups, which is 0.25.
+    """
+
+    seen_clients_per_domain: PositiveInt = 20
+    unseen_clients_per_domain: NonNegativeInt = 10
+    alpha: PositiveFloat = 0.3
+    unseen_fraction: ProperFraction = 0.25
+
+
+def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignment:
+    """Split each domain's training data over clients of its own.
+
+    The procedure of Chen et al. 2023, section 5: of each label of a domain, a part
+    goes to the seen clients and the rest to the unseen ones, and within either group it
+    is spread by q ~ Dir(α). Each client is tested on the whole test split of its
+    domain, in which an example counts as the client's share P_m(y) of training data
+    with its label. A client whose labels the test split lacks is not tested.
+    """
+    train_domains, test_domains = data.train.domain_ids, data.test.domain_ids
+    if train_domains is None or test_domains is None:
+        raise DataError(
+            f"the partition pflbed needs a data set of several domains, {data.name} "
+            "names none; use domain_folder or digit_domains, or choose another "
+            "partition"
+        )
+    shares = [
+        _share(
+            _of_domain(data.train.labels, train_domains, domain),
+            _of_domain(data.test.labels, test_domains, domain),
+            data.spec.num_classes,
+            settings,
+            key.child(name),
+        )
+        for domain, name in enumerate(data.domain_names)
+    ]
+    return _together(shares)
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Samples of one domain: positions in the whole split, and labels."""
+
+    positions: Integers
+    labels: Integers
+
+
+def _of_domain(labels: Integers, domains: Integers, domain: int) -> _Samples:
+    positions = np.flatnonzero(domains == domain)
+    return _Samples(positions, labels[positions])
+
+
+def _share(
+    train: _Samples,
+    test: _Samples,
+    num_classes: int,
+    settings: PflbedSettings,
+    key: RandomKey,
+) -> Assignment:
+    """Split the samples of one domain."""
+    totals = np.bincount(train.labels, minlength=num_classes)
+    counts = _counts(totals, settings, key)
+    num_clients = counts.shape[1]
+    owner = allocate(train.labels, counts, key.child("train"))
+    nobody = np.empty(0, dtype=np.int64)
+    assigned = assignment_of(owner, nobody, num_clients)
+    weights = tuple(_distribution(column) for column in counts.T)
+    return Assignment(
+        train=tuple(train.positions[samples] for samples in assigned.train),
+        test=tuple(
+            test.positions if one[test.labels].any() else nobody for one in weights
+        ),
+        seen=tuple(
+            number < settings.seen_clients_per_domain for number in range(num_clients)
+        ),
+        class_weights=weights,
+    )
+
+
+def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integers:
+    """Return how many samples of each label each client gets.
+
+    Parameters
+    ----------
+    totals
+        Samples of each label, shape (c,).
+
+    Returns
+    -------
+    Shape (c, M'), the seen clients first; row y sums to ``totals[y]``.
+    """
+    num_unseen = settings.unseen_clients_per_domain
+    unseen_part = settings.unseen_fraction if num_unseen else 0.0
+    parts = np.tile([1.0 - unseen_part, unseen_part], (len(totals), 1))
+    groups = apportion(parts, totals, key.child("groups").numpy())
+    seen = _spread(
+        groups[:, 0],
+        settings.seen_clients_per_domain,
+        settings.alpha,
+        key.child("seen"),
+    )
+    if num_unseen == 0:
+        return seen
+    unseen = _spread(groups[:, 1], num_unseen, settings.alpha, key.child("unseen"))
+    return np.concatenate([seen, unseen], axis=1)
+
+
+def _spread(
+    totals: Integers, num_clients: int, alpha: float, key: RandomKey
+) -> Integers:
+    """Spread the samples of each label over clients by Dir(α); shape (c, M')."""
+    shape = (len(totals), num_clients)
+    draws = draw_log_dirichlet(alpha, shape, key.child("weights").numpy())
+    return apportion(normalise(draws), totals, key.child("round").numpy())
+
+
+def _distribution(counts: Integers) -> ClassWeights:
+    """Return P_m(y), shape (c,); zeros for a client without samples."""
+    distribution: ClassWeights = counts / max(int(counts.sum()), 1)
+    return distribution
+
+
+def _together(shares: list[Assignment]) -> Assignment:
+    return Assignment(
+        train=tuple(part for share in shares for part in share.train),
+        test=tuple(part for share in shares for part in share.test),
+        seen=tuple(one for share in shares for one in share.seen or ()),
+        class_weights=tuple(
+            one for share in shares for one in share.class_weights or ()
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """A partition that can be chosen by name.
+
+    Attributes
+    ----------
+    title, summary
+        For people.
+    settings_type
+        The dataclass of its settings.
+    split
+        Takes the data set, an instance of ``settings_type`` and a key.
+    """
+
+    title: str
+    summary: str
+    settings_type: type[PartitionSettings]
+    split: Callable[[Dataset, Any, RandomKey], Assignment]
+
+
+def _by_labels(
+    scheme: Callable[[Integers, Integers, Any, RandomKey], Assignment],
+) -> Callable[[Dataset, Any, RandomKey], Assignment]:
+    """Return a scheme that looks at nothing but labels as one of data sets."""
+    return lambda data, settings, key: scheme(
+        data.train.labels, data.test.labels, settings, key
+    )
+
+
+PARTITIONS: Mapping[str, PartitionSpec] = MappingProxyType(
+    {
+        "iid": PartitionSpec(
+            "IID",
+            "equal random shares",
+            IidSettings,
+            _by_labels(iid),
+        ),
+        "dirichlet": PartitionSpec(
+            "Dirichlet",
+            "each label spread over the clients by a Dirichlet draw (alpha)",
+            DirichletSettings,
+            _by_labels(dirichlet),
+        ),
+        "pathological": PartitionSpec(
+            "Pathological",
+            "each client has samples of exactly classes_per_client labels",
+            PathologicalSettings,
+            _by_labels(pathological),
+        ),
+        "pachinko": PartitionSpec(
+            "Pachinko",
+            "Dirichlet over coarse labels (alpha), then over fine ones (beta)",
+            PachinkoSettings,
+            lambda data, settings, key: pachinko(
+                data.train.labels, data.test.labels, data.coarse_of, settings, key
+            ),
+        ),
+        "natural": PartitionSpec(
+            "Natural",
+            "the clients that the data set itself names",
+            NaturalSettings,
+            lambda data, _settings, _key: natural(
+                data.train.client_ids, data.test.client_ids
+            ),
+        ),
+        "pflbed": PartitionSpec(
+            "pFLBED",
+            "clients of several domains; each is tested on all of its domain",
+            PflbedSettings,
+            pflbed,
+        ),
+    }
+)

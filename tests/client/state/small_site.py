@@ -1,0 +1,97 @@
+"""A site with a few images of 8x8 pixels, and tiny models for it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from knnper.client.install import SiteState
+from knnper.data.examples import Examples, InputSpec
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.loading import load_experiment
+from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import assemble
+from knnper.strategies.core.exported_model import GlobalModel, global_model
+
+SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))
+TASK = SiteTask(SPEC, ("ant", "bee", "cat", "dog"))
+NAME = "site-a"
+
+
+def small_model(
+    seed: int = 0,
+    method: str = "knn_per",
+    embedding_dim: int = 8,
+    **personalization: Any,
+) -> GlobalModel:
+    """Return an untrained model: nothing here depends on its accuracy."""
+    document = {
+        "name": "small",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn", "embedding_dim": embedding_dim},
+        "training": {"num_rounds": 3},
+        "method": {"name": method},
+        "personalization": personalization,
+        "run": {"seed": seed, "engine": "serial"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    assembly = assemble(experiment, SPEC)
+    task = assembly.task
+    return global_model(experiment, task, TASK, task.initial_weights)
+
+
+def feature_model() -> GlobalModel:
+    """Return an untrained model of rows of three features."""
+    spec = InputSpec((1, 1, 3), 2, (1.0, 2.0, 3.0), (0.5, 0.5, 0.5), "float32")
+    document = {
+        "name": "rows",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "mlp", "hidden_sizes": [6, 5]},
+        "method": {"name": "knn_per"},
+    }
+    experiment = load_experiment(document, experiment_catalogue())
+    task = assemble(experiment, spec).task
+    learned = SiteTask(spec, ("no", "yes"), ("age", "height", "weight"))
+    return global_model(experiment, task, learned, task.initial_weights)
+
+
+def drawn(split: str, count: int, num_labels: int = 4) -> NamedExamples:
+    """Return examples whose first row of pixels tells the label."""
+    generator = RandomKey(7, (split,)).numpy()
+    images = generator.integers(0, 256, (count, 8, 8, 1), "uint8")
+    labels = generator.integers(0, num_labels, count)
+    images[:, :4] = (60 * labels)[:, None, None, None]
+    examples = Examples(torch.from_numpy(images), torch.from_numpy(labels))
+    return NamedExamples(examples, tuple(f"{split}/{n}.png" for n in range(count)))
+
+
+def site(train: int = 30, validation: int = 20, test: int = 0) -> SiteData:
+    return SiteData(
+        drawn("train", train),
+        drawn("validation", validation),
+        drawn("test", test),
+        TASK,
+    )
+
+
+def new_site_state(parent: Path) -> SiteState:
+    return SiteState(parent / "state", NAME)
+
+
+def queries(count: int = 16) -> torch.Tensor:
+    return drawn("queries", count).examples.images
+
+
+def stored_names(site_state: SiteState) -> list[str | None]:
+    """Return the names in the store, in the order of their ids."""
+    from knnper.datastore.store import open_store
+
+    with open_store(site_state.places.store) as store:
+        return store.external_ids(store.contents().ids)
+
+
+def model_folders(site_state: SiteState) -> set[str]:
+    return {path.name for path in site_state.places.models.iterdir()}

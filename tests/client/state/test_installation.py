@@ -1,0 +1,250 @@
+"""What a client keeps and serves after a model is installed, once or again."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.client.install import SiteState, open_served
+from knnper.client.state import SiteStateError
+from knnper.data.examples import Examples
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import Selection
+from knnper.datastore.store import open_store
+from knnper.seeding import RandomKey
+from knnper.strategies.core.exported_model import GlobalModel, ModelError
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.knn_per import memorize
+from tests.client.state.small_site import (
+    NAME,
+    TASK,
+    drawn,
+    feature_model,
+    model_folders,
+    new_site_state,
+    queries,
+    site,
+    small_model,
+    stored_names,
+)
+
+
+def simulated(model: GlobalModel, data: SiteData) -> tuple[torch.Tensor, float]:
+    """What the simulation's client of this name predicts, and its λ."""
+    key = RandomKey(model.card.seed).child("personalize", NAME)
+    base = ModelPredictor(model.task, model.weights)
+    predictor = memorize(
+        base, model.spec.num_classes, data.client_data(), model.card.memory, key
+    )
+    return predictor(queries()), predictor.effective_knn_weight
+
+
+@pytest.mark.parametrize(
+    "personalization",
+    [
+        {},
+        {"kernel": "squared", "kernel_scale": 0.3, "num_neighbors": 3},
+        {"tuning": {"evidence": "leave_one_out", "num_neighbors_grid": [1, 5]}},
+        {"knn_weights": [0.4]},
+        {"store": {"policy": "reservoir", "capacity": 17, "seed": 3}},
+        {"store": {"policy": "fifo", "capacity": 12}},
+        {"store": {"index": {"name": "sq8"}}},
+    ],
+)
+@pytest.mark.parametrize("sizes", [(30, 20), (1, 0), (0, 1), (2, 0), (1, 1), (0, 0)])
+def test_predictions_are_those_of_the_simulation(
+    tmp_path: Path, personalization: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    model, data = small_model(**personalization), site(*sizes)
+    site_state = new_site_state(tmp_path)
+    site_state.install(model, data, took_part=False)
+    expected, knn_weight = simulated(model, data)
+
+    with open_store(site_state.places.store) as store:
+        assert store.fingerprint == model.fingerprint
+    served = open_served(site_state, writable=True)
+    made = served.predict(queries())
+    served.close()
+    assert torch.equal(made.probabilities, expected)
+    assert made.knn_weight == knn_weight
+    assert torch.equal(made.labels, expected.argmax(dim=1))
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    examples = drawn("train", 15, num_labels=1)
+    data = SiteData(examples, drawn("validation", 5, 1), drawn("test", 3, 1), TASK)
+    site_state = new_site_state(tmp_path)
+    serving = site_state.install(small_model(), data, took_part=False).serving
+
+    assert serving.accuracy.knn == 1.0
+    assert serving.accuracy.measured_on == "test"
+
+
+def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
+    site_state, data = new_site_state(tmp_path), site(5, 3)
+    site_state.install(small_model(), data, took_part=False)
+
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
+    with open_store(site_state.places.store) as store:
+        assert store.spec.class_names == TASK.class_names
+        ids = store.contents().ids
+        both = data.client_data().train_and_validation()
+        assert torch.equal(store.inputs(ids), both.images)
+        assert store.contents().labels.tolist() == both.labels.tolist()
+
+
+def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    first, second = small_model(seed=1), small_model(seed=2, embedding_dim=12)
+    site_state.install(first, site(10, 5), took_part=False)
+    arrived = drawn("arrived", 2).examples
+    with open_served(site_state, writable=True) as served:
+        served.add(arrived.images, arrived.labels, ["arrived/x", None])
+        served.delete(Selection(external_ids=("train/3.png",)))
+    serving = site_state.install(second, site(13, 5), took_part=False).serving
+
+    kept = [f"train/{n}.png" for n in range(10) if n != 3]
+    validation = [f"validation/{n}.png" for n in range(5)]
+    later = [f"train/{n}.png" for n in (10, 11, 12)]
+    names = stored_names(site_state)
+    assert names == [*kept, *validation, "arrived/x", None, *later]
+    assert serving.model == second.fingerprint
+    found = site_state.served()
+    assert found is not None
+    assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
+    with open_store(site_state.places.store) as store:
+        assert store.fingerprint == second.fingerprint
+        ids = store.contents().ids
+        expected = second.embed(store.inputs(ids))
+        # Embedded in other batches, which shows in the last bits.
+        torch.testing.assert_close(store.vectors(ids), expected)
+
+
+def test_installing_again_changes_nothing(tmp_path: Path) -> None:
+    site_state, model, data = new_site_state(tmp_path), small_model(), site()
+    first = site_state.install(model, data, took_part=False).serving
+    again = site_state.install(model, data, took_part=False).serving
+
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
+    assert (again.knn_weight, again.accuracy) == (first.knn_weight, first.accuracy)
+    assert again.expected_gain == first.expected_gain
+    assert again.previous is None
+
+
+def test_an_evicted_example_does_not_come_back(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    model = small_model(store={"policy": "fifo", "capacity": 6})
+    data = site(5, 5)
+    site_state.install(model, data, took_part=False)
+    before = stored_names(site_state)
+    site_state.install(model, data, took_part=False)
+    assert (
+        stored_names(site_state)
+        == before
+        == [data.train.names[4], *data.validation.names]
+    )
+
+
+def test_models_that_nothing_names_are_removed(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    models = [small_model(seed=seed) for seed in range(3)]
+    for model in models:
+        site_state.install(model, site(4, 2), took_part=False)
+    assert model_folders(site_state) == {one.fingerprint for one in models[1:]}
+
+
+def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(seed=1), site(0, 0), took_part=False)
+    second = small_model(seed=2, embedding_dim=5)
+    site_state.install(second, site(0, 0), took_part=False)
+    with open_served(site_state, writable=True) as served:
+        assert served.model.fingerprint == second.fingerprint
+        made = served.predict(queries(2))
+        assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
+        assert made.vote.names == [[], []]
+        one = drawn("one", 1).examples
+        served.add(one.images, one.labels)
+        assert served.predict(queries(2)).vote.neighbors.ids.shape == (2, 1)
+
+
+def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(), site(4, 2), took_part=False)
+    other = SiteData(
+        NamedExamples(drawn("a", 1).examples, ("a",)),
+        drawn("validation", 0),
+        drawn("test", 0),
+        type(TASK)(TASK.spec, ("ant", "bee", "cat", "eel")),
+    )
+    with pytest.raises(SiteStateError, match=r"cat, eel; the model is for .* cat, dog"):
+        site_state.install(small_model(), other, took_part=False)
+
+
+def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    site_state.install(small_model(), site(4, 2), took_part=False)
+    shutil.rmtree(site_state.places.store)
+    with open_served(site_state, writable=True) as served:
+        assert served.predict(queries(1)).vote.num_stored == 0
+    site_state.install(small_model(), site(4, 2), took_part=False)
+    assert len(stored_names(site_state)) == 6
+
+
+def test_nothing_installed_is_said_so(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    assert site_state.served() is None
+    with pytest.raises(SiteStateError, match="nothing is installed"):
+        open_served(site_state, writable=True)
+
+
+def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
+    site_state, model = new_site_state(tmp_path), small_model()
+    site_state.install(model, site(4, 2), took_part=False)
+    path = site_state.places.model(model.fingerprint) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ModelError, match="was damaged; get it again: knnper site onboard"
+    ):
+        open_served(site_state, writable=True)
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    site_state = new_site_state(tmp_path)
+    site_state.places.serving.write_text("{}")
+    with pytest.raises(SiteStateError, match=r"serving.json is damaged or of another"):
+        site_state.served()
+
+
+def test_a_folder_is_one_clients(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    SiteState(folder, "a", "11" * 32)
+    SiteState(folder, "a")
+    SiteState(folder, "a", "11" * 32)
+    with pytest.raises(SiteStateError, match="the state of the client 'a', found the"):
+        SiteState(folder, "b", "11" * 32)
+    with pytest.raises(SiteStateError, match="with the key 111111111111, found the"):
+        SiteState(folder, "a", "22" * 32)
+    (folder / "identity.json").write_text("[]")
+    with pytest.raises(SiteStateError, match="json is damaged"):
+        SiteState(folder, "a")
+
+
+def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
+    model, generator = feature_model(), RandomKey(4).numpy()
+    inputs = torch.from_numpy(generator.normal(2, 1, (12, 1, 1, 3)).astype("float32"))
+    labels = (inputs[:, 0, 0, 0] > 2).long()
+    train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
+    nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
+    site_state = new_site_state(tmp_path)
+    data = SiteData(train, nothing, nothing, model.card.learned)
+    site_state.install(model, data, took_part=False)
+
+    with open_served(site_state, writable=True) as served:
+        assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
+        made = served.predict(inputs)
+        assert made.vote.names[3][0] == "3"

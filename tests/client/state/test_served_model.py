@@ -1,0 +1,239 @@
+"""What answers while examples come and go, and while the model changes."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.state import SiteStateError
+from knnper.datastore.examples import Selection, StoreBusyError, StoreMismatchError
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier, Prediction
+from knnper.datastore.store import open_store
+from knnper.errors import DataError
+from knnper.strategies.core.exported_model import GlobalModel
+from tests.client.state.small_site import (
+    drawn,
+    new_site_state,
+    queries,
+    site,
+    small_model,
+    stored_names,
+)
+
+FIXED: dict[str, Any] = {"knn_weights": [0.5], "num_neighbors": 3}
+
+
+@pytest.fixture
+def site_state(tmp_path: Path) -> SiteState:
+    found = new_site_state(tmp_path)
+    found.install(small_model(**FIXED), site(), took_part=False)
+    return found
+
+
+def expected(served: ServedModel, model: GlobalModel) -> torch.Tensor:
+    neighbors = NeighborClassifier(served.store, 3, "paper", 1.0)
+    predictor = KnnPredictor(model.embed, model.head, neighbors, 0.5)
+    return predictor(queries())
+
+
+def test_an_answer_explains_itself(site_state: SiteState) -> None:
+    with open_served(site_state, writable=False) as served:
+        made = served.predict(queries())
+        assert torch.equal(made.probabilities, expected(served, served.model))
+        assert made.vote.probabilities is not None
+        mixed = 0.5 * made.vote.probabilities + 0.5 * made.global_probabilities
+        torch.testing.assert_close(made.probabilities, mixed)
+        assert (made.knn_weight, made.vote.num_stored) == (0.5, 50)
+        assert made.vote.fingerprint == served.serving.model
+        names = stored_names(site_state)
+        for ids, found in zip(made.vote.neighbors.ids, made.vote.names, strict=True):
+            assert found == [names[int(one) - 1] for one in ids]
+        votes = torch.zeros(16, 4, dtype=torch.float64)
+        votes.scatter_add_(1, made.vote.neighbors.labels, made.vote.weights)
+        torch.testing.assert_close(votes.float(), made.vote.probabilities)
+
+
+def test_no_query_is_answered_by_nothing(site_state: SiteState) -> None:
+    with open_served(site_state, writable=False) as served:
+        made = served.predict(queries()[:0])
+        assert (made.probabilities.shape, made.vote.names) == ((0, 4), [])
+
+
+def test_what_is_added_is_found_and_what_is_deleted_is_not(
+    site_state: SiteState,
+) -> None:
+    one = drawn("one", 1).examples
+    with open_served(site_state, writable=True) as served:
+        added = served.add(one.images, one.labels, ["mine"])
+        made = served.predict(one.images)
+        assert made.vote.names[0][0] == "mine"
+        assert made.vote.neighbors.squared_distances[0, 0] < 1e-9
+        assert made.vote.num_stored == 51
+        deleted = served.delete(Selection(external_ids=("mine",)))
+        assert deleted.tolist() == added.ids.tolist()
+        assert "mine" not in served.predict(one.images).vote.names[0]
+        assert not served.refresh()
+
+
+def test_a_taken_name_or_a_wrong_shape_is_refused(site_state: SiteState) -> None:
+    one = drawn("train", 1).examples
+    with open_served(site_state, writable=True) as served:
+        with pytest.raises(DataError, match=r"'train/0.png' is stored already"):
+            served.add(one.images, one.labels, ["train/0.png"])
+        with pytest.raises(DataError, match="labels: expected values in"):
+            served.add(one.images, one.labels + 4)
+
+
+def test_a_reader_changes_nothing(site_state: SiteState) -> None:
+    one = drawn("one", 1).examples
+    with open_served(site_state, writable=False) as served:
+        with pytest.raises(SiteStateError, match="open to read only"):
+            served.add(one.images, one.labels)
+        with pytest.raises(SiteStateError, match="open to read only"):
+            served.delete(Selection(ids=(1,)))
+
+
+def test_there_is_one_writer(site_state: SiteState) -> None:
+    with (
+        open_served(site_state, writable=True),
+        pytest.raises(StoreBusyError, match="writes to"),
+    ):
+        open_served(site_state, writable=True)
+
+
+def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
+    first, second = small_model(**FIXED), small_model(seed=1, **FIXED)
+    with open_served(site_state, writable=True) as served:
+        site_state.install(second, site(33, 20), took_part=False)
+
+        assert served.model.fingerprint == first.fingerprint
+        assert torch.equal(
+            served.predict(queries()).probabilities, expected(served, first)
+        )
+        assert served.refresh()
+        assert served.model.fingerprint == second.fingerprint
+        made = served.predict(queries())
+        assert torch.equal(made.probabilities, expected(served, second))
+        assert made.vote.num_stored == 53
+        assert not served.refresh()
+    found = site_state.served()
+    assert found is not None
+    assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
+    assert not site_state.places.pending.exists()
+
+
+def test_the_last_of_several_models_is_served(site_state: SiteState) -> None:
+    with open_served(site_state, writable=True) as served:
+        for seed in (1, 2):
+            model = small_model(seed=seed, **FIXED)
+            site_state.install(model, site(), took_part=False)
+        assert served.refresh()
+        assert served.model.fingerprint == model.fingerprint
+
+
+def test_a_new_choice_for_the_same_model_is_taken_up(site_state: SiteState) -> None:
+    with open_served(site_state, writable=True) as served:
+        site_state.install(small_model(knn_weights=[0.9]), site(), took_part=False)
+        assert served.serving.knn_weight == 0.5
+        assert served.refresh()
+        assert served.serving.knn_weight == 0.9
+
+
+def test_a_reader_follows_another_process(site_state: SiteState) -> None:
+    second = small_model(seed=1, **FIXED)
+    with open_served(site_state, writable=False) as served:
+        served.predict(queries())
+        site_state.install(second, site(), took_part=False)
+        made = served.predict(queries())
+        assert made.vote.fingerprint == second.fingerprint
+        assert torch.equal(made.probabilities, expected(served, second))
+
+
+def test_what_was_cut_short_after_the_switch_is_finished(site_state: SiteState) -> None:
+    second = small_model(seed=1, **FIXED)
+    with open_served(site_state, writable=True):
+        site_state.install(second, site(33, 20), took_part=False)
+    with open_store(site_state.places.store, writable=True) as store:
+        store.reembed(second.embed, second.fingerprint)
+    with open_served(site_state, writable=False) as reader:
+        assert reader.model.fingerprint == second.fingerprint
+    with open_served(site_state, writable=True) as served:
+        assert served.model.fingerprint == second.fingerprint
+        assert len(served.store) == 53
+    assert not site_state.places.pending.exists()
+
+
+def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> None:
+    other = small_model(seed=9)
+    with open_store(site_state.places.store, writable=True) as store:
+        store.reembed(other.embed, other.fingerprint)
+    with pytest.raises(SiteStateError, match=r"which was not installed"):
+        open_served(site_state, writable=False)
+    with open_served(site_state, writable=True) as served:
+        assert served.model.fingerprint == small_model(**FIXED).fingerprint
+        assert served.predict(queries()).vote.num_stored == 50
+
+
+def test_embeddings_of_two_models_never_meet(site_state: SiteState) -> None:
+    other = small_model(seed=9, **FIXED)
+    with (
+        open_served(site_state, writable=True) as served,
+        pytest.raises(StoreMismatchError, match="distances between the two"),
+    ):
+        served.store.search(other.embed(queries()), 3, other.fingerprint)
+
+
+class Asking(threading.Thread):
+    """Asks over and over, and checks each answer against the model that it names."""
+
+    def __init__(self, served: ServedModel, models: dict[str, GlobalModel]) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.wrong: list[str] = []
+        self._served, self._models = served, models
+        self._stored = site().client_data().train_and_validation().images
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self._check(self._served.predict(queries()))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+    def _check(self, made: Prediction) -> None:
+        self.seen.add(made.vote.fingerprint)
+        model = self._models[made.vote.fingerprint]
+        asked = model.embed(queries())
+        if not torch.equal(model.head(asked), made.global_probabilities):
+            self.wrong.append("probabilities of another model")
+        distances = torch.cdist(asked.double(), model.embed(self._stored).double())
+        nearest = distances.min(dim=1).values.square()
+        found = made.vote.neighbors.squared_distances[:, 0]
+        if not torch.allclose(nearest, found, atol=1e-4):
+            self.wrong.append("distances among embeddings of another model")
+
+
+def test_every_answer_is_of_one_model_while_models_change(
+    site_state: SiteState,
+) -> None:
+    models = [small_model(seed=seed, **FIXED) for seed in range(4)]
+    known = {
+        one.fingerprint: small_model(seed=seed, **FIXED)
+        for seed, one in enumerate(models)
+    }
+    with open_served(site_state, writable=True) as served:
+        threads = [Asking(served, known)]
+        for thread in threads:
+            thread.start()
+        for model in (*models[1:], *models):
+            site_state.install(model, site(), took_part=False)
+            assert served.refresh()
+        for thread in threads:
+            thread.stop()
+    assert [thread.wrong for thread in threads] == [[]]
+    assert len(threads[0].seen) >= 2

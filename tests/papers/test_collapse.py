@@ -1,0 +1,195 @@
+"""The figure of FedBasis' collapse, on a few of the digits."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import papers.collapse
+from knnper.errors import RunError
+from knnper.experiment import Experiment
+from knnper.loading import load_experiment
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.run import simulate
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.strategies.fedbasis import FedBasisSettings, local_round
+from papers.__main__ import app
+from papers.collapse import (
+    VARIANTS,
+    BasesFollowed,
+    follow_bases,
+    mean_entropy,
+    mean_similarity,
+    settings_of,
+)
+
+EXPERIMENT = Path("simulation/experiments/fedbasis_digits.yaml")
+SMALL = (
+    "partition.num_clients=5",
+    "model.hidden_sizes=[8]",
+    "training.num_rounds=4",
+    "training.local_epochs=1",
+    "method.num_bases=2",
+    "method.combination_epochs=1",
+    "method.unseen_epochs=1",
+    "method.warm_start_fraction=0.5",
+)
+
+
+def small(**method: Any) -> Experiment:
+    document = {
+        "name": "test",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 5,
+            "alpha": 0.3,
+            "unseen_fraction": 0.2,
+        },
+        "model": {"name": "mlp", "hidden_sizes": [8]},
+        "training": {"num_rounds": 2, "participation": 0.75},
+        "method": method,
+        "run": {"engine": "serial"},
+    }
+    return load_experiment(document, experiment_catalogue())
+
+
+def test_the_entropy_is_a_fraction_of_the_uniform_one() -> None:
+    assert mean_entropy(torch.full((4, 2), 0.25)) == pytest.approx(1.0)
+    assert mean_entropy(torch.tensor([[1.0], [0.0]])) == 0.0
+    # One block as sure as can be, the other of ¼ and ¾.
+    mixed = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / math.log(2)
+    both = torch.tensor([[1.0, 0.25], [0.0, 0.75]])
+    assert mean_entropy(both) == pytest.approx(mixed / 2)
+    assert mean_entropy(torch.ones(1, 3)) == 1.0
+
+
+def test_the_similarity_is_the_mean_over_pairs() -> None:
+    east, north, west = (torch.tensor(v) for v in ([2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]))
+    assert mean_similarity([east, north]) == 0.0
+    assert mean_similarity([east, east]) == pytest.approx(1.0)
+    # 0, -1 and 0.
+    assert mean_similarity([east, north, west]) == pytest.approx(-1 / 3)
+
+
+def test_what_is_treated() -> None:
+    settings = FedBasisSettings(num_bases=5, temperature=0.3)
+    nothing, descent, sharpened, warm, every = [
+        treat(settings) for treat in VARIANTS.values()
+    ]
+    assert nothing == FedBasisSettings(
+        num_bases=5,
+        major_basis=False,
+        coordinate_descent=False,
+        temperature=1.0,
+        warm_start_fraction=0.0,
+    )
+    assert descent == replace(nothing, coordinate_descent=True)
+    assert sharpened == replace(descent, temperature=0.3)
+    assert warm == replace(nothing, warm_start_fraction=0.3)
+    assert every == settings
+
+
+def follow(**method: Any) -> BasesFollowed:
+    return follow_bases(open_workbench(small(name="fedbasis", **method)))
+
+
+def test_bases_are_followed_from_round_to_round() -> None:
+    settings = {"num_bases": 2, "major_basis": False, "warm_start_fraction": 0.0}
+    record = follow(**settings, unseen_epochs=1).as_record()
+    assert record == follow(**settings, unseen_epochs=1).as_record()
+    assert len(record["similarity"]) == len(record["entropy"]) == 3
+    assert all(-1 <= value <= 1 for value in record["similarity"])
+    assert record["entropy"][0] == 1.0
+    assert all(0 < value < 1 for value in record["entropy"][1:])
+    assert 0 < record["accuracy"] <= 1
+    assert 0 <= record["unseen_accuracy"] <= 1
+
+
+def test_there_are_no_bases_in_the_warm_start() -> None:
+    record = follow(num_bases=2, warm_start_fraction=0.5).as_record()
+    assert record["similarity"][0] is None
+    assert record["similarity"][1:] == pytest.approx([1.0, 1.0], abs=0.1)
+    assert record["entropy"][:2] == [1.0, 1.0]
+    assert record["entropy"][2] < 1.0
+
+
+def test_what_is_followed_is_a_run(tmp_path: Path) -> None:
+    experiment = small(name="fedbasis", num_bases=2, warm_start_fraction=0.5)
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    found = follow_bases(open_workbench(experiment))
+    run = simulate(open_workbench(experiment), folder, Observer(), ["test"])
+    assert found.trained.fingerprint == run["training"]["state_sha256"]
+    record = found.as_record()
+    for group, name in (("seen", "accuracy"), ("unseen", "unseen_accuracy")):
+        assert record[name] == run[group]["accuracy_weighted"]
+
+
+def test_a_client_that_fails_is_left_out_as_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = open_workbench(small(name="fedbasis", num_bases=2))
+    largest = max(bench.roster.trainable().values())
+
+    def breaking(*arguments: Any) -> Any:
+        alpha, update = local_round(*arguments)
+        if len(arguments[3]) == largest:
+            models = tuple(model / 0.0 for model in update.models)
+            update = replace(update, models=models)
+        return alpha, update
+
+    whole = follow_bases(bench)
+    monkeypatch.setattr(papers.collapse, "local_round", breaking)
+    without = follow_bases(bench)
+    assert without.trained.fingerprint != whole.trained.fingerprint
+    assert all(model.isfinite().all() for model in without.trained.state.models)
+
+
+def test_the_command_draws_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "collapse"
+    command = ["figure", "fedbasis-collapse", "--of", str(EXPERIMENT)]
+    command += ["--output", str(output)]
+    for change in SMALL:
+        command += ["--set", change]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "all, with a major basis" in result.output
+    assert "5/5 variants" in result.output
+    assert (output / "fedbasis-collapse.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (output / "fedbasis-collapse.svg").read_text()
+    header, *rows = (output / "fedbasis-collapse.csv").read_text().splitlines()
+    assert header == "treated,round,similarity,entropy"
+    # Before the first of four rounds and after each, for each variant.
+    assert len(rows) == 5 * 5
+    # Two rounds of warm start of the last variant: no bases before their end.
+    assert [row.endswith(",,") for row in rows[-5:]] == [True, True, *[False] * 3]
+    about = json.loads((output / "fedbasis-collapse.json").read_text())
+    assert list(about["variants"]) == list(VARIANTS)
+    assert about["experiment"]["method"]["num_bases"] == 2
+    assert about["seconds"] > 0
+
+    monkeypatch.delattr(papers.collapse, "follow_bases")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    other = CliRunner().invoke(app, [*command, "--set", "run.seed=1"])
+    assert other.exit_code == 2
+    assert "another experiment.run.seed" in " ".join(other.output.split())
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"name": "fedavg"}, "found the method fedavg, expected fedbasis"),
+        ({"name": "fedbasis", "num_bases": 1}, r"num_bases 1, expected 2 or more"),
+    ],
+)
+def test_it_needs_bases_to_compare(method: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        settings_of(small(**method))

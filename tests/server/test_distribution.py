@@ -1,0 +1,200 @@
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+import torch
+
+from knnper.errors import RunError
+from knnper.seeding import RandomKey
+from knnper.server.checkpoint import Checkpoint
+from knnper.server.distribution import Delivered, ModelDistribution
+from knnper.server.federation import Federation, Reply, Request
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
+from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.transport.messages import Purpose
+
+NOTHING = Evaluation(0, 0, 0.0, (), (), ())
+
+
+# Clients that are sent the same are sent the same object.
+PAYLOADS = [ModelPayload(torch.tensor([float(length)])) for length in range(5)]
+
+
+class LengthOfTheName(Method):
+    """Sends everyone the length of the name it is known by, and does no more."""
+
+    def __init__(self, together: bool) -> None:
+        self.personalizes_by_inference = together
+
+    def broadcast(self, state: ModelState, client: str, rng: RandomKey) -> ModelPayload:
+        return PAYLOADS[len(client)]
+
+
+class Recorder(Federation):
+    """Keeps what the clients were sent; one of them fails."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.requests: list[Request] = []
+
+    def exchange(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        requests: Iterable[Request],
+    ) -> Iterator[Reply]:
+        assert (purpose, server_round) == (Purpose.PERSONALIZE, 7)
+        for request in requests:
+            self.requests.append(request)
+            yield self.answer(request.clients)
+
+    def answer(self, clients: tuple[str, ...]) -> Reply:
+        served = [client for client in clients if client != self.failing]
+        results = tuple(
+            ClientResult(client, True, 0, 0, NOTHING, NOTHING, NOTHING)
+            for client in served
+        )
+        failures = {client: "no disk" for client in clients if client == self.failing}
+        return Reply(clients, ClientResults(results, failures))
+
+
+def distribute(recorder: Recorder) -> list[Delivered]:
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
+    return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
+
+
+def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return who is served together, and whose results come of it."""
+    sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
+    recorder = Recorder()
+    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    results = list(made.personalize(trained, sizes, set("acdef"), done))
+    asked = [request.clients for request in recorder.requests]
+    return asked, [result.client for result in results]
+
+
+def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
+    recorder = Recorder()
+    results = distribute(recorder)
+    assert [result.client for result in results] == ["aa", "bbb"]
+    seen, unseen = recorder.requests
+    assert isinstance(seen.payload, ModelPayload)
+    assert seen.payload.weights.tolist() == [2.0]
+    assert unseen.payload is unseen.reference
+    assert isinstance(unseen.payload, ModelPayload)
+    assert unseen.payload.weights.tolist() == [0.0]
+
+
+def test_a_client_that_cannot_personalise_is_named() -> None:
+    with pytest.raises(RunError, match="client bbb could not personalise: no disk"):
+        distribute(Recorder(failing="bbb"))
+
+
+def test_clients_are_served_together_up_to_a_number_of_images() -> None:
+    asked, clients = groups(done=set())
+    # 600 + 400 fit into 1024; b is unseen, so it is not sent the same.
+    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
+    assert clients == ["e", "a", "c", "d", "f", "b"]
+
+
+def test_the_groups_are_the_same_when_some_are_done() -> None:
+    asked, clients = groups(done={"a", "d"})
+    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
+    assert clients == ["e", "c", "f", "b"]
+
+
+def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
+    """Serve some clients together."""
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
+    return made.personalize(trained, dict.fromkeys(clients, 1), seen=set(clients))
+
+
+def test_one_that_fails_leaves_the_others_of_its_group() -> None:
+    results = served(Recorder(failing="b"), "a", "b", "c")
+    assert [next(results).client, next(results).client] == ["a", "c"]
+    with pytest.raises(RunError, match="client b could not personalise: no disk"):
+        next(results)
+
+
+def test_who_is_sent_something_else_is_served_apart() -> None:
+    recorder = Recorder()
+    list(served(recorder, "a", "b", "cc", "dd", "e"))
+    asked = [request.clients for request in recorder.requests]
+    assert asked == [("a", "b"), ("cc", "dd"), ("e",)]
+    sent = [request.payload for request in recorder.requests]
+    assert sent == [PAYLOADS[1], PAYLOADS[2], PAYLOADS[1]]
+
+
+@pytest.mark.parametrize(
+    "record", [None, ClientResults(()), ClientResults((), {"x": "who?"})]
+)
+def test_an_answer_that_is_not_about_the_clients_is_an_error(
+    record: ClientResults | None,
+) -> None:
+    class Confused(Recorder):
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, record, "lost")
+
+    with pytest.raises(RunError, match=r"could not personalise: lost|results of a, b"):
+        list(served(Confused(), "a", "b"))
+
+
+def test_who_may_be_away_is_left_out_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = Recorder(failing="b")
+    recorder.may_be_away = True
+    assert [one.client for one in served(recorder, "a", "b", "c")] == ["a", "c"]
+    assert "client b could not personalise: no disk" in caplog.text
+
+
+def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
+    class Discreet(Recorder):
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, ClientResults((), {}, withheld=clients))
+
+    assert list(served(Discreet(), "a")) == [Delivered("a", None)]
+
+
+def telling(record: ClientResults) -> Recorder:
+    class Telling(Recorder):
+        may_be_away = True
+
+        def answer(self, clients: tuple[str, ...]) -> Reply:
+            return Reply(clients, record)
+
+    return Telling()
+
+
+def result(client: str, personal: Evaluation = NOTHING) -> ClientResult:
+    return ClientResult(client, True, 0, 0, personal, NOTHING, NOTHING)
+
+
+def test_a_report_about_others_does_not_end_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = telling(ClientResults((result("x\n"),)))
+    assert list(served(recorder, "a")) == []
+    assert "expected results of a, found those of x\\n" in caplog.text
+
+
+def test_a_report_that_cannot_be_true_is_its_client_s_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = Evaluation(1, 99, 0.0, (), (), ())
+    recorder = telling(ClientResults((result("a", wrong), result("b"))))
+    assert [one.client for one in served(recorder, "a", "b")] == ["b"]
+    assert "client a could not personalise: 99 of 1 examples" in caplog.text
+
+
+def test_whether_a_client_is_seen_the_server_knows() -> None:
+    recorder = telling(ClientResults((result("aa"),)))
+    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
+    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
+    (delivered,) = made.personalize(trained, {"aa": 1}, seen=set())
+    assert delivered.result is not None
+    assert not delivered.result.seen

@@ -1,0 +1,98 @@
+"""What Flower keeps to itself is imported in two files, which do without it, slower."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.knnper_process import simulate
+
+ROOT = Path(__file__).parent.parent
+ROOMS = [
+    *("knnper", "knnper_cli", "client", "server", "simulation", "strategies"),
+    *("datastore", "papers", "docker"),
+]
+ALLOWED = {"client/flower_node.py", "simulation/flower_engine.py"}
+
+PUBLIC = {
+    *("flwr", "flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.common"),
+    *("flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation"),
+}
+PROTOCOL = "flwr.proto."  # made from the published .proto files
+
+EXPERIMENT = """
+name: plain
+data: {name: digits}
+partition: {name: dirichlet, num_clients: 6, alpha: 0.5, unseen_fraction: 0.2}
+model: {name: tiny_cnn, embedding_dim: 8}
+training: {num_rounds: 2, batch_size: 16, learning_rate: 0.05}
+method: {name: knn_per}
+run: {seed: 1}
+"""
+
+
+def test_private_names_are_in_two_files() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for room in ROOMS
+        for file in (ROOT / room).rglob("*.py")
+        if any(True for _ in private_names(file.read_text()))
+    }
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("code", "is_private"),
+    [
+        ("from flwr.app import Message", False),
+        ("from flwr.proto.fleet_pb2 import ActivateNodeRequest", False),
+        ("import flwr", False),
+        ("from flwr.supercore.run import Run", True),
+        ("def f():\n    import flwr.supernode.main", True),
+        ("from flwr.simulation import _x", True),
+        ("from flwr.common.constant import ErrorCode", True),
+        ("from flwr import supernode", True),
+    ],
+)
+def test_what_is_private(code: str, is_private: bool) -> None:
+    assert bool(list(private_names(code))) is is_private
+
+
+def private_names(code: str) -> Iterator[str]:
+    """Yield what is imported of ``flwr`` that is not public."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules = [one.name for one in node.names]
+            names = [""]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+            names = [one.name for one in node.names]
+        else:
+            continue
+        for module in modules:
+            if not f"{module}.".startswith("flwr."):
+                continue
+            for name in names:
+                whole = f"{module}.{name}" if module == "flwr" and name else module
+                is_known = whole in PUBLIC or whole.startswith(PROTOCOL)
+                if not is_known or name.startswith("_"):
+                    yield f"{module}.{name}"
+
+
+@pytest.mark.ray
+def test_a_simulation_without_private_names_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(EXPERIMENT)
+    simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
+    monkeypatch.setenv("KNNPER_PLAIN_FLOWER", "1")
+    simulate(path, "--workers", "2", "--output", tmp_path / "plain")
+    assert outcome(tmp_path / "plain") == outcome(tmp_path / "serial")
+
+
+def outcome(folder: Path) -> tuple[str, bytes]:
+    results = json.loads((folder / "results.json").read_text())
+    return results["training"]["state_sha256"], (folder / "clients.csv").read_bytes()
