@@ -22,9 +22,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typer.core import TyperGroup
 
-from knnper.experiment import RunSettings, TrainingSettings
+from knnper.client.settings import ClientDocument
+from knnper.experiment import RunSettings, Settings, TrainingSettings
+from knnper.server.settings import ServerSettings
+from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
 from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import Method, Personalizer
 from knnper_cli.app import app
+from papers.catalogue import FIGURES, FigureFileSettings
 
 PYTHON = {
     "Experiments": ["knnper.loading", "knnper.experiment"],
@@ -36,10 +42,33 @@ PYTHON = {
 """The modules that a user's own code imports, by subject."""
 
 
+FILES: Mapping[str, type[Settings]] = {
+    "The file of a sweep": SweepSettings,
+    "The file of a comparison": ComparisonSettings,
+    "The file of a client": ClientDocument,
+    "The file of a server": ServerSettings,
+    "The file of a figure": FigureFileSettings,
+    **{f"`options` of {name}": one.settings for name, one in FIGURES.items()},
+}
+"""What else is a YAML file."""
+
+CARDS: Mapping[str, Mapping[str, type[Method]]] = {
+    "methods": METHODS,
+    "personalization": PERSONALIZERS,
+}
+"""By folder: what has a page of its own, a card and then the notes in the folder."""
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference to those of the folder."""
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for folder, entries in CARDS.items():
+        for name, entry in entries.items():
+            place = f"{folder}/{name}.md"
+            if place not in files.src_uris:
+                title = f"# {_title_of(entry)} (`{name}`)\n"
+                files.append(File.generated(config, place, content=title))
     return files
 
 
@@ -54,8 +83,8 @@ def settings() -> str:
     seen: dict[type, str] = {}
     parts = [
         "# Settings",
-        "Every key of an experiment, its type, default and meaning. How a file is read, "
-        "and what may be left out: [configuration](../configuration.md).",
+        "Every key of an experiment, its type, default and meaning. How a file is "
+        "read, and what may be left out: [configuration](../configuration.md).",
     ]
     for section in ("data", "partition", "model"):
         parts += chosen(section, getattr(catalogue, section), seen)
@@ -63,6 +92,8 @@ def settings() -> str:
     for section in ("method", "personalization"):
         parts += chosen(section, getattr(catalogue, section), seen)
     parts += ["## `run`", *described(RunSettings, "run", seen)]
+    for title, settings_type in FILES.items():
+        parts += [f"## {title}", *described(settings_type, "", seen)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -94,8 +125,10 @@ def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[
     for one in dataclasses.fields(settings_type):
         if one.name == "name":
             continue
-        rows.append((one.name, kind(hints[one.name]), default(one), meanings[one.name]))
-        inner += [(one.name, member) for member in dataclasses_in(hints[one.name])]
+        rows.append(
+            (one.name, kind(hints[one.name]), _default(one), meanings[one.name])
+        )
+        inner += [(one.name, member) for member in _dataclasses_in(hints[one.name])]
     if rows:
         cells = (" | ".join((f"`{key}`", *rest)) for key, *rest in rows)
         lines = [f"| {row} |" for row in cells]
@@ -105,7 +138,7 @@ def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[
     for key, member in inner:
         named = get_type_hints(member).get("name")
         choice = f": {{name: {get_args(named)[0]}}}" if named else ""
-        yield f"**`{path}.{key}{choice}`**"
+        yield f"**`{f'{path}.{key}'.lstrip('.')}{choice}`**"
         if member in seen:
             yield f"As `{seen[member]}` above."
         else:
@@ -132,18 +165,20 @@ def plain(text: str) -> str:
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", text).replace("|", r"\|").strip()
 
 
-def dataclasses_in(annotation: Any) -> list[type]:
+def _dataclasses_in(annotation: Any) -> list[type]:
     if dataclasses.is_dataclass(annotation):
         return [annotation] if isinstance(annotation, type) else []
-    return [one for part in get_args(annotation) for one in dataclasses_in(part)]
+    return [one for part in get_args(annotation) for one in _dataclasses_in(part)]
 
 
 def kind(annotation: Any) -> str:
     """Return the type of a setting, with its range, in words."""
     if get_origin(annotation) is Annotated:
         bare, *extras = get_args(annotation)
-        rules = [r for one in extras if isinstance(one, FieldInfo) for r in one.metadata]
-        return with_range(kind(bare), {type(rule): rule for rule in rules})
+        rules = [
+            r for one in extras if isinstance(one, FieldInfo) for r in one.metadata
+        ]
+        return _with_range(kind(bare), {type(rule): rule for rule in rules})
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(dict.fromkeys(kind(one) for one in get_args(annotation)))
     if get_origin(annotation) is Literal:
@@ -160,7 +195,7 @@ def kind(annotation: Any) -> str:
     return names.get(annotation, "mapping")
 
 
-def with_range(name: str, rules: Mapping[type, Any]) -> str:
+def _with_range(name: str, rules: Mapping[type, Any]) -> str:
     if MinLen in rules:
         return f"{name}, at least {rules[MinLen].min_length}"
     signs = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
@@ -172,12 +207,14 @@ def with_range(name: str, rules: Mapping[type, Any]) -> str:
     return " ".join([name, ", ".join(bounds)]).strip()
 
 
-def default(one: dataclasses.Field[Any]) -> str:
+def _default(one: dataclasses.Field[Any]) -> str:
     if one.default is not dataclasses.MISSING:
         value = to_jsonable_python(one.default)
     elif one.default_factory is not dataclasses.MISSING:
         made = one.default_factory()
-        value = {"name": made.name} if hasattr(made, "name") else to_jsonable_python(made)
+        value = (
+            {"name": made.name} if hasattr(made, "name") else to_jsonable_python(made)
+        )
         value = {} if dataclasses.is_dataclass(made) and "name" not in value else value
     else:
         return "*required*"
@@ -185,14 +222,72 @@ def default(one: dataclasses.Field[Any]) -> str:
     return f"`{text.replace(chr(34), '') or chr(32)}`"
 
 
+def card(entry: type[Method], section: str) -> Iterator[str]:
+    """Yield what a method's file and class say of it."""
+    module = inspect.getmodule(entry)
+    assert module is not None
+    if entry.name == Path(module.__file__ or "").stem:
+        yield plain(inspect.getdoc(module) or "")
+    else:
+        yield plain(inspect.getdoc(entry) or "")
+    rows = [("source", entry.source)] if hasattr(entry, "source") else []
+    if not issubclass(entry, Personalizer):
+        rows += [
+            ("up, in models a round", entry.upload),
+            ("down, in models a round", entry.download),
+            ("a client keeps, in models", entry.client_state),
+            ("the server keeps, in models", _server_state(entry)),
+        ]
+    rows += [("unseen clients get", entry.unseen)]
+    lines = [f"| {key} | {value} |" for key, value in rows]
+    yield "\n".join(["| | |", "| --- | --- |", *lines])
+    yield "## Settings"
+    table = [*described(entry.settings_type, section, {})][1:]
+    yield from table or ["None."]
+
+
+def listed(folder: str, entries: Mapping[str, type[Method]]) -> str:
+    """Return the table of the methods, or of the personalisers."""
+    if folder == "methods":
+        head = [
+            "method",
+            "name",
+            "up",
+            "down",
+            "client state",
+            "server state",
+            "unseen",
+        ]
+    else:
+        head = ["personalisation", "name", "what a client is served", "unseen"]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for name, one in entries.items():
+        cells = [f"[{_title_of(one)}]({folder}/{name}.md)", f"`{name}`"]
+        if folder == "methods":
+            cells += [one.upload, one.download, one.client_state, _server_state(one)]
+        else:
+            cells.append(one.summary)
+        lines.append(f"| {' | '.join([*cells, one.unseen])} |")
+    return "\n".join(lines)
+
+
+def _title_of(entry: type[Method]) -> str:
+    return entry.title or "As it is"
+
+
+def _server_state(entry: type[Method]) -> str:
+    held = "; all updates of a round at once" if entry.holds_all_updates else ""
+    return entry.server_state + held
+
+
 def commands() -> str:
     """Return the page of the command line, from what ``--help`` is made of."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    return "# Commands\n\n" + "\n\n".join(explained(group, "knnper")) + "\n"
+    return "# Commands\n\n" + "\n\n".join(_explained(group, "knnper")) + "\n"
 
 
-def explained(command: Any, name: str) -> Iterator[str]:
+def _explained(command: Any, name: str) -> Iterator[str]:
     context = command.context_class(command, info_name=name)
     if isinstance(command, TyperGroup):
         yield inspect.cleandoc(command.help or "")
@@ -200,7 +295,7 @@ def explained(command: Any, name: str) -> Iterator[str]:
             member = command.get_command(context, word)
             if member is not None and not member.hidden:
                 yield f"{'#' * (1 + len(name.split()))} `{name} {word}`"
-                yield from explained(member, f"{name} {word}")
+                yield from _explained(member, f"{name} {word}")
         return
     yield inspect.cleandoc(command.help or "").replace("\b\n", "")
     usage = " ".join(command.collect_usage_pieces(context))
@@ -224,7 +319,15 @@ def python() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Leave the words of links to files of the repository that are not pages."""
+    """Add a method's card; leave the words of links to files that are no pages."""
+    place, entry = Path(page.file.src_uri), None
+    if place.parent.name in CARDS:
+        entry = CARDS[place.parent.name].get(place.stem)
+    if entry is not None:
+        title, _, notes = markdown.partition("\n")
+        markdown = "\n\n".join([title, *card(entry, place.parent.name), notes])
+    for name, entries in CARDS.items():
+        markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, entries))
     folder = Path(config.docs_dir).resolve()
     here = folder / Path(page.file.src_uri).parent
 
