@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -33,5 +33,5 @@ def finished_run(
     }
     experiment = load_experiment(document, experiment_catalogue())
     folder = RunFolder.create(parent / "run", experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     return folder.path

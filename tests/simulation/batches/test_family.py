@@ -10,7 +10,7 @@ import pytest
 import knnper.simulation.batches.family as family_runs
 from knnper.errors import CheckpointError, RunError
 from knnper.server.distribution import DistributionError
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
@@ -237,7 +237,7 @@ def trained(sweep: Sweep, tmp_path: Path) -> Path:
     bench = open_workbench(one)
     folder = RunFolder.create(tmp_path / "earlier", one)
     sign(folder.path)
-    simulate(bench, folder, SilentObserver(), ["knnper", "simulate"])
+    simulate(bench, folder, Observer(), ["knnper", "simulate"])
     return folder.path
 
 
