@@ -212,10 +212,9 @@ def _default(one: dataclasses.Field[Any]) -> str:
         value = to_jsonable_python(one.default)
     elif one.default_factory is not dataclasses.MISSING:
         made = one.default_factory()
-        value = (
-            {"name": made.name} if hasattr(made, "name") else to_jsonable_python(made)
-        )
-        value = {} if dataclasses.is_dataclass(made) and "name" not in value else value
+        value = {"name": made.name} if hasattr(made, "name") else {}
+        if not dataclasses.is_dataclass(made):
+            value = to_jsonable_python(made)
     else:
         return "*required*"
     text = value if isinstance(value, str) else json.dumps(value)
@@ -326,10 +325,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     if entry is not None:
         title, _, notes = markdown.partition("\n")
         markdown = "\n\n".join([title, *card(entry, place.parent.name), notes])
-    for name, entries in CARDS.items():
-        markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, entries))
+    for name, methods in CARDS.items():
+        markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, methods))
     folder = Path(config.docs_dir).resolve()
-    here = folder / Path(page.file.src_uri).parent
+    here = folder / place.parent
 
     def shown(link: re.Match[str]) -> str:
         outside = not (here / link[2]).resolve().is_relative_to(folder)

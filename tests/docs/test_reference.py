@@ -12,6 +12,7 @@ from knnper.experiment import NonNegativeInt, ProperFraction, Settings
 from knnper.loading import parse_yaml, read_yaml
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import Method
 
 Listings = Callable[[str, str], list[str]]
 
@@ -71,7 +72,7 @@ def test_every_name_and_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize("entry", [*METHODS.values(), *PERSONALIZERS.values()])
-def test_a_method_has_its_card(entry: type[reference.Method]) -> None:
+def test_a_method_has_its_card(entry: type[Method]) -> None:
     text = "\n".join(reference.card(entry, "method"))
     assert entry.unseen in text
     assert re.search(r"\b(19|20)\d\d\b", text) or entry.name in (
