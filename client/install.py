@@ -66,7 +66,7 @@ from knnper.datastore.store import (
     read_identity,
 )
 from knnper.datastore.tuning import Choice, Evidence
-from knnper.files import sync_folder
+from knnper.files import sync_to_disc
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import (
     GlobalModel,
@@ -297,7 +297,7 @@ def build(
     with places.committing():
         keep_model(places, model)
         draft.rename(places.store)
-        sync_folder(places.folder)
+        sync_to_disc(places.folder)
         Offered(places).add(names_of(data.train, data.validation))
         write_serving(places.serving, decided.serving)
     places.drafts.rmdir()

@@ -20,7 +20,7 @@ from knnper.datastore.prediction import ClassPrior, KernelName
 from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
-from knnper.files import FileLock, make_private, sync_folder, write_atomically
+from knnper.files import FileLock, make_private, sync_to_disc, write_atomically
 
 
 class SiteStateError(KnnPerError):
@@ -281,7 +281,7 @@ def write_pending(places: Places, pending: Pending) -> None:
     write_serving(draft / _PENDING_SERVING, pending.serving)
     remove_pending(places)
     draft.rename(places.pending)
-    sync_folder(places.folder)
+    sync_to_disc(places.folder)
 
 
 def pending_serving(places: Places) -> Serving | None:

@@ -17,7 +17,7 @@ from knnper.datastore.database import Rows, Version
 from knnper.datastore.examples import StoreDamagedError, StoreError
 from knnper.datastore.index import VectorIndex
 from knnper.datastore.index_kinds import IndexSettings
-from knnper.files import sync_folder, write_atomically
+from knnper.files import sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class IndexCache:
         if self.folder.is_dir():
             for path in self._files():
                 path.unlink()
-            sync_folder(self.folder)
+            sync_to_disc(self.folder)
 
     def remove_leftovers(self) -> None:
         """Remove what a save that was cut short, or an earlier one, has left."""

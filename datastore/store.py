@@ -63,7 +63,7 @@ from knnper.datastore.sqlite import (
     writer_lock,
 )
 from knnper.errors import DataError
-from knnper.files import lock_holder, sync_folder
+from knnper.files import lock_holder, sync_to_disc
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -727,7 +727,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    sync_folder(folder.parent)
+    sync_to_disc(folder.parent)
 
 
 @overload

@@ -34,7 +34,7 @@ from knnper.datastore.store import (
     require_arrivals,
 )
 from knnper.errors import DataError
-from knnper.files import lock_holder, sync_folder
+from knnper.files import lock_holder, sync_to_disc
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 
@@ -176,7 +176,7 @@ def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
     try:
         num_examples = _write(folder, draft)
         draft.replace(target)
-        sync_folder(target.parent)
+        sync_to_disc(target.parent)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     finally:

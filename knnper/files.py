@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -46,13 +46,6 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     sync_to_disc(entry.parent)
-
-
-@contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Be the only one in this block; the system lets go when a process dies."""
-    with FileLock(lock, wait=True):
-        yield
 
 
 _ATTEMPTS, _PAUSE_S = 3, 0.02
@@ -133,7 +126,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def sync_to_disc(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disc."""
+    """Wait until a file, or a folder's list of names, is on the disc."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,35 +141,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     draft = draft_of(path)
     try:
-        _write(draft, content.encode() if isinstance(content, str) else content)
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync_to_disc(draft)
         draft.replace(path)
     except BaseException:
         # What stays makes the folder one that is not empty.
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-    sync_folder(path.parent)
+    sync_to_disc(path.parent)
 
 
 def draft_of(path: Path) -> Path:
     """Return what `write_atomically` leaves of ``path`` where it is killed."""
     return path.with_name(f".{path.name}.draft")
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the folder's list of names to disk; renaming alone does not."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -49,16 +49,6 @@ class _Found:
         return _Found(described, f"{self.path}/{name}" if self.path else name)
 
 
-def rebuild(hint: Any, described: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that ``described`` stands for."""
-    left = dict(tensors)
-    value = _value(hint, _Found(described, ""), left)
-    if left:
-        names = ", ".join(sorted(left))
-        raise CodecError(f"no field has the tensors {names}; {_OTHER_VERSIONS}")
-    return value
-
-
 def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
     """Return the dataclass whose fields are ``given``, each as its type hint says."""
     fields = {"record": record_type.__name__, "fields": dict(given or {})}
@@ -398,7 +388,11 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
-    record: R = rebuild(record_type, structure, tensors)
+    left = dict(tensors)
+    record: R = _value(record_type, _Found(structure, ""), left)
+    if left:
+        names = ", ".join(sorted(left))
+        raise CodecError(f"no field has the tensors {names}; {_OTHER_VERSIONS}")
     return record
 
 

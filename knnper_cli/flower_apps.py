@@ -24,7 +24,7 @@ from knnper.process import with_fixed_threads
 from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.superlink import WARNINGS_VARIABLE
-from knnper.server.observer import LoggingObserver, Member, Observer, Roster
+from knnper.server.observer import LoggingObserver, Observer, Roster
 from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
 from knnper.server.sites import (
@@ -122,7 +122,15 @@ def order_of(run_config: Mapping[str, object]) -> Order:
         place = _absolute(output)
         experiment = RunFolder.open(place).experiment(experiment_catalogue(), changes)
     else:
-        experiment = with_fixed_threads(_described(run_config, changes))
+        document = str(run_config["document"])
+        path = APP_FOLDER / str(run_config["experiment"])
+        catalogue = experiment_catalogue()
+        described = (
+            from_json(document, catalogue, changes)
+            if document
+            else read_experiment(path, catalogue, changes)
+        )
+        experiment = with_fixed_threads(described)
         place = _absolute(output or f"runs/{experiment.name}")
     return Order(
         experiment=experiment,
@@ -145,15 +153,6 @@ def _changes(text: str) -> Sequence[str]:
         return changes
     message = f'found {text!r}, expected KEY=VALUE;KEY=VALUE or ["KEY=VALUE", ...]'
     raise ConfigError([Problem("set", message)], "the run configuration")
-
-
-def _described(run_config: Mapping[str, object], changes: Sequence[str]) -> Experiment:
-    """Return the experiment: a file's, or the one that is in the configuration."""
-    document = str(run_config["document"])
-    if document:
-        return from_json(document, experiment_catalogue(), changes)
-    path = APP_FOLDER / str(run_config["experiment"])
-    return read_experiment(path, experiment_catalogue(), changes)
 
 
 def _absolute(path: str) -> Path:
@@ -237,15 +236,12 @@ def _messenger(
 def _begin(folder: RunFolder, federation: SiteFederation) -> Roster:
     """Wait for clients and write down who is there: the same until the run ends."""
     members = federation.gather()
-    roster = Roster.of(members, _split(members))
+    known = [asdict(one) for one in sorted(members, key=lambda one: one.name)]
+    split = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    roster = Roster.of(members, split)
     folder.write_roster(roster)
     log.info("clients of this run: %s", ", ".join(roster.names()))
     return roster
-
-
-def _split(members: Sequence[Member]) -> str:
-    known = [asdict(one) for one in sorted(members, key=lambda one: one.name)]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def _leave_model(
@@ -310,9 +306,6 @@ def _warning_the_server() -> Iterator[None]:
 def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
     if isinstance(order.experiment.data.settings, SitesSettings):
         return lead_sites(grid, order, observer)
-    # It needs Ray, which the server of a federation need not have.
-    pass
-
     return lead_virtual_clients(grid, order, observer)
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from knnper.errors import CheckpointError, CodecError
-from knnper.files import sync_folder, write_atomically
+from knnper.files import sync_to_disc, write_atomically
 from knnper.records import (
     Parts,
     canonical,
@@ -105,7 +105,7 @@ def put_aside(folder: Path, server_round: int, files: Iterable[Path]) -> None:
         if later > server_round:
             path = checkpoint_of(folder, later)
             path.rename(aside / path.name)
-    sync_folder(folder)
+    sync_to_disc(folder)
 
 
 def to_keep(rounds: Sequence[int], most: int) -> list[int]:
@@ -159,7 +159,7 @@ class CheckpointFolder:
         target = self._path(server_round)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
-        sync_folder(self._folder)
+        sync_to_disc(self._folder)
         self._remove_old()
         return saved
 

@@ -26,7 +26,7 @@ from knnper.data.examples import (
     channel_statistics,
 )
 from knnper.errors import DataError
-from knnper.files import UNFINISHED, alone, make_entry, read_if_sound, sync_to_disc
+from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
 
 Array = NDArray[np.generic]
 
@@ -344,7 +344,7 @@ def _cached(
     with contextlib.ExitStack() as stack:
         try:
             entry.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone(lock))
+            stack.enter_context(FileLock(lock, wait=True))
         except OSError as error:
             raise _NoCacheError(str(error)) from error
         found = read_if_sound(entry, read)

@@ -18,7 +18,7 @@ from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Choice, Experiment, Precision, Settings, TrainingSettings
-from knnper.files import sync_folder, write_atomically
+from knnper.files import sync_to_disc, write_atomically
 from knnper.loading import parse_settings, to_document
 from knnper.models.catalogue import MODELS
 from knnper.process import num_threads
@@ -335,7 +335,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    sync_folder(folder.parent)
+    sync_to_disc(folder.parent)
 
 
 def load_model(folder: Path) -> GlobalModel:
