@@ -1,4 +1,4 @@
-"""The Flower ClientApp: messages in, whoever plays the clients, messages out."""
+"""The Flower ClientApp: messages in, whoever runs the clients, messages out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ class Node(Protocol):
     """What is behind a node: the place where data comes from."""
 
     def open(self, context: Context, job: Job) -> Worker:
-        """Return who plays the clients of a job."""
+        """Return who runs the clients of a job."""
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
         """Return where numbers of a job may be files; None if they may be nowhere."""

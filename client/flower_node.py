@@ -213,7 +213,7 @@ class TaskSource:
         )
 
     def next_task(self) -> tuple[Task, str] | None:
-        """Return a task and the token that entitles to play it; None without one."""
+        """Return a task and the token that entitles to run it; None without one."""
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         response = self._client.AcquireTask(request)
         if response.HasField("task") and response.token:
@@ -237,10 +237,10 @@ def app_of_the_run(run: Run, fab: Fab) -> ClientApp:
     return load(run.fab_id, run.fab_version, fab.hash_str)
 
 
-def play(
+def run_message(
     address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
 ) -> None:
-    """Play one message and hand its reply to the node, be it an error."""
+    """Answer one message and hand its reply to the node, be it an error."""
     client = _connect(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
@@ -402,7 +402,7 @@ class Orders:
     parent
         Process id of the node.
     app
-        ``MODULE:NAME`` of the installed ClientApp that plays every message.
+        ``MODULE:NAME`` of the installed ClientApp that answers every message.
     allow_app_code
         Run the ClientApp that comes with a run instead, as Flower does. Then whoever
         may submit runs may run any code here.
@@ -701,9 +701,9 @@ class Runner:
         gc.freeze()
 
     def serve(self) -> None:
-        """Play tasks, one at a time, until standard input ends."""
+        """Run tasks, one at a time, until standard input ends."""
         while os.read(_ORDERS, _LONGEST_LINE):
-            # Again after each, since a call may have come while one was played.
+            # Again after each, since a call may have come while one was run.
             while (found := self._next_task()) is not None:
                 self._run(*found)
 
@@ -722,7 +722,7 @@ class Runner:
         def note(pulled: bytes) -> None:
             os.write(writing, pulled)  # less than a pipe holds
 
-        child = _fork(lambda: play(address, token, self._load, note))
+        child = _fork(lambda: run_message(address, token, self._load, note))
         os.close(writing)
         died_of = why(_wait(child))
         if died_of is not None:
@@ -782,7 +782,7 @@ def _work_and_end(parent: int, work: Callable[[], None]) -> NoReturn:
         work()
         status = 0
     except BaseException:  # nothing may get into the code of the parent
-        log.exception("a message could not be played")
+        log.exception("a message could not be answered")
     finally:
         logging.shutdown()
         sys.stdout.flush()

@@ -206,7 +206,7 @@ class RunSettings(Settings):
         compute on it; else on the CPU.
     ray_address
         A Ray cluster to join, as in ``192.168.0.1:6379`` or ``auto``; null starts Ray
-        on this machine. A cluster plays as many clients at a time as it has room for.
+        on this machine. A cluster runs as many clients at a time as it has room for.
     carrier
         How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine)
         or ``message``. ``auto`` is the former where there is room and no cluster.

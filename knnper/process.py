@@ -96,7 +96,7 @@ def num_workers(run: RunSettings) -> int:
 def num_threads(run: RunSettings) -> int:
     """Return the number of threads that torch may use in one process.
 
-    As set, or an equal share of the usable cores for each process that plays clients.
+    As set, or an equal share of the usable cores for each process that runs clients.
     """
     if run.threads_per_worker != "auto":
         return run.threads_per_worker
@@ -115,7 +115,7 @@ def with_fixed_threads(experiment: Experiment) -> Experiment:
 
 
 def compute_device(run: RunSettings) -> torch.device:
-    """Return where a process that plays clients computes."""
+    """Return where a process that runs clients computes."""
     if run.gpus_per_client == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():

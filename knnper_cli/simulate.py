@@ -229,7 +229,7 @@ def bars(counts: list[int]) -> str:
 
 
 class Engine(StrEnum):
-    """What plays the clients."""
+    """What runs the clients."""
 
     FLOWER = "flower"
     SERIAL = "serial"

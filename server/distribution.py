@@ -13,7 +13,7 @@ from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.reports import in_groups, result_problem
-from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.predictors import ClientResult, ClientResults
 from knnper.transport.messages import Purpose
 
@@ -82,7 +82,9 @@ class ModelDistribution:
     ) -> Iterator[Request]:
         key = self.key.child("broadcast", "hand-over")
         state = trained.state
-        reference = self.method.broadcast(state, NEWCOMER, key.child(NEWCOMER))
+        reference = self.method.broadcast(
+            state, UNSEEN_CLIENT, key.child(UNSEEN_CLIENT)
+        )
 
         def payload_of(client: str) -> object:
             if client not in seen:

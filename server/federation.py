@@ -292,7 +292,7 @@ class FlowerFederation(Federation):
 def _stop_if_no_client_is_to_blame(message: Message) -> None:
     """Refuse to go on with a worker that fails whatever client it is given.
 
-    The few clients that others play would make up the round. A worker may be set up
+    The few clients that others run would make up the round. A worker may be set up
     wrongly, and Flower puts a dead Ray actor back into its pool, where it fails every
     message at once.
     """

@@ -31,7 +31,7 @@ from knnper.server.comparison import (
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord, capped
 from knnper.server.reports import evaluation_problem, in_groups
-from knnper.strategies.core.method import NEWCOMER, Method, Origin, UpdateProblem
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
 from knnper.transport.messages import Purpose
 
@@ -436,8 +436,8 @@ class RoundLoop:
 
     def _validate(self, state: Any, server_round: int) -> RoundRecord:
         """Return the unpersonalised model's accuracy on all validation splits."""
-        key = self.key.child("broadcast", server_round, NEWCOMER)
-        reference = self.method.broadcast(state, NEWCOMER, key)
+        key = self.key.child("broadcast", server_round, UNSEEN_CLIENT)
+        reference = self.method.broadcast(state, UNSEEN_CLIENT, key)
         replies = self.federation.exchange(
             Purpose.VALIDATE,
             server_round,

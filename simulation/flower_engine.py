@@ -82,7 +82,7 @@ SESSION_FILE = ".session"
 
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
-    """Return the runtime that plays all virtual clients of ``bench``."""
+    """Return the runtime that runs all virtual clients of ``bench``."""
     keep_freed_memory()
     return ClientRuntime(
         method=bench.method,
@@ -116,7 +116,7 @@ def require_same_folder(run_folder: Path, session: str) -> None:
 
 
 class VirtualHost:
-    """A node of a simulation: it can play any virtual client."""
+    """A node of a simulation: it can run any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
         """See `knnper.client.app.Node`."""
@@ -162,7 +162,7 @@ def play(
     client_app
         What the nodes run.
     num_nodes
-        How many there are; any of them can play any client.
+        How many there are; any of them can run any client.
     run
         What they may use.
     lead
@@ -291,7 +291,7 @@ def _why(error: RuntimeError, run: RunSettings) -> str:
     reason = str(_beneath_flower(error)).rstrip(".")
     if _RAY_TOO_SLOW in reason:
         return (
-            "Ray, whose processes play the clients, did not start in time, most likely "
+            "Ray, whose processes run the clients, did not start in time, most likely "
             "because the machine is too busy. Try again when it is less so, end other "
             "programs, or do without Ray by --engine serial, which has the same "
             f"results. Ray says: {reason}"
@@ -405,10 +405,10 @@ def wait_for_nodes(
 
 
 def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
-    """Return what chooses the nodes one after the other, whoever is to be played.
+    """Return what chooses the nodes one after the other, whoever is to be run.
 
     Flower hands each node one message at a time, so that a node that is given several
-    holds them up; and who plays a client makes no difference to the outcome.
+    holds them up; and who runs a client makes no difference to the outcome.
     """
     endless = itertools.cycle(nodes)
     return lambda client: next(endless)  # noqa: ARG005 (whoever it is)
@@ -427,7 +427,7 @@ def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
 
 
 NUM_NODES = 64
-"""Flower's nodes at most. Which of them plays a client makes no difference."""
+"""Flower's nodes at most. Which of them runs a client makes no difference."""
 
 
 def run_on_flower(

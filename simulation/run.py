@@ -82,10 +82,10 @@ def _play(
 ) -> Mapping[str, Any]:
     if bench.experiment.run.engine == "serial":
         device = compute_device(bench.experiment.run)
-        players = bench
+        workers = bench
         if device.type != "cpu":
-            players = open_workbench(bench.experiment, device, bench.task.pool)
-        return body(SerialFederation(runtime_of(players, folder.path)))
+            workers = open_workbench(bench.experiment, device, bench.task.pool)
+        return body(SerialFederation(runtime_of(workers, folder.path)))
     # Ray takes seconds to import, which the serial engine need not wait for.
     from knnper.simulation.flower_engine import run_on_flower
 

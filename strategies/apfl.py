@@ -13,8 +13,8 @@ With an adaptive α each step also makes α ← α - η ⟨v - w, ∇f(v̄; ξ)�
 
 With α = 0 clients are served FedAvg's model; with α = 1 what Local trains on the same
 mini-batches. w is FedAvg's whatever α is, in every bit. A seen client serves the v of
-its last round, which never trained on its validation split; a newcomer trains one on
-both splits.
+its last round, which never trained on its validation split; an unseen client trains one
+on both splits.
 
 Departures: v starts from the global model that the client is sent on its first visit,
 not from the initial one. The mean of the w weights each client by its number of
@@ -40,9 +40,9 @@ from knnper.strategies.core.training import (
     Batch,
     LocalModel,
     local_sgd,
-    newcomer_rate,
     on_both_splits,
     sgd,
+    unseen_client_rate,
 )
 
 
@@ -168,7 +168,7 @@ class Apfl(Method):
             return ModelPredictor(self.task, payload.weights)
 
         def beside(examples: Examples) -> ModelPredictor:
-            state = self._newcomer(payload, examples, rng)
+            state = self._unseen_client(payload, examples, rng)
             return self._served(payload.weights, state)
 
         if client_state is None:
@@ -186,11 +186,11 @@ class Apfl(Method):
     def _first_state(self, payload: ModelPayload) -> ApflClientState:
         return ApflClientState(payload.weights, float(self.settings.mixing_weight))
 
-    def _newcomer(
+    def _unseen_client(
         self, payload: ModelPayload, examples: Examples, rng: RandomKey
     ) -> ApflClientState:
         """Return the state of a client that trains v beside a fixed w."""
-        rate = newcomer_rate(self.task)
+        rate = unseen_client_rate(self.task)
         start = self._first_state(payload)
         personal = PersonalModel(self.task, start, rate, self.settings.adaptive)
         local_sgd(

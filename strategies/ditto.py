@@ -11,12 +11,12 @@ one v for each value, and keeps them all. With λ = 0 a client that takes part i
 round trains v exactly as `local` trains on the training split alone, but for the order
 of its examples, which is drawn with another key. With λ → ∞, and without momentum, the
 parameters of v are those of the w that the client was sent last. A seen client serves
-what the rounds left, which never trained on its validation split; a newcomer trains on
-both splits in the end.
+what the rounds left, which never trained on its validation split; an unseen client
+trains on both splits in the end.
 
 Departures: v is trained for as long and as fast as w, where the paper allows lengths
-and rates of their own. λ is chosen once, at the hand-over. The pull is taken at the
-end of a step, see `knnper.strategies.core.training`; buffers such as BatchNorm's
+and rates of their own. λ is chosen once, at the model distribution. The pull is taken
+at the end of a step, see `knnper.strategies.core.training`; buffers such as BatchNorm's
 running statistics are not pulled.
 """
 
@@ -37,9 +37,9 @@ from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.training import (
     local_sgd,
-    newcomer_rate,
     on_both_splits,
     pull,
+    unseen_client_rate,
 )
 
 ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
@@ -115,7 +115,7 @@ class Ditto(Method):
         rng: RandomKey,
     ) -> ModelPredictor:
         if client_state is None or not len(data.train_and_validation()):
-            return self._newcomer(payload.weights, data, rng)
+            return self._unseen_client(payload.weights, data, rng)
         models = self._models(payload, client_state)
         return self._best(models, data.validation)
 
@@ -139,7 +139,7 @@ class Ditto(Method):
         chosen = max(models, key=merit)
         return ModelPredictor(self.task, models[chosen], {"prox_weight": chosen})
 
-    def _newcomer(
+    def _unseen_client(
         self, weights: Tensor, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         """Return the model of a client that trains now, pulled to the global model.
@@ -147,7 +147,7 @@ class Ditto(Method):
         It chooses λ with models of the training split, and without validation data
         takes the largest.
         """
-        rate = newcomer_rate(self.task)
+        rate = unseen_client_rate(self.task)
 
         def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
             hook = pull(weights, prox_weight, rate, self.task.training.weight_decay)

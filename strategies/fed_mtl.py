@@ -12,7 +12,7 @@ the w̄ that it was sent. With λ = 0 and full participation that is local train
 w_m starts from the common initial weights and nothing of the others reaches it, so it
 is exactly `local`'s of the training split, given the same random keys. A seen client
 serves its w_m of the last round, which never trained on its validation split; a
-newcomer trains one from w̄ on both splits.
+unseen client trains one from w̄ on both splits.
 
 Departures: MOCHA solves convex problems in their dual and learns how clients are
 related; here the relation is fixed, and any model is trained with SGD. w̄ is of the
@@ -34,9 +34,9 @@ from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.training import (
     GradientHook,
     local_sgd,
-    newcomer_rate,
     pull,
     trained_on_both_splits,
+    unseen_client_rate,
 )
 
 
@@ -98,7 +98,7 @@ class FedMTL(Method):
     ) -> ModelPredictor:
         if client_state is not None and len(data.train_and_validation()):
             return ModelPredictor(self.task, client_state.weights)
-        rate = newcomer_rate(self.task)
+        rate = unseen_client_rate(self.task)
         return trained_on_both_splits(
             self.task,
             payload.weights,

@@ -112,7 +112,7 @@ class FedAttn(Method):
 
     title = "FedAttn"
     source = "Luo, Panchal, Guan 2022, Algorithm 1"
-    download = "1 (a newcomer: representation and biases of all seen clients)"
+    download = "1 (an unseen client: representation and biases of all seen clients)"
     server_state = "1, and representation and biases of all seen clients"
     unseen = "the model with biases of the seen clients nearest to its own data"
     reference_title = "FedAttn (global)"
@@ -191,7 +191,7 @@ class FedAttn(Method):
         return asks, nearest(state.known.memory, asks, self.settings.num_neighbors)
 
     def _served(self, payload: FedAttnPayload, data: ClientData) -> Tensor:
-        """Return a client's model: G without data, and a newcomer makes its P_i."""
+        """Return a client's model: G without data; an unseen client makes its P_i."""
         if len(data.train) + len(data.validation) == 0:
             return payload.weights.masked_scatter(self._where, payload.biases)
         if payload.memory is None or payload.attention is None or len(data.train) == 0:

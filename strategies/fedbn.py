@@ -24,7 +24,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(frozen=True)
 class FedBNSettings(Settings):
-    """How long a newcomer trains.
+    """How long an unseen client trains.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ Algorithm HypCluster and Eq. 3 and 4. In a round each participant i takes
 
 with the mean loss on its training data, trains h_f(i), and the server averages each
 h_k over the clients that chose it. At first the participants all train one model; they
-are dealt at random into K groups, and the mean of each group is where a h_k begins.
+are split at random into K groups, and the mean of each group is where a h_k begins.
 
 The paper says of the start only that a model is trained on sampled clients and that
 all h_k are initialised with it "randomly". Departures: the means of models replace the
@@ -60,7 +60,7 @@ class HypClusterState(Record):
     # model.
     centers: tuple[Tensor, ...]
     largest: int  # The cluster that most examples were trained in, in the last round
-    # The group that each seen client is dealt into in the first round, by its name;
+    # The group that each seen client is split into in the first round, by its name;
     # empty afterwards.
     deal: dict[str, int]
 

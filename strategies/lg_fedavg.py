@@ -11,8 +11,8 @@ and sends θ_m^g only, of which the server takes the mean weighted by examples.
 
 Departures: the supervised local loss only, without the paper's auxiliary and fair
 representations. The paper sends inputs of unknown devices through all trained local
-models; here they never leave their clients, and a newcomer trains one of its own under
-the global model.
+models; here they never leave their clients, and an unseen client trains one of its own
+under the global model.
 """
 
 from dataclasses import dataclass

@@ -21,9 +21,9 @@ Departures: mini-batches come from passes over the data, not from independent dr
 those of D' are FedAvg's, so that α = 0 is FedAvg. The mean of the models weights each
 client by its number of examples. Momentum and weight decay, where they are set, act on
 the step of rate β alone. Buffers such as BatchNorm's running statistics are averaged;
-they have seen the mini-batches D and D'' too. At the hand-over ``adaptation_epochs`` of
-1 make a step for each full mini-batch of the client's data, where F_i has one on all of
-them.
+they have seen the mini-batches D and D'' too. At the model distribution
+``adaptation_epochs`` of 1 make a step for each full mini-batch of the client's data,
+where F_i has one on all of them.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ from knnper.strategies.core.networks import (
 )
 from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.training import local_sgd, newcomer_rate
+from knnper.strategies.core.training import local_sgd, unseen_client_rate
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PFedHN(Method):
 
     title = "pFedHN"
     source = "Shamsian et al. 2021, Algorithm 1"
-    download = "1 (a newcomer: hidden_dim + 2)"
+    download = "1 (an unseen client: hidden_dim + 2)"
     server_state = "hidden_dim + 1"
     unseen = "the generated model of an embedding that it finds with its own data"
     reference_title = "pFedHN (mean embedding)"
@@ -169,7 +169,7 @@ class PFedHN(Method):
     def _adapt(
         self, payload: PFedHNPayload, examples: Examples, rng: RandomKey
     ) -> Tensor:
-        """Return the client's weights: a newcomer with data first finds its own v."""
+        """Return the client's weights: unseen, with data, it first finds its own v."""
         network, embedding, weights = (
             payload.hypernetwork,
             payload.embedding,
@@ -177,7 +177,7 @@ class PFedHN(Method):
         )
         if network is None or embedding is None or len(examples) == 0:
             return weights
-        rate = newcomer_rate(self.task)
+        rate = unseen_client_rate(self.task)
         _, buffers = _split(weights, self.task.model.num_parameters)
         for number in range(self.settings.unseen_steps):
             result = local_sgd(

@@ -14,13 +14,13 @@ With K = 1 and α = 1/λ, λ (w_m - θ) is g(w_m): w is exactly FedAvg's. So it 
 K with α = 1/λ → 0, but for buffers, which see each mini-batch K times. With λ = 0 no
 gradient reaches w, which moves by weight decay alone, and its buffers by the passes.
 
-Departures: the θ that a client serves is found at the hand-over, from the last w and in
-passes over both splits of its data, as the paper defines it; the paper's algorithm ends
-with the θ of a client's last mini-batch, which fits that mini-batch. The pull is then
-taken at the end of a step, see `knnper.strategies.core.training`. Weight decay is w's
-in the rounds and θ's at the hand-over; momentum, where it is set, is w's alone. Clients
-are weighted by their number of examples, by the paper equally. K is fixed; the paper
-goes on up to an accuracy.
+Departures: the θ that a client serves is found at the model distribution, from the last
+w and in passes over both splits of its data, as the paper defines it; the paper's
+algorithm ends with the θ of a client's last mini-batch, which fits that mini-batch. The
+pull is then taken at the end of a step, see `knnper.strategies.core.training`. Weight
+decay is w's in the rounds and θ's at the model distribution; momentum, where it is set,
+is w's alone. Clients are weighted by their number of examples, by the paper equally. K
+is fixed; the paper goes on up to an accuracy.
 """
 
 from collections.abc import Sequence

@@ -242,7 +242,7 @@ class LabelledArrays:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A central data set, before it is dealt to clients.
+    """A central data set, before it is split over clients.
 
     Attributes
     ----------

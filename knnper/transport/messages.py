@@ -250,7 +250,7 @@ R = TypeVar("R")
 _VECTOR = "vector"
 _FILE = "file"
 _LAYOUT = "layout"
-_CANNOT_PLAY = "no client can be played"
+_CANNOT_RUN = "no client can be run"
 
 
 class CarrierError(CodecError):
@@ -265,16 +265,16 @@ class CannotPlayError(RunError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{_CANNOT_PLAY} on {platform.node()}: {reason}")
+        super().__init__(f"{_CANNOT_RUN} on {platform.node()}: {reason}")
 
 
 def why_none_can_be_played(failure: str) -> str | None:
     """Return the message of the `CannotPlayError` in a failure's text; None without."""
-    if _CANNOT_PLAY not in failure:
+    if _CANNOT_RUN not in failure:
         return None
     # What stands around it is Ray's traceback and Flower's quotes.
-    reason = failure.rpartition(_CANNOT_PLAY)[2].splitlines()[0]
-    return _CANNOT_PLAY + reason.removesuffix("'>")
+    reason = failure.rpartition(_CANNOT_RUN)[2].splitlines()[0]
+    return _CANNOT_RUN + reason.removesuffix("'>")
 
 
 class Purpose(StrEnum):

@@ -809,7 +809,7 @@ class Row:
     num_clients, num_rounds
         Of the first run; None is not known.
     seconds
-        What training took, with the hand-over for a personalised model: mean.
+        What training took, with the model distribution for a personalised model: mean.
     is_reference
         Whether it is the unpersonalised model of a method that goes on from it.
     """

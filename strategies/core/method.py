@@ -30,7 +30,7 @@ from knnper.strategies.core.training import LocalResult, local_sgd
 AS_IT_IS = "none"
 """The personalisation that adds nothing to a method's own."""
 
-NEWCOMER = ""
+UNSEEN_CLIENT = ""
 """The client id of nobody in particular: a client that was never seen."""
 
 UpdateProblem = Callable[[Any, Any], str | None]
@@ -90,7 +90,7 @@ class Method:
         any client by itself: it is exported, and sites keep it and serve it with a
         memory. Not so where they are only what the clients' own models start from or
         are pulled to, or where a part of them is never trained. With it, ``weights`` of
-        what is broadcast to a `NEWCOMER` are these.
+        what is broadcast to a `UNSEEN_CLIENT` are these.
     needs_metrics
         Whether an update says how the received model does on the client's data, or how
         that data is made up, beside its number of examples: a client that shares no
@@ -187,8 +187,8 @@ class Method:
         state
             The server's.
         client_id
-            May be a client that took no part in training; `NEWCOMER` asks for what any
-            such client would get.
+            May be a client that took no part in training; `UNSEEN_CLIENT` asks for what
+            any such client would get.
         rng
             Of the round and the client.
         """

@@ -81,7 +81,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What is known of a client after the hand-over. Counts and metrics only."""
+    """What is known of a client in the end. Counts and metrics only."""
 
     client: str  # The client's name
     seen: bool  # Whether it could take part in training

@@ -23,8 +23,8 @@ from knnper.strategies.core.records import ModelPayload, ModelState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LocalResult,
-    newcomer_rate,
     trained_on_both_splits,
+    unseen_client_rate,
 )
 
 
@@ -120,7 +120,7 @@ class PartlyShared(Method):
         Which weights are shared, bool of shape (num_weights,).
     unseen_epochs
         Passes over both splits in which a client without a personal part trains one at
-        the hand-over.
+        the model distribution.
     """
 
     update_type = SharedUpdate
@@ -168,7 +168,7 @@ class PartlyShared(Method):
             data,
             rng,
             num_epochs=self.unseen_epochs,
-            learning_rate=newcomer_rate(self.task),
+            learning_rate=unseen_client_rate(self.task),
             trainable=self.sharing.personal,
         )
 

@@ -394,7 +394,7 @@ def num_steps(
     return (training.local_epochs or 1) * per_epoch
 
 
-def newcomer_rate(task: Task) -> float:
+def unseen_client_rate(task: Task) -> float:
     """Return the learning rate of a client that begins when the rounds are over.
 
     The first round's: that of the last may be a hundredth of it, which is for weights

@@ -60,9 +60,9 @@ class SiteGrid(FakeGrid):
     """Nodes that run the ClientApp, each for one site's file."""
 
     def __init__(self, files: dict[int, Path]) -> None:
-        super().__init__(self.play, files)
+        super().__init__(self.answer, files)
         self.files = files
-        self.played: list[tuple[int, str]] = []
+        self.answered: list[tuple[int, str]] = []
 
     def join(self, node: int, file: Path) -> None:
         self.files[node] = file
@@ -72,10 +72,10 @@ class SiteGrid(FakeGrid):
         sent = list(messages)
         for message in sent:
             if message.metadata.message_type == Purpose.REFUSE.value:
-                self.play(message)  # nobody waits for the answer
+                self.answer(message)  # nobody waits for the answer
         return super().push_messages(sent)
 
-    def play(self, message: Message) -> Message:
+    def answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         context = Context(
             run_id=1,
@@ -84,7 +84,7 @@ class SiteGrid(FakeGrid):
             state=RecordDict(),
             run_config={},
         )
-        self.played.append((node, message.metadata.message_type))
+        self.answered.append((node, message.metadata.message_type))
         try:
             return client_app(message, context)
         except Exception as error:  # noqa: BLE001 (as Flower does)

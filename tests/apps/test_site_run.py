@@ -111,7 +111,7 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     assert rows(again)["0002"]["accuracy"] == expected["accuracy"]
     assert weights_of(again) == weights
     assert serving(files["0002"], "0002").num_train == int(expected["num_train"])
-    asked_twice = [one for one in grid.played if one[1] == "evaluate.personalize"]
+    asked_twice = [one for one in grid.answered if one[1] == "evaluate.personalize"]
     assert len(asked_twice) == 4, "who has the model is not asked again"
 
 
@@ -161,12 +161,12 @@ def test_sites_go_back_with_the_server_to_an_older_round(
     settings = experiment(**changes, **{"training.num_rounds": 4})
     grid = three(files)
     ran = lead(grid, settings, tmp_path / "run")
-    trained = [one for one in grid.played if one[1] == "train"]
+    trained = [one for one in grid.answered if one[1] == "train"]
     expected = ran.results()["training"]["state_sha256"], rows(ran)
     ran.go_back(2)
     again = lead(grid, settings, tmp_path / "run")
     assert (again.results()["training"]["state_sha256"], rows(again)) == expected
-    again_trained = [one for one in grid.played if one[1] == "train"]
+    again_trained = [one for one in grid.answered if one[1] == "train"]
     assert len(again_trained) == len(trained) * 3 // 2
 
 
@@ -206,7 +206,7 @@ def test_a_site_may_only_get_the_model(tmp_path: Path, files: dict[str, Path]) -
     idle.write_text(idle.read_text() + "train: false\n")
     grid = three(files)
     ran = lead(grid, experiment(), tmp_path / "run")
-    assert (11, "train") not in grid.played
+    assert (11, "train") not in grid.answered
     assert rows(ran)["0001"]["seen"] == "false"
 
 
@@ -231,7 +231,7 @@ def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
     settings = experiment(method="{name: qfedavg}", personalization="{}")
     ran = lead(grid, settings, tmp_path / "run")
     assert sorted(rows(ran)) == ["0000", "0003"]
-    assert (11, "train") not in grid.played
+    assert (11, "train") not in grid.answered
     refusals = (tmp_path / "state-0001" / "refusals.jsonl").read_text()
     assert "found share_metrics: false" in refusals
 

@@ -35,7 +35,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     done = run(tmp_path, x=NEIGHBORS, group="all")
     assert done.exit_code == 0, done.output
     assert "95 % interval" in done.stdout
-    # Two seeds: two rounds and two hand-overs each.
+    # Two seeds: two rounds and two model distributions each.
     assert "4 runs, 0 of them there" in done.stderr
     assert "8/8 steps" in done.stderr
     folder = tmp_path / "out"

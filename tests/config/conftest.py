@@ -20,7 +20,7 @@ class Nothing(Settings):
 
 
 @dataclass(frozen=True)
-class Deal(Settings):
+class Dirichlet(Settings):
     alpha: PositiveFloat
     num_clients: PositiveInt = 10
     unseen_fraction: UnitInterval = 0.0
@@ -43,7 +43,7 @@ class Memory(Settings):
 def catalogue() -> Catalogue:
     return Catalogue(
         data={"digits": Nothing, "cifar10": Nothing},
-        partition={"dirichlet": Deal},
+        partition={"dirichlet": Dirichlet},
         model={"tiny_cnn": Nothing},
         method={"knn_per": Nothing, "fedavg": Nothing},
         personalization={"knn": Memory, "none": Nothing},

@@ -10,7 +10,7 @@ from tests.federation.small_federation import Example, Found, found_federation
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
-    """Digits dealt to three seen clients and an unseen one."""
+    """Digits split over three seen clients and an unseen one."""
     made = Example(tmp_path_factory.mktemp("example"))
     made.make()
     return made

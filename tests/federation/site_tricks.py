@@ -29,7 +29,7 @@ from knnper.transport.messages import Job
 
 APP = "site_tricks:app"
 TRICKS = "tricks.json"
-HAND_OVER, INSTALLING, INSTALLED = "hand-over", "installing", "installed"
+DISTRIBUTING, INSTALLING, INSTALLED = "distributing", "installing", "installed"
 HOLD, KILL, HANG = "hold", "kill", "hang"
 NAN, INFINITE, SHAPE, NORM, NOTHING = "nan", "infinite", "shape", "norm", "nothing"
 LEAK, KEEP_MODELS, TAMPER = "leak", "keep models", "tamper"
@@ -114,7 +114,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Player(SiteWorker):
-    """A site's player that does tricks in the course of what it does."""
+    """A site's worker that does tricks in the course of what it does."""
 
     tricks: Tricks = field(kw_only=True)
 
@@ -127,9 +127,9 @@ class _Player(SiteWorker):
         keep_rounds: Sequence[int],
     ) -> Any:
         when = training(server_round)
-        player = self._acting(when)
+        worker = self._acting(when)
         update = SiteWorker.train(
-            player, client, payload, server_round, state_round, keep_rounds
+            worker, client, payload, server_round, state_round, keep_rounds
         )
         if self.tricks.deed("models") == KEEP_MODELS:
             self._keep(f"sent-{server_round}", payload.weights)
@@ -149,10 +149,10 @@ class _Player(SiteWorker):
         reference: Any,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        if self.tricks.deed(HAND_OVER) == TAMPER:
+        if self.tricks.deed(DISTRIBUTING) == TAMPER:
             reference = _with_weights(_with_one(0.5))(reference)
-        player = self._acting(HAND_OVER)
-        return SiteWorker.personalize(player, clients, payload, reference, state_rounds)
+        worker = self._acting(DISTRIBUTING)
+        return SiteWorker.personalize(worker, clients, payload, reference, state_rounds)
 
     def _acting(self, when: str) -> "_Player":
         runtime = self.runtime
@@ -178,9 +178,9 @@ class _Player(SiteWorker):
 
 class _Host(SiteNode):
     def open(self, context: Context, job: Job) -> SiteWorker:
-        player = super().open(context, job)
+        worker = super().open(context, job)
         given = {
-            one.name: getattr(player, one.name) for one in dataclasses.fields(player)
+            one.name: getattr(worker, one.name) for one in dataclasses.fields(worker)
         }
         return _Player(**given, tricks=_tricks(context))
 

@@ -15,7 +15,7 @@ from knnper.transport.credentials import (
     write_node_key,
 )
 from tests.federation.running_commands import Running
-from tests.federation.site_tricks import HAND_OVER, TAMPER
+from tests.federation.site_tricks import DISTRIBUTING, TAMPER
 from tests.federation.small_federation import SEEN, Federation, Found
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_each_side_says_why_a_client_is_not_let_in(found: Found) -> None:
 def test_a_taken_name_and_a_model_that_was_changed(found: Found) -> None:
     federation = found()
     federation.configure(IMPOSTOR, name=HONEST)
-    federation.tricks(TAMPERED).plan({HAND_OVER: TAMPER})
+    federation.tricks(TAMPERED).plan({DISTRIBUTING: TAMPER})
     federation.server()
     nodes = federation.clients()
     submitted, run = federation.submit("run.federation.min_clients=2")

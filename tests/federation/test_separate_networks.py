@@ -78,7 +78,7 @@ def test_story_across_networks(federation: Federation, example: Example) -> None
         UNSEEN, "onboard", "site", "onboard", file, "--no-serve"
     )
     assert onboarding.wait() == 0
-    wait_until(lambda: UNSEEN in run.clients, "the newcomer is in the results")
+    wait_until(lambda: UNSEEN in run.clients, "the unseen client is in the results")
     run.require_same(example.reference, [*SEEN, UNSEEN])
 
 

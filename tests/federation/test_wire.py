@@ -1,4 +1,4 @@
-"""No example and no embedding leaves a client, in training and in the hand-over."""
+"""No example and no embedding leaves a client, in training or in model distribution."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -125,7 +125,7 @@ def test_clients_are_pooled_by_their_test_images() -> None:
     assert curves.alarmed["distance"] == [0.0, 0.5, 0.5]
 
 
-# How images are dealt for the drift figure.
+# How images are split for the drift figure.
 
 
 NUM_TRAIN, NUM_TEST = 600, 120
@@ -155,11 +155,11 @@ def _joined(parts: Sequence[Integers]) -> list[int]:
 def test_every_image_is_dealt_twice_and_no_client_grows(
     seed: int, alpha: float
 ) -> None:
-    dealt = streams(seed, alpha=alpha)
-    assert all(len(before(one)) >= len(after(one)) for one in dealt)
-    twice = sorted(index for one in dealt for index in (*before(one), *after(one)))
+    given = streams(seed, alpha=alpha)
+    assert all(len(before(one)) >= len(after(one)) for one in given)
+    twice = sorted(index for one in given for index in (*before(one), *after(one)))
     assert twice == sorted([*range(NUM_TRAIN), *range(NUM_TRAIN)])
-    tests = np.concatenate([part for one in dealt for part in one.tests])
+    tests = np.concatenate([part for one in given for part in one.tests])
     assert sorted(tests.tolist()) == sorted([*range(NUM_TEST), *range(NUM_TEST)])
 
 

@@ -1,4 +1,4 @@
-"""What the server keeps is dealt to nobody."""
+"""What the server keeps goes to no client."""
 
 import dataclasses
 import hashlib

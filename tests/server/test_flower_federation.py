@@ -169,7 +169,7 @@ def test_a_worker_that_is_set_up_wrongly_ends_the_run() -> None:
     clients = federation(
         lambda message: Message(Error(code=2, reason=reason), reply_to=message)
     )
-    with pytest.raises(RunError, match=r"no client can be played on .*: no data$"):
+    with pytest.raises(RunError, match=r"no client can be run on .*: no data$"):
         ask(clients.made)
 
 

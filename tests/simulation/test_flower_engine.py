@@ -82,7 +82,7 @@ def test_without_room_auto_sends_messages_and_shared_memory_is_refused(
         carrier_folder(RunSettings(carrier="shared_memory"))
 
 
-# What a worker checks before it plays clients.
+# What a worker checks before it runs clients.
 
 
 def test_the_folder_that_the_server_wrote_to(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The server of a simulation has the examples that no client was dealt."""
+"""The server of a simulation has the examples that no client got."""
 
 import json
 from collections.abc import Mapping
@@ -101,8 +101,8 @@ def test_the_server_has_what_it_keeps() -> None:
     assert len(kept) == len(positions) == round(0.1 * len(train))
     assert torch.equal(kept.labels, torch.from_numpy(train.labels[positions]))
     assert torch.equal(kept.images, torch.tensor(train.images[positions]))
-    dealt = {int(i) for part in bench.partition.clients for i in part.train}
-    assert not dealt & set(positions.tolist())
+    given = {int(i) for part in bench.partition.clients for i in part.train}
+    assert not given & set(positions.tolist())
 
 
 def test_by_default_it_keeps_nothing() -> None:

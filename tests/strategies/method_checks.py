@@ -57,7 +57,7 @@ def labelled(
 def mixture_served(
     method: Method, weights: Tensor, data: ClientData
 ) -> MixturePredictor:
-    """Return what a newcomer is served of one model that is sent to it."""
+    """Return what an unseen client is served of one model that is sent to it."""
     payload = ModelPayload(weights)
     predictor = method.personalize(payload, None, data, RandomKey(6))
     assert isinstance(predictor, MixturePredictor)

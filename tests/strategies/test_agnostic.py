@@ -14,7 +14,7 @@ from knnper.strategies.agnostic import (
     AgnosticState,
     AgnosticUpdate,
 )
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, NoSettings
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import problems_of
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
@@ -235,7 +235,7 @@ def test_everyone_is_served_the_global_model(
     task = linear_task(TrainingSettings())
     method = Agnostic(task, BY_LABEL)
     state = method.init(["a"], key)
-    payload = method.broadcast(state, NEWCOMER, key)
+    payload = method.broadcast(state, UNSEEN_CLIENT, key)
     predictor = method.personalize(payload, None, white([1]), key)
     images = white([0]).train.images
     assert torch.equal(predictor(images), task.probabilities(state.weights, images))

@@ -13,7 +13,7 @@ from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.apfl import Apfl, ApflClientState, ApflSettings, mixed
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
@@ -39,7 +39,7 @@ def with_dropout(task: Task) -> Task:
 
 
 def served(method: Method, state: Any, memory: Any, data: ClientData) -> ModelPredictor:
-    payload = method.broadcast(state, NEWCOMER, RandomKey(5))
+    payload = method.broadcast(state, UNSEEN_CLIENT, RandomKey(5))
     predictor = method.personalize(payload, memory, data, RandomKey(6))
     assert isinstance(predictor, ModelPredictor)
     return predictor
@@ -176,7 +176,7 @@ class TestBuffers:
         assert not torch.equal(own, shared)
 
 
-class TestNewcomers:
+class TestUnseenClients:
     def test_the_shared_model_is_fixed(
         self, linear_task: MakeTask, white: MakeClient
     ) -> None:

@@ -15,7 +15,7 @@ from knnper.strategies.clustered_fl import (
     ClustersState,
 )
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, NoSettings
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
@@ -98,7 +98,7 @@ def test_it_is_fedavg_where_nothing_is_parted(
     assert torch.equal(model, expected.weights)
 
     images = clients["a"].validation.images
-    for known_as in ("a", NEWCOMER):
+    for known_as in ("a", UNSEEN_CLIENT):
         payload = method.broadcast(found, known_as, key)
         served = method.personalize(payload, None, clients["a"], key)(images)
         assert torch.equal(served, task.probabilities(expected.weights, images))
@@ -230,7 +230,7 @@ def test_unseen_clients_join_by_their_validation_split(
 ) -> None:
     method = ClusteredFL(linear_task(TrainingSettings()), ClusteredFLSettings())
     state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 0, "b": 1, "c": 1})
-    payload = method.broadcast(state, NEWCOMER, key)
+    payload = method.broadcast(state, UNSEEN_CLIENT, key)
     data = ClientData(white(train).train, white(validation).train)
     predictor = method.personalize(payload, None, data, key)
     assert predictor.describe() == {"cluster": float(expected)}

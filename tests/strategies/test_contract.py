@@ -12,7 +12,7 @@ from knnper import strategies
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER
+from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT
 from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
@@ -71,7 +71,7 @@ def test_records_survive_the_codec(name: str, train: Train) -> None:
         (method.state_type, run.before),
         (method.state_type, run.state),
     ]
-    for client in (*CLIENTS, NEWCOMER):
+    for client in (*CLIENTS, UNSEEN_CLIENT):
         payload = method.broadcast(run.state, client, RandomKey(2))
         pairs.append((method.payload_type, payload))
     pairs += [(method.update_type, update) for _, update in run.updates]
@@ -126,7 +126,7 @@ def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> No
         torch.testing.assert_close(found[path], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("known_as", ["a", NEWCOMER])
+@pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
 @pytest.mark.parametrize(
     ("num_train", "num_validation", "labels"),
     [(0, 0, 3), (0, 2, 3), (1, 0, 3), (1, 1, 3), (2, 1, 3), (6, 4, 1), (6, 4, 3)],
@@ -174,7 +174,7 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(
 ) -> None:
     run, queries = train(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
-    payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
+    payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
     served = [
         run.method.personalize(payload, memory, nothing, RandomKey(seed))(queries)
         for seed, memory in [(3, None), (4, run.memory.get("a"))]
@@ -214,7 +214,7 @@ def test_clients_that_are_personalised_together_are_sent_the_same(
     run = train(name)
     payloads = {
         fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
-        for client in (*CLIENTS, NEWCOMER)
+        for client in (*CLIENTS, UNSEEN_CLIENT)
     }
     assert len(payloads) == 1
 

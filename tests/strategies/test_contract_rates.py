@@ -1,4 +1,4 @@
-"""At which rate every method trains: that of the round, and a newcomer's the first."""
+"""At which rate every method trains: the round's, for unseen clients the first."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from knnper.experiment import MultiStepSchedule
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
     TRAINING,
@@ -39,7 +39,7 @@ BEGINNING = (
     "lg_fedavg",
     "pfedhn",
 )
-"""What train a newcomer from the start, at the training section's rate."""
+"""What train an unseen client from the start, at the training section's rate."""
 
 ScheduledMethods = tuple[Method, Method, Method]
 """At the constant rate, with the schedule, and at the later rate throughout."""
@@ -84,14 +84,14 @@ def test_a_round_is_trained_at_its_own_rate(
 
 
 @pytest.mark.parametrize("name", BEGINNING)
-def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(
+def test_an_unseen_client_is_trained_at_the_rate_of_the_first_round(
     name: str,
     three: Callable[[str], ScheduledMethods],
     train: Train,
     noisy: MakeClient,
 ) -> None:
     run, queries = train(name), noisy(5, 0, seed=10).train.images
-    payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
+    payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
 
     def served(method: Method) -> Tensor:
         return method.personalize(payload, None, run.data["a"], RandomKey(3))(queries)

@@ -12,7 +12,7 @@ import torch
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.predictors import EmbeddingPredictor
 from tests.strategies.trained_methods import MakeClient, Train
 
@@ -44,7 +44,7 @@ def validation_splits(noisy: MakeClient) -> list[Examples]:
     return [noisy(0, 4, 0).validation, other, turned, noisy(0, 0, 1).validation]
 
 
-@pytest.mark.parametrize("known_as", ["a", NEWCOMER])
+@pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
 @pytest.mark.parametrize(
     ("name", "on_top"), BARE + [("fedavg", on_top) for on_top in ON_TOP]
 )

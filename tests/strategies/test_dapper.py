@@ -14,7 +14,7 @@ from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.task import Task, draw_sample, taken
@@ -52,7 +52,7 @@ def after_training(method: Method, update: Any) -> Any:
 
 
 def served(
-    method: Method, weights: torch.Tensor, data: ClientData, client: str = NEWCOMER
+    method: Method, weights: torch.Tensor, data: ClientData, client: str = UNSEEN_CLIENT
 ) -> ModelPredictor:
     state = replace(
         method.init(("a",), RandomKey(1)),

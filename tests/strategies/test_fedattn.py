@@ -11,7 +11,7 @@ from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.networks import Attention, KnownClients, Memory
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
@@ -173,7 +173,7 @@ def test_what_a_client_gets_is_weighed_by_the_attention(
     method = fedattn_of(task, attention_dim=1, num_neighbors=2)
     sent = method.broadcast(state, "b", key)
     assert sent.weights.tolist() == pytest.approx(expected)
-    unseen = method.broadcast(state, NEWCOMER, key)
+    unseen = method.broadcast(state, UNSEEN_CLIENT, key)
     assert served(method, unseen, CLIENTS["a"]).tolist() == pytest.approx(expected)
 
 
@@ -190,12 +190,12 @@ def test_a_representation_is_that_of_the_trained_model(
     assert not torch.allclose(after, before, atol=1e-2)
 
 
-def test_a_newcomer_is_represented_by_the_global_model(
+def test_an_unseen_client_is_represented_by_the_global_model(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task, data = normed_task(ONE_ROUND), noisy(6, 0, 1)
     first, trained = task.initial_weights, task.fresh_weights(key)
-    # One known client is where the global model puts the newcomer, one where the
+    # One known client is where the global model puts the unseen client, one where the
     # initial weights do.
     places = [
         task.embed(one, data.train.images).mean(dim=0) for one in (trained, first)
@@ -234,7 +234,7 @@ def test_warm_up_throughout_is_fedavg(
     expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
     found, _ = run_rounds(method, clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
-    for name in ("a", NEWCOMER):
+    for name in ("a", UNSEEN_CLIENT):
         payload = method.broadcast(found, name, key)
         assert torch.equal(served(method, payload, clients["a"]), expected.weights)
     personal, _ = run_rounds(fedattn_of(task), clients, num_rounds=3)
@@ -275,19 +275,19 @@ def test_a_strong_pull_keeps_the_biases_global(
     assert torch.equal(pulled[~where], free[~where])
 
 
-def test_a_newcomer_makes_its_own_biases(
+def test_an_unseen_client_makes_its_own_biases(
     affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
 ) -> None:
     method = fedattn_of(affine_task(ONE_ROUND), num_neighbors=1)
     state, _ = run_rounds(method, CLIENTS, num_rounds=1)
-    payload = method.broadcast(state, NEWCOMER, key)
-    # By its pixels one newcomer is like a, whatever its labels, the other like b.
+    payload = method.broadcast(state, UNSEEN_CLIENT, key)
+    # By its pixels one unseen client is like a, whatever its labels, the other like b.
     like_a = served(method, payload, one_pixel(200, 1))
     assert like_a.tolist() == [0.25, -0.25, 0.5, -0.5]
     like_b = served(method, payload, one_pixel(100, 0))
     assert like_b.tolist() == [0.25, -0.25, -0.5, 0.5]
     nothing = ClientData(CLIENTS["a"].validation, CLIENTS["a"].validation)
-    for client in ("a", NEWCOMER):
+    for client in ("a", UNSEEN_CLIENT):
         sent = method.broadcast(state, client, key)
         assert torch.equal(served(method, sent, nothing), state.weights)
 

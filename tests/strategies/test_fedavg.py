@@ -3,7 +3,7 @@ import torch
 
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
@@ -38,7 +38,7 @@ def test_everyone_is_served_the_global_model(
     method = FedAvg(task, NoSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
-    payload = method.broadcast(state, NEWCOMER, key)
+    payload = method.broadcast(state, UNSEEN_CLIENT, key)
     predictor = method.personalize(payload, None, clients["b"], key)
     # Logits (¼, -¼): p(0) = 1 / (1 + exp(-½)) = 0.62246.
     served = predictor(clients["b"].train.images)

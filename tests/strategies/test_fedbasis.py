@@ -1,4 +1,4 @@
-"""FedBasis on two parameters, with one basis, and at the hand-over."""
+"""FedBasis on two parameters, with one basis, and at the model distribution."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ from knnper.models.networks import MlpSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
@@ -222,7 +222,7 @@ def test_a_client_is_served_a_combination_and_its_own_head(
     settings = FedBasisSettings(combination_learning_rate=5.0)
     method, data = FedBasis(task, settings), noisy(9, 3, seed=7)
     seen = method.broadcast(state, "a", key)
-    unseen = method.broadcast(state, NEWCOMER, key)
+    unseen = method.broadcast(state, UNSEEN_CLIENT, key)
     assert all(map(torch.equal, seen.models, unseen.models))
     served: Any = method.personalize(unseen, None, data, key)
     alpha = list(served.describe().values())

@@ -38,13 +38,15 @@ def test_two_rounds_by_hand(white: MakeClient, run_rounds: RunRounds) -> None:
     assert memory["a"].personal.tolist() == pytest.approx(kept, abs=1e-6)
 
 
-def test_newcomers_learn_batch_norm_alone(white: MakeClient, key: RandomKey) -> None:
+def test_unseen_clients_learn_batch_norm_alone(
+    white: MakeClient, key: RandomKey
+) -> None:
     payload = ModelPayload(torch.tensor([1.0, 0, 1, 0, 1]))
     served = one_model_of(normed_pixel(1), payload, None, white([1, 1]), key)
     assert served.weights.tolist() == pytest.approx([1, -0.5, 1, 0.1, 0.9])
 
 
-def test_newcomers_statistics_come_close_to_their_data(
+def test_unseen_clients_statistics_come_close_to_their_data(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=8, learning_rate=0.01))

@@ -8,7 +8,7 @@ from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies import fedem as module
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
@@ -145,14 +145,14 @@ def test_losses_are_computed_once(
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "of_newcomer"), [(1, 0.4), (2, 0.2 / 0.65), (200, 0.0)]
+    ("num_steps", "of_unseen_client"), [(1, 0.4), (2, 0.2 / 0.65), (200, 0.0)]
 )
-def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
+def test_an_unseen_clients_mixture_is_iterated_and_a_members_is_not(
     linear_task: MakeTask,
     white: MakeClient,
     key: RandomKey,
     num_steps: int,
-    of_newcomer: float,
+    of_unseen_client: float,
 ) -> None:
     task = linear_task(TrainingSettings())
     method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
@@ -164,7 +164,7 @@ def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
 
     # (½, ½) → ½ (½, ¾) ∝ (0.4, 0.6) → (0.4 · ½, 0.6 · ¾) = (0.2, 0.45) and so on: in
     # the end all of it is the component under which label 0 is most likely.
-    assert share_of_even(None) == pytest.approx(of_newcomer, abs=1e-6)
+    assert share_of_even(None) == pytest.approx(of_unseen_client, abs=1e-6)
     member = MixtureState(torch.tensor([0.5, 0.5]))
     assert share_of_even(member) == pytest.approx(0.4)
 
@@ -218,5 +218,5 @@ def test_components_start_apart_and_the_first_from_the_initial_weights(
     assert torch.equal(first, task.initial_weights)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
-    again = method.broadcast(method.init(["a"], key), NEWCOMER, key)
+    again = method.broadcast(method.init(["a"], key), UNSEEN_CLIENT, key)
     assert torch.equal(second, again.components[1])

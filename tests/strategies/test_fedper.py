@@ -42,7 +42,7 @@ def test_a_client_goes_on_with_its_own_part(white: MakeClient, key: RandomKey) -
     assert served.without_validation() is served
 
 
-def test_newcomers_train_their_part_at_the_first_rate(
+def test_unseen_clients_train_their_part_at_the_first_rate(
     white: MakeClient, key: RandomKey
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,))
@@ -59,7 +59,7 @@ def test_newcomers_train_their_part_at_the_first_rate(
     assert longer.tolist() == pytest.approx([2.0, 1 + 2 * 0.01798621], abs=1e-6)
 
 
-def test_newcomers_learn_from_both_splits(
+def test_unseen_clients_learn_from_both_splits(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TRAINING)

@@ -6,7 +6,7 @@ import torch
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
@@ -29,13 +29,13 @@ def test_what_is_served_as_it_is_can_be_exported(
 
 
 @pytest.mark.parametrize("name", ENDS_WITH_ONE)
-def test_a_newcomer_is_sent_the_model_that_the_server_has(
+def test_an_unseen_client_is_sent_the_model_that_the_server_has(
     name: str, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
 ) -> None:
     method = build(name, normed_task(TRAINING))
     clients = {client: noisy(6, 4, seed=i) for i, client in enumerate("abc")}
     state, _ = run_rounds(method, clients, TRAINING.num_rounds)
-    payload = method.broadcast(state, NEWCOMER, RandomKey(2))
+    payload = method.broadcast(state, UNSEEN_CLIENT, RandomKey(2))
     assert torch.equal(payload.weights, state.weights)
 
 

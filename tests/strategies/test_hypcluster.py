@@ -11,7 +11,7 @@ from knnper.loading import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.hypcluster import HypCluster, HypClusterSettings, HypClusterState
@@ -152,7 +152,7 @@ def test_a_client_trains_what_fits_its_training_split(
     assert found.weights[0] < -2
 
 
-@pytest.mark.parametrize("known_as", ["a", NEWCOMER])
+@pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
 @pytest.mark.parametrize(
     ("train", "validation", "expected"),
     [([1], [0, 0], 0), ([1, 1], [0], 1), ([], [1], 1), ([], [], 1)],

@@ -40,7 +40,7 @@ def test_everyone_is_served_a_representation_of_its_own(
     expected = [SIGMA_2, 0.75 + SIGMA_2]
     assert seen.weights.tolist() == pytest.approx(expected, abs=1e-6)
     unseen = one_model_of(method, ModelPayload(torch.ones(2)), None, white([0]), key)
-    # A newcomer starts from the server's a, under the head b, which stays.
+    # An unseen client starts from the server's a, under the head b, which stays.
     assert unseen.weights.tolist() == pytest.approx([1 + SIGMA_2, 1], abs=1e-6)
 
 

@@ -5,7 +5,7 @@ from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import UNSEEN_CLIENT, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
@@ -26,7 +26,7 @@ def served_alone(
 ) -> ModelPredictor:
     method = Local(task, LocalSettings(num_rounds))
     state = method.init(["a"], key)
-    payload = method.broadcast(state, NEWCOMER, key)
+    payload = method.broadcast(state, UNSEEN_CLIENT, key)
     predictor = method.personalize(payload, None, data, key)
     assert isinstance(predictor, ModelPredictor)
     return predictor

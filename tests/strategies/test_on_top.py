@@ -17,7 +17,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method, NoSettings
 from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
@@ -79,7 +79,11 @@ def test_all_that_can_be_on_top_serves_probabilities(
         state = bare_state
         if topped.state_type is not method.state_type:
             state, _ = after_a_round(topped, noisy)
-        for client, sizes in ((NEWCOMER, (0, 0)), (NEWCOMER, (1, 0)), ("a", (4, 2))):
+        for client, sizes in (
+            (UNSEEN_CLIENT, (0, 0)),
+            (UNSEEN_CLIENT, (1, 0)),
+            ("a", (4, 2)),
+        ):
             its_state = memory if client == "a" else None
             data = noisy(*sizes, seed=1)
             predictor = served(topped, state, its_state, client, data)
@@ -99,7 +103,7 @@ def test_a_memory_without_weight_is_the_method(
     method, state, memory = trained(task, name, noisy)
     topped = LocalMemory(task, method, KnnSettings(knn_weights=(0.0,)))
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
-    for client, its_state in (("a", memory), (NEWCOMER, None)):
+    for client, its_state in (("a", memory), (UNSEEN_CLIENT, None)):
         expected = served(method, state, its_state, client, data)
         found = served(topped, state, its_state, client, data)
         assert torch.equal(found(queries), expected(queries))

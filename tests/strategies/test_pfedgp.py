@@ -21,7 +21,7 @@ from knnper.loading import parse_settings
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_per import memorize
@@ -169,14 +169,14 @@ def served(
 ) -> GaussianProcessPredictor:
     method = PFedGP(task, settings or PFedGPSettings())
     payload = method.broadcast(
-        SharedNetwork(task.initial_weights), NEWCOMER, RandomKey(2)
+        SharedNetwork(task.initial_weights), UNSEEN_CLIENT, RandomKey(2)
     )
     predictor = method.personalize(payload, None, data, RandomKey(seed))
     assert isinstance(predictor, GaussianProcessPredictor)
     return predictor
 
 
-def test_a_newcomer_is_served_what_its_own_examples_say() -> None:
+def test_an_unseen_client_is_served_what_its_own_examples_say() -> None:
     task = scaled_task(TrainingSettings())
     data = client({(0, 0): 2, (0, 1): 2, (1, 0): 0, (1, 1): 0})
     settings = PFedGPSettings(length_scale=0.3)

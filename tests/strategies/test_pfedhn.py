@@ -6,7 +6,7 @@ import torch
 from knnper.data.examples import ClientData
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NEWCOMER, Method
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.networks import Hypernetwork, Layer, generate
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
@@ -46,10 +46,12 @@ def test_each_seen_client_gets_its_own_model(
     assert method.broadcast(STATE, "a", key).hypernetwork is None
 
 
-def test_a_newcomer_gets_the_mean_embedding_and_the_hypernetwork(
+def test_an_unseen_client_gets_the_mean_embedding_and_the_hypernetwork(
     linear_task: MakeTask, key: RandomKey
 ) -> None:
-    payload = pfedhn_of(linear_task(TrainingSettings())).broadcast(STATE, NEWCOMER, key)
+    payload = pfedhn_of(linear_task(TrainingSettings())).broadcast(
+        STATE, UNSEEN_CLIENT, key
+    )
     assert payload.weights.tolist() == [1.5, -1.5]
     assert payload.embedding.tolist() == [1.5]
     assert payload.hypernetwork is NETWORK
@@ -135,54 +137,56 @@ def test_training_moves_what_is_generated_towards_the_clients(
     assert float(served[1][0, 1]) > 0.9
 
 
-def serve_newcomer(method: Method, data: ClientData, key: RandomKey) -> torch.Tensor:
-    payload = method.broadcast(STATE, NEWCOMER, key)
+def serve_unseen_client(
+    method: Method, data: ClientData, key: RandomKey
+) -> torch.Tensor:
+    payload = method.broadcast(STATE, UNSEEN_CLIENT, key)
     predictor = method.personalize(payload, None, data, key)
     assert isinstance(predictor, ModelPredictor)
     return predictor.weights
 
 
-def test_one_newcomer_step_by_hand(
+def test_one_unseen_client_step_by_hand(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
     method = pfedhn_of(task, learning_rate=0.25, unseen_steps=1)
-    found = serve_newcomer(method, white([1]), key)
+    found = serve_unseen_client(method, white([1]), key)
     # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), so
     # Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
     embedding = 1.5 - 0.5 * 0.9525741
     assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 
-def test_a_newcomer_trains_what_it_has_found_at_the_first_rate(
+def test_an_unseen_client_trains_what_it_has_found_at_the_first_rate(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
     training = TrainingSettings(learning_rate=1.0, num_rounds=2, schedule=schedule)
     method = pfedhn_of(linear_task(training), learning_rate=0.25, unseen_steps=2)
-    found = serve_newcomer(method, white([1]), key)
+    found = serve_unseen_client(method, white([1]), key)
     # As above, v = 1.5 - ½ σ(3). Then θ = (v, -v) is trained: v ← v - ½ σ(2 v).
     embedding = 1.5 - 0.5 * 0.9525741
     embedding -= 0.5 * float(torch.sigmoid(torch.tensor(2 * embedding)))
     assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 
-def test_newcomer_finds_its_own_embedding(
+def test_an_unseen_client_finds_its_own_embedding(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     task = linear_task(TrainingSettings(learning_rate=1.0))
     method = pfedhn_of(task, learning_rate=0.1, unseen_steps=30)
-    found = serve_newcomer(method, white([0, 0]), key)
+    found = serve_unseen_client(method, white([0, 0]), key)
     assert float(found[0]) > 1.6
     # φ is frozen: only models that the hypernetwork can generate are served.
     assert float(found[0]) == pytest.approx(-float(found[1]), rel=1e-5)
 
 
-def test_newcomer_without_data_is_served_the_mean_embedding(
+def test_an_unseen_client_without_data_is_served_the_mean_embedding(
     linear_task: MakeTask, white: MakeClient, key: RandomKey
 ) -> None:
     method = pfedhn_of(linear_task(TrainingSettings()))
-    assert serve_newcomer(method, white([]), key).tolist() == [1.5, -1.5]
+    assert serve_unseen_client(method, white([]), key).tolist() == [1.5, -1.5]
 
 
 def test_gradients_leave_the_hypernetwork_untracked(linear_task: MakeTask) -> None:

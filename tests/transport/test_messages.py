@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_process_is_found_in_what_flower_tells() -> None:
     told = f"<class 'ClientAppException'>:<'Traceback ...\n{error!r}\nKnn: {error}'>"
     reason = why_none_can_be_played(told)
     assert reason is not None
-    assert reason.startswith("no client can be played on ")
+    assert reason.startswith("no client can be run on ")
     assert reason.endswith(": there is no data in /data")
     assert why_none_can_be_played("the client's weights are not finite") is None
 

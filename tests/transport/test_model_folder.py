@@ -152,9 +152,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_another_model_than_announced_is_refused() -> None:
     model = small_model()
-    require_fingerprint(model, model.fingerprint, "the hand-over")
-    with pytest.raises(ModelError, match=r"the hand-over: expected the model abcdef"):
-        require_fingerprint(model, "abcdef" + 58 * "0", "the hand-over")
+    require_fingerprint(model, model.fingerprint, "the model distribution")
+    with pytest.raises(
+        ModelError, match=r"the model distribution: expected the model abcdef"
+    ):
+        require_fingerprint(model, "abcdef" + 58 * "0", "the model distribution")
 
 
 def test_a_model_of_features_is_kept_too(tmp_path: Path) -> None:

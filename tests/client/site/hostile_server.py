@@ -48,17 +48,17 @@ class HostileServer:
         job = Job([], 0, [0], to_json(settings))
         return read_introduction(SiteNode().introduce(self._context, job))
 
-    def player(self, settings: Experiment) -> SiteWorker:
+    def worker(self, settings: Experiment) -> SiteWorker:
         """Return what answers a message, as a process of its own would."""
         return SiteNode().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
 
     def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
         """Return what was sent in a round, and the update."""
-        player = self.player(settings)
-        method, key = player.runtime.method, player.runtime.key
+        worker = self.worker(settings)
+        method, key = worker.runtime.method, worker.runtime.key
         state = method.init([CLIENT, "0000", "0003"], key)
         payload = method.broadcast(state, CLIENT, key)
-        return payload, player.train(CLIENT, payload, server_round, 0, [0])
+        return payload, worker.train(CLIENT, payload, server_round, 0, [0])
 
     def told(self, reason: str) -> None:
         """Say that the site may not take part."""
@@ -70,9 +70,9 @@ class HostileServer:
         return Context(self.run, 1, config, RecordDict(), {})
 
 
-def image_of(sent: Tensor, trained: Tensor, player: SiteWorker) -> Tensor:
+def image_of(sent: Tensor, trained: Tensor, worker: SiteWorker) -> Tensor:
     """Return the image behind one step on it, uint8 (pixels,)."""
-    spec = player.runtime.spec
+    spec = worker.runtime.spec
     gradient = (sent - trained).double()
     num_classes = spec.num_classes
     of_bias = gradient[-num_classes:]

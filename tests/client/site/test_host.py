@@ -109,8 +109,8 @@ def test_what_is_left_of_the_deadline_is_for_the_training(
         return slow(*arguments)
 
     monkeypatch.setattr(host, "site_data", read)
-    player = SiteNode().open(context_of(file), job(timeout_s=100.0))
-    assert before + 100 <= player.deadline.at < time.monotonic() + 100 - 0.2
+    worker = SiteNode().open(context_of(file), job(timeout_s=100.0))
+    assert before + 100 <= worker.deadline.at < time.monotonic() + 100 - 0.2
     endless = SiteNode().open(context_of(file), job())
     assert endless.deadline.at == float("inf")
 

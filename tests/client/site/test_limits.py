@@ -68,9 +68,9 @@ def test_without_limits_it_gives_an_image_bit_for_bit(file: Path) -> None:
     limit(file, "min_examples: 1")
     server = HostileServer(file)
     sent, update = server.train(one_by_one())
-    player = server.player(one_by_one())
-    found = image_of(sent.weights, update.weights, player)
-    images = player.runtime.source.data(CLIENT).train.images
+    worker = server.worker(one_by_one())
+    found = image_of(sent.weights, update.weights, worker)
+    images = worker.runtime.source.data(CLIENT).train.images
     assert (images.reshape(len(images), -1) == found).all(dim=1).any()
 
 
@@ -136,19 +136,19 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     """Agnostic FL's server weighs the labels: here all but a rare one with nothing."""
     settings = asked(method="{name: agnostic, domain: label}", personalization="{}")
     server = HostileServer(file)
-    player = server.player(settings)
-    labels = player.runtime.source.data(CLIENT).train.labels
+    worker = server.worker(settings)
+    labels = worker.runtime.source.data(CLIENT).train.labels
     counts = torch.bincount(labels, minlength=10)
     rare = int(counts.where((counts > 0) & (counts < 32), 1000).argmin())
     assert 0 < counts[rare] < 32
-    method, key = player.runtime.method, player.runtime.key
+    method, key = worker.runtime.method, worker.runtime.key
     payload = method.broadcast(method.init([CLIENT], key), CLIENT, key)
     factors = torch.full_like(payload.label_factors, 1e-9)
     factors[rare] = 1.0
     hostile = dataclasses.replace(payload, label_factors=factors)
     with pytest.raises(RefusedError, match=f"found {counts[rare]} examples"):
-        player.train(CLIENT, hostile, 1, 0, [0])
-    player.train(CLIENT, payload, 1, 0, [0])
+        worker.train(CLIENT, hostile, 1, 0, [0])
+    worker.train(CLIENT, payload, 1, 0, [0])
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_participation_is_what_a_run_needs(file: Path) -> None:
 
 def test_rounds_of_validation_are_limited(file: Path) -> None:
     limit(file, "validation_rounds: 2")
-    player = HostileServer(file).player(asked())
-    method, key = player.runtime.method, player.runtime.key
+    worker = HostileServer(file).worker(asked())
+    method, key = worker.runtime.method, worker.runtime.key
     payload = method.broadcast(method.init([CLIENT], key), CLIENT, key)
-    assert player.validate([CLIENT], payload).num_examples > 0
-    shown = player.personalize([CLIENT], payload, payload, [2])
+    assert worker.validate([CLIENT], payload).num_examples > 0
+    shown = worker.personalize([CLIENT], payload, payload, [2])
     assert len(shown.results) + len(shown.failures) == 1
-    again = HostileServer(file, run=2).player(asked())
+    again = HostileServer(file, run=2).worker(asked())
     with pytest.raises(RefusedError, match=r"2 of 2 in 30 days \(limits.validation"):
         again.validate([CLIENT], payload)
     hidden = again.personalize([CLIENT], payload, payload, [2])

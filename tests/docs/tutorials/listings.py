@@ -46,7 +46,7 @@ def listings_of(page: Path) -> list[Listing]:
     Raises
     ------
     ValueError
-        If a listing is none that can be played: its language is another one, a file
+        If a listing is none that can be run: its language is another one, a file
         has no name in the line before, or an output follows no commands.
     """
     text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What can go wrong while a page is played is told."""
+"""What can go wrong while a page is run is told."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -47,7 +47,7 @@ def public_key() -> ec.EllipticCurvePublicKey:
 
 
 @dataclass(frozen=True)
-class Desk:
+class Place:
     """Folder, Flower and roster of one server."""
 
     folder: AuthorizedFolder
@@ -62,179 +62,179 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def place(tmp_path: Path) -> Place:
     folder = AuthorizedFolder(tmp_path / "authorized")
     folder.path.mkdir()
-    return Desk(folder, Flower(), tmp_path / "roster.json")
+    return Place(folder, Flower(), tmp_path / "roster.json")
 
 
-def test_a_file_is_a_client(desk: Desk) -> None:
-    assert desk.names() == {}
-    desk.folder.add("site-a", public_key())
-    assert desk.names() == {"site-a": "folder"}
-    desk.folder.add("site-b", public_key())
-    assert desk.names() == {"site-a": "folder", "site-b": "folder"}
-    assert len(desk.flower.known) == 2
+def test_a_file_is_a_client(place: Place) -> None:
+    assert place.names() == {}
+    place.folder.add("site-a", public_key())
+    assert place.names() == {"site-a": "folder"}
+    place.folder.add("site-b", public_key())
+    assert place.names() == {"site-a": "folder", "site-b": "folder"}
+    assert len(place.flower.known) == 2
 
 
-def test_a_client_leaves_with_its_file(desk: Desk) -> None:
-    desk.folder.add("site-a", public_key())
-    desk.names()
-    desk.folder.remove("site-a")
-    assert desk.names() == {}
-    assert [node.status for node in desk.flower.known] == [UNREGISTERED]
+def test_a_client_leaves_with_its_file(place: Place) -> None:
+    place.folder.add("site-a", public_key())
+    place.names()
+    place.folder.remove("site-a")
+    assert place.names() == {}
+    assert [node.status for node in place.flower.known] == [UNREGISTERED]
 
 
 def test_a_number_that_the_operator_fixed_is_in_the_roster(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, fixed in (("a", 1200), ("b", None), ("c", 7), ("d", 7)):
-        desk.folder.add(name, public_key(), fixed)
-    desk.names()
-    (desk.folder.path / "b.num_train").write_text("  300\n")
-    (desk.folder.path / "c.num_train").write_text("many")
-    (desk.folder.path / "d.num_train").unlink()
-    desk.names()
-    found = Registry.read(desk.roster)
+        place.folder.add(name, public_key(), fixed)
+    place.names()
+    (place.folder.path / "b.num_train").write_text("  300\n")
+    (place.folder.path / "c.num_train").write_text("many")
+    (place.folder.path / "d.num_train").unlink()
+    place.names()
+    found = Registry.read(place.roster)
     assert found.num_train == {"a": 1200, "b": 300}
     assert sorted(found.names.values()) == list("abcd")
     assert "c.num_train: expected a number of training examples" in caplog.text
-    desk.folder.remove("a")
-    assert sorted(path.name for path in desk.folder.path.iterdir()) == [
+    place.folder.remove("a")
+    assert sorted(path.name for path in place.folder.path.iterdir()) == [
         *("b.num_train", "b.pub", "c.num_train", "c.pub", "d.pub")
     ]
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "1e3", "٣", "9" * 17, "", "12 13"])
-def test_what_is_no_number_is_not_taken_for_one(desk: Desk, text: str) -> None:
-    desk.folder.add("a", public_key())
-    (desk.folder.path / "a.num_train").write_text(text)
-    counts, problems = desk.folder.counts()
+def test_what_is_no_number_is_not_taken_for_one(place: Place, text: str) -> None:
+    place.folder.add("a", public_key())
+    (place.folder.path / "a.num_train").write_text(text)
+    counts, problems = place.folder.counts()
     assert (counts, len(problems)) == ({}, 1)
 
 
-def test_no_number_is_fixed_that_no_client_has(desk: Desk) -> None:
+def test_no_number_is_fixed_that_no_client_has(place: Place) -> None:
     with pytest.raises(CredentialError, match=f"found {2**53 + 1}"):
-        desk.folder.add("a", public_key(), 2**53 + 1)
-    assert desk.names() == {}
+        place.folder.add("a", public_key(), 2**53 + 1)
+    assert place.names() == {}
 
 
 def test_a_removed_key_does_not_come_back(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = public_key()
-    desk.folder.add("site-a", key)
-    desk.names()
-    desk.folder.remove("site-a")
-    desk.names()
-    desk.folder.add("site-a", key)
-    assert desk.names() == {}
+    place.folder.add("site-a", key)
+    place.names()
+    place.folder.remove("site-a")
+    place.names()
+    place.folder.add("site-a", key)
+    assert place.names() == {}
     assert "make it another one" in caplog.text
 
 
-def test_a_name_may_get_another_key(desk: Desk) -> None:
+def test_a_name_may_get_another_key(place: Place) -> None:
     for _ in range(2):
-        desk.folder.add("site-a", public_key())
-        assert desk.names() == {"site-a": "folder"}
-        desk.folder.remove("site-a")
-    assert len(desk.flower.known) == 2
+        place.folder.add("site-a", public_key())
+        assert place.names() == {"site-a": "folder"}
+        place.folder.remove("site-a")
+    assert len(place.flower.known) == 2
 
 
-def test_nodes_registered_with_flowers_command_stay(desk: Desk) -> None:
-    assert desk.names() == {}
-    desk.flower.register("by-hand", public_key())
+def test_nodes_registered_with_flowers_command_stay(place: Place) -> None:
+    assert place.names() == {}
+    place.flower.register("by-hand", public_key())
     for name in ("", "../by-hand"):
-        desk.flower.register(name, public_key())
-    found = desk.names()
+        place.flower.register(name, public_key())
+    found = place.names()
     unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2)}
     assert found == {"by-hand": "flower", **unnamed}
-    assert desk.names() == found
+    assert place.names() == found
 
 
 def test_two_nodes_of_one_name_are_told_apart(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert desk.names() == {}
-    desk.folder.add("site-a", public_key())
-    desk.flower.register("site-a", public_key())
-    assert desk.names() == {f"node-{2**63}": "flower", "site-a": "folder"}
+    assert place.names() == {}
+    place.folder.add("site-a", public_key())
+    place.flower.register("site-a", public_key())
+    assert place.names() == {f"node-{2**63}": "flower", "site-a": "folder"}
     assert "no name of its own" in caplog.text
 
 
-def test_without_a_folder_nobody_is_removed(desk: Desk) -> None:
-    desk.folder.add("site-a", public_key())
-    desk.names()
-    desk.folder.path.rename(desk.folder.path.with_name("unmounted"))
+def test_without_a_folder_nobody_is_removed(place: Place) -> None:
+    place.folder.add("site-a", public_key())
+    place.names()
+    place.folder.path.rename(place.folder.path.with_name("unmounted"))
     with pytest.raises(RunError, match="registrations stay as they are"):
-        desk.names()
-    assert [node.status for node in desk.flower.known] == ["registered"]
+        place.names()
+    assert [node.status for node in place.flower.known] == ["registered"]
 
 
 def test_unreadable_keys_are_named_and_left_out(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.folder.add("site-a", public_key())
-    copy = desk.folder.path / "site-z.pub"
-    copy.write_bytes((desk.folder.path / "site-a.pub").read_bytes())
-    (desk.folder.path / "broken.pub").write_text("no key")
-    (desk.folder.path / "bad name.pub").write_text("no key")
+    place.folder.add("site-a", public_key())
+    copy = place.folder.path / "site-z.pub"
+    copy.write_bytes((place.folder.path / "site-a.pub").read_bytes())
+    (place.folder.path / "broken.pub").write_text("no key")
+    (place.folder.path / "bad name.pub").write_text("no key")
     with caplog.at_level(logging.WARNING):
-        assert desk.names() == {"site-a": "folder"}
+        assert place.names() == {"site-a": "folder"}
     for said in ("broken.pub", "'bad name' cannot be", "the key of site-z is already"):
         assert said in caplog.text
 
 
-def test_a_name_is_one_key(desk: Desk) -> None:
+def test_a_name_is_one_key(place: Place) -> None:
     key = public_key()
-    desk.folder.add("site-a", key)
+    place.folder.add("site-a", key)
     with pytest.raises(CredentialError, match="the name site-a is taken"):
-        desk.folder.add("site-a", public_key())
+        place.folder.add("site-a", public_key())
     with pytest.raises(CredentialError, match="is already that of site-a"):
-        desk.folder.add("site-b", key)
+        place.folder.add("site-b", key)
     with pytest.raises(CredentialError, match="cannot be a client's name"):
-        desk.folder.add("../site-b", public_key())
+        place.folder.add("../site-b", public_key())
 
 
 def test_without_a_roster_a_removed_client_stays_away(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     removed, kept = public_key(), public_key()
-    desk.folder.add("site-a", removed)
-    desk.folder.add("site-b", kept)
-    desk.names()
-    desk.roster.write_text("damaged")
-    desk.folder.remove("site-a")
+    place.folder.add("site-a", removed)
+    place.folder.add("site-b", kept)
+    place.names()
+    place.roster.write_text("damaged")
+    place.folder.remove("site-a")
     with pytest.raises(RunError, match="damaged"):
-        desk.names()
-    desk.roster.unlink()
-    assert desk.names() == {"site-b": "folder"}
+        place.names()
+    place.roster.unlink()
+    assert place.names() == {"site-b": "folder"}
     assert "removed site-a" in caplog.text
-    assert [one.status for one in desk.flower.known] == [UNREGISTERED, "registered"]
-    assert desk.names() == {"site-b": "folder"}
-    desk.folder.add("site-a", removed)
-    assert desk.names() == {"site-b": "folder"}
+    assert [one.status for one in place.flower.known] == [UNREGISTERED, "registered"]
+    assert place.names() == {"site-b": "folder"}
+    place.folder.add("site-a", removed)
+    assert place.names() == {"site-b": "folder"}
 
 
 def test_without_a_roster_nodes_are_adopted_where_keys_do_not_count(
-    desk: Desk,
+    place: Place,
 ) -> None:
-    desk.flower.register("whoever", public_key())
-    found = reconcile(desk.folder, desk.flower, desk.roster, by_key=False)
+    place.flower.register("whoever", public_key())
+    found = reconcile(place.folder, place.flower, place.roster, by_key=False)
     assert [one.name for one in found.values()] == ["whoever"]
 
 
 @pytest.mark.parametrize("name", ["../site-a", "/tmp/site-a", "..", "", "a/b", "a\n"])
-def test_names_do_not_lead_out_of_the_folder(desk: Desk, name: str) -> None:
-    outside = desk.folder.path.parent / "site-a.pub"
+def test_names_do_not_lead_out_of_the_folder(place: Place, name: str) -> None:
+    outside = place.folder.path.parent / "site-a.pub"
     outside.write_text("key")
     with pytest.raises(CredentialError, match="cannot be a client's name"):
-        desk.folder.remove(name)
+        place.folder.remove(name)
     with pytest.raises(CredentialError, match="cannot be a client's name"):
-        FederationFolder(desk.folder.path).client(name)
+        FederationFolder(place.folder.path).client(name)
     assert outside.exists()
 
 
-def test_a_damaged_roster(desk: Desk) -> None:
-    desk.roster.write_text('{"format": 2}')
+def test_a_damaged_roster(place: Place) -> None:
+    place.roster.write_text('{"format": 2}')
     with pytest.raises(RunError, match="remove it"):
-        desk.names()
+        place.names()

@@ -11,14 +11,14 @@ from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.training import (
     local_sgd,
-    newcomer_rate,
     on_both_splits,
     pull,
     trained_on_both_splits,
+    unseen_client_rate,
 )
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.trained_methods import MakeClient, MakeTask
@@ -26,13 +26,13 @@ from tests.strategies.trained_methods import MakeClient, MakeTask
 TRAINING = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
 
 
-def test_the_rate_of_newcomers_is_that_of_the_first_round(
+def test_the_rate_of_unseen_clients_is_that_of_the_first_round(
     linear_task: MakeTask,
 ) -> None:
     schedule = MultiStepSchedule(milestones=(2,))
     task = linear_task(replace(TRAINING, schedule=schedule))
     assert task.training.learning_rate_at(2) == pytest.approx(0.01)
-    assert newcomer_rate(task) == 0.1
+    assert unseen_client_rate(task) == 0.1
 
 
 def test_without_validation_data_it_trains_once(
@@ -108,13 +108,13 @@ def test_it_is_the_one_training_loop(
         ),
     ],
 )
-def test_newcomers_of_all_methods_learn_from_the_same_data(
+def test_unseen_clients_of_all_methods_learn_from_the_same_data(
     name: str, settings: Any, normed_task: MakeTask, noisy: MakeClient
 ) -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
     method = METHODS[name](task, settings)
     state = method.init(("a",), RandomKey(1))
-    payload = method.broadcast(state, NEWCOMER, RandomKey(2))
+    payload = method.broadcast(state, UNSEEN_CLIENT, RandomKey(2))
     nothing = no_examples(task.spec)
 
     def served(data: ClientData) -> ModelPredictor:
