@@ -1,4 +1,4 @@
-"""kNN-Per's personalisation in plain torch and FAISS, all clients of a process at once."""
+"""kNN-Per's personalisation in plain torch and FAISS, a process's clients at once."""
 
 import functools
 from collections.abc import Sequence
