@@ -1,6 +1,6 @@
 """What the tests of several methods do with a method or its entry in a catalogue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +25,7 @@ from knnper.strategies.core.training import local_sgd
 
 
 def problems_of(
-    spec: type[Method],
-    settings: Settings,
-    training: TrainingSettings | None = None,
+    spec: type[Method], settings: Settings, training: TrainingSettings | None = None
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
     anything, own = Choice("any", Settings()), Choice("own", settings)
@@ -43,15 +41,6 @@ def problems_of(
         run=RunSettings(),
     )
     return spec.check(settings, experiment)
-
-
-def labelled(
-    white: Callable[[Sequence[int]], ClientData],
-    train: Sequence[int],
-    validation: Sequence[int],
-) -> ClientData:
-    """Return a client of white pixels with these labels in its splits."""
-    return ClientData(white(train).train, white(validation).train)
 
 
 def mixture_served(

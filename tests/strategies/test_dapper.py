@@ -22,8 +22,7 @@ from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 from knnper.strategies.dapper import Dapper, DapperSettings, extended
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from tests.strategies.method_checks import labelled, problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.tiny import linear_task, noisy, normed_task, one_model_of, white
 
 EVERYTHING = TrainingSettings(
     batch_size=3,
@@ -60,19 +59,16 @@ def served(
         rounds_made=method.num_rounds,
     )
     payload = method.broadcast(state, client, RandomKey(5))
-    predictor = method.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(predictor, ModelPredictor)
-    return predictor
+    return one_model_of(method, payload, None, data, RandomKey(6))
 
 
 @pytest.mark.parametrize(
     ("share", "expected"), [(1.0, [0.5, -0.5]), (0.0, [-0.5, 0.5])]
 )
-def test_a_step_by_hand(
-    share: float, expected: list[float], linear_task: MakeTask, white: MakeClient
-) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
-    task = with_proxy(linear_task(training), white([1] * 7).train)
+def test_a_step_by_hand(share: float, expected: list[float]) -> None:
+    task = with_proxy(
+        linear_task(learning_rate=1.0, num_rounds=1), white([1] * 7).train
+    )
     # At 0 the gradient of an example of label 0, the client's, is (-½, ½); that of one
     # of label 1, the server's, is (½, -½).
     found = served(dapper(task, share), torch.zeros(2), white([0, 0]))
@@ -80,19 +76,20 @@ def test_a_step_by_hand(
     assert found.describe() == {"client_share": share}
 
 
-def test_the_rate_is_its_own(linear_task: MakeTask, white: MakeClient) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
-    task = with_proxy(linear_task(training), white([1]).train)
+def test_the_rate_is_its_own() -> None:
+    task = with_proxy(linear_task(learning_rate=1.0, num_rounds=1), white([1]).train)
     method = dapper(task, 1.0, learning_rate=0.5)
     assert served(method, torch.zeros(2), white([0])).weights.tolist() == [0.25, -0.25]
 
 
 @pytest.mark.parametrize(("factor", "alike"), [(0.001, True), (0.1, False)])
 def test_a_client_takes_so_many_times_its_own_examples(
-    linear_task: MakeTask, white: MakeClient, factor: float, alike: bool
+    factor: float, alike: bool
 ) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
-    task = with_proxy(linear_task(training), white([0, 1] * 50).train)
+    task = with_proxy(
+        linear_task(learning_rate=1.0, num_rounds=1, batch_size=1000),
+        white([0, 1] * 50).train,
+    )
     method = dapper(task, 0.0, sample_factor=factor)
     found = served(method, torch.zeros(2), white([0] * 1000))
     # Of one of the server's examples all that is drawn has its label: a step of ½. Of
@@ -100,36 +97,31 @@ def test_a_client_takes_so_many_times_its_own_examples(
     assert (abs(float(found.weights[0])) == pytest.approx(0.5, abs=1e-4)) == alike
 
 
-def test_lambda_is_the_probability_of_the_clients_own_examples(
-    linear_task: MakeTask, white: MakeClient
-) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
-    task = with_proxy(linear_task(training), white([1] * 50).train)
+def test_lambda_is_the_probability_of_the_clients_own_examples() -> None:
+    task = with_proxy(
+        linear_task(learning_rate=1.0, num_rounds=1, batch_size=1000),
+        white([1] * 50).train,
+    )
     found = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
     # One step of ½ (fraction of label 0) - ½ (fraction of label 1) = ½ (2 λ - 1); the
     # fraction's standard deviation is 0.014.
     assert float(found.weights[0]) == pytest.approx(-0.25, abs=0.06)
 
 
-def test_all_of_its_own_is_fine_tuning(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_all_of_its_own_is_fine_tuning() -> None:
     task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
     data = noisy(10, 4, seed=1)
     found = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
     tuned = FineTuning(task, FedAvg(task, NoSettings()), FineTuningSettings(2))
     state = tuned.init(("a",), RandomKey(1))
     payload = tuned.broadcast(state, "a", RandomKey(5))
-    expected = tuned.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(expected, ModelPredictor)
+    expected = one_model_of(tuned, payload, None, data, RandomKey(6))
     assert torch.equal(found.weights, expected.weights)
     alone = found.without_validation().weights
     assert torch.equal(alone, expected.without_validation().weights)
 
 
-def test_none_of_its_own_depends_on_the_servers_data_alone(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_none_of_its_own_depends_on_the_servers_data_alone() -> None:
     task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
     weights, method = task.initial_weights, dapper(task, 0.0)
     one = served(method, weights, noisy(10, 4, seed=1)).weights
@@ -142,9 +134,7 @@ def test_none_of_its_own_depends_on_the_servers_data_alone(
     )
 
 
-def test_none_of_its_own_is_training_on_the_servers_sample(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
     task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
     data, rng, draws = noisy(10, 4, seed=1), RandomKey(6), []
     sample = draw_sample(task, 1000, RandomKey(5).child("sample"))
@@ -179,32 +169,25 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
     )
-    def test_on_validation(
-        self,
-        validation: list[int],
-        expected: float,
-        linear_task: MakeTask,
-        white: MakeClient,
-    ) -> None:
-        training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=400)
-        task = with_proxy(linear_task(training), white([1] * 7).train)
-        data = labelled(white, [0] * 400, validation)
+    def test_on_validation(self, validation: list[int], expected: float) -> None:
+        task = with_proxy(
+            linear_task(learning_rate=1.0, num_rounds=1, batch_size=400),
+            white([1] * 7).train,
+        )
+        data = white([0] * 400, validation)
         found = served(dapper(task), torch.zeros(2), data)
         assert found.describe() == {"client_share": expected}
 
-    def test_of_equals_the_largest(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        training = TrainingSettings(learning_rate=1.0, num_rounds=1)
+    def test_of_equals_the_largest(self) -> None:
         # The server's examples are the client's: every λ trains the same model.
-        task = with_proxy(linear_task(training), white([0] * 7).train)
+        task = with_proxy(
+            linear_task(learning_rate=1.0, num_rounds=1), white([0] * 7).train
+        )
         method = dapper(task, 0.0, 0.5, 0.75)
-        found = served(method, torch.zeros(2), labelled(white, [0] * 4, [0]))
+        found = served(method, torch.zeros(2), white([0] * 4, [0]))
         assert found.describe() == {"client_share": 0.75}
 
-    def test_the_model_that_was_chosen_has_not_seen_validation(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_the_model_that_was_chosen_has_not_seen_validation(self) -> None:
         task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
         data = noisy(10, 4, seed=1)
         found = served(dapper(task), task.initial_weights, data)
@@ -216,18 +199,14 @@ class TestChoice:
         assert not torch.equal(alone.weights, found.weights)
         assert alone.describe() == found.describe()
 
-    def test_without_data_it_is_the_model_as_it_is(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_without_data_it_is_the_model_as_it_is(self) -> None:
         task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
         found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
         assert torch.equal(found.weights, task.initial_weights)
 
 
 class TestSample:
-    def test_it_travels_after_the_last_round_only(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_it_travels_after_the_last_round_only(self) -> None:
         training = replace(EVERYTHING, num_rounds=2)
         task = with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
         method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
@@ -253,9 +232,7 @@ class TestSample:
             copied = put_together(record_type, take_apart(record))
             assert fingerprint(copied) == fingerprint(record)
 
-    def test_no_more_than_is_allowed(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_no_more_than_is_allowed(self) -> None:
         task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
         for most, expected in ((4, 4), (30, 9)):
             method = dapper(task, most_sampled=most)
@@ -263,18 +240,14 @@ class TestSample:
             payload = method.broadcast(state, "a", RandomKey(5))
             assert len(payload.sample.images) == expected
 
-    def test_before_it_came_a_client_fine_tunes(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_before_it_came_a_client_fine_tunes(self) -> None:
         task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
         method = dapper(task)
         payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
         found = method.personalize(payload, None, data, RandomKey(6))
         assert found.describe() == {"client_share": 1.0}
 
-    def test_a_server_without_examples_is_refused(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_a_server_without_examples_is_refused(self) -> None:
         task = normed_task(EVERYTHING)
         with pytest.raises(RunError, match="the server has none"):
             served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
@@ -302,13 +275,6 @@ def test_an_experiment_without_examples_of_the_servers_is_refused() -> None:
         load_experiment(document(), experiment_catalogue())
     (problem,) = caught.value.problems
     assert problem.place == "partition.proxy_fraction"
-
-
-def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(Dapper, DapperSettings((0.5, 1.0, 0.5)))
-    assert problem.place == "personalization.client_shares"
-    assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(Dapper, DapperSettings()) == ()
 
 
 def test_data_that_stays_with_the_sites_is_refused() -> None:

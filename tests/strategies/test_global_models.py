@@ -8,7 +8,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.task import Task
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import noisy, normed_task, run_rounds
 
 ENDS_WITH_ONE = [name for name in METHODS if METHODS[name].ends_with_global_model]
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
@@ -19,9 +19,7 @@ def build(name: str, task: Task) -> Method:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_served_as_it_is_can_be_exported(
-    name: str, normed_task: MakeTask
-) -> None:
+def test_what_is_served_as_it_is_can_be_exported(name: str) -> None:
     if build(name, normed_task(TRAINING)).serves_global_model:
         assert METHODS[name].ends_with_global_model
     if METHODS[name].ends_with_global_model:
@@ -29,9 +27,7 @@ def test_what_is_served_as_it_is_can_be_exported(
 
 
 @pytest.mark.parametrize("name", ENDS_WITH_ONE)
-def test_a_newcomer_is_sent_the_model_that_the_server_has(
-    name: str, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
+def test_a_newcomer_is_sent_the_model_that_the_server_has(name: str) -> None:
     method = build(name, normed_task(TRAINING))
     clients = {client: noisy(6, 4, seed=i) for i, client in enumerate("abc")}
     state, _ = run_rounds(method, clients, TRAINING.num_rounds)

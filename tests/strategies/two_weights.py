@@ -1,17 +1,11 @@
 """Models with one weight in the head, small enough to train by hand."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData, InputSpec, Normalizer
+from knnper.data.examples import InputSpec, Normalizer
 from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel, FlatModel
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 
 SPEC = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
@@ -61,12 +55,3 @@ def task_on_one_feature(
 def two_weights_task(training: TrainingSettings, a: float, b: float) -> Task:
     """Return the task with z = a x, whose weights are (a, b) at first."""
     return task_on_one_feature(nn.Linear(1, 1, bias=False), training, a, b)
-
-
-def one_model_of(
-    method: Method, payload: ModelPayload, part: Any, data: ClientData, rng: RandomKey
-) -> ModelPredictor:
-    """Return what a client is served, which is one model."""
-    predictor = method.personalize(payload, part, data, rng)
-    assert isinstance(predictor, ModelPredictor)
-    return predictor
