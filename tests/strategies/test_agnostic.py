@@ -13,9 +13,7 @@ from knnper.strategies.agnostic import (
     AgnosticState,
     AgnosticUpdate,
 )
-from knnper.strategies.core.method import NoSettings
-from knnper.strategies.fedavg import FedAvg
-from tests.strategies.tiny import KEY, linear_task, run_rounds, white
+from tests.strategies.tiny import KEY, linear_task, of_name, run_rounds, white
 
 LN2 = math.log(2)
 BY_LABEL = AgnosticSettings(domain="label", domain_learning_rate=0.1)
@@ -186,7 +184,7 @@ def test_an_update_of_no_kind_is_passed_over() -> None:
 def test_the_worse_domain_is_heeded() -> None:
     task = linear_task(learning_rate=0.5)
     clients = {"many": white([0] * 9), "one": white([1])}
-    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=30)
+    plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=30)
     method = Agnostic(task, AgnosticSettings(domain_learning_rate=0.1))
     found, _ = run_rounds(method, clients, num_rounds=30)
     image = clients["one"].train.images

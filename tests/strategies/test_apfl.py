@@ -15,12 +15,12 @@ from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.tiny import (
     KEY,
     linear_task,
     noisy,
     normed_task,
+    of_name,
     one_model_of,
     run_rounds,
     white,
@@ -98,7 +98,7 @@ def test_the_mixing_weight_stays_in_the_unit_interval(
 def test_a_personal_model_alone_is_local() -> None:
     task, data = with_dropout(normed_task(EVERYTHING)), noisy(8, 0, seed=1)
     payload = ModelPayload(task.initial_weights)
-    alone = Local(task, LocalSettings()).personalize(payload, None, data, KEY)
+    alone = of_name("local", task).personalize(payload, None, data, KEY)
     method = Apfl(task, ApflSettings(mixing_weight=1.0))
     memory = None
     for server_round in (1, 2, 3):

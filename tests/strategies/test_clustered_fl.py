@@ -1,6 +1,9 @@
 """Clustered FL: rounds by hand, and which updates part a cluster."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -71,31 +74,31 @@ def test_both_tolerances_must_be_met(
         assert state.cluster_of == {"a": 0, "b": 0}
 
 
+RIGHT_ANGLE = ([3.0, 0.0], [0.0, 2.0])
+ONE_AGAINST_THREE = ([1.0, 0.0], [2.0, 0.1], [1.0, -0.1], [-1.0, 0.0])
+
+
 @pytest.mark.parametrize(
-    ("gap", "num_clusters"), [(0.0, 2), (0.7, 2), (0.71, 1), (0.99, 1)]
+    ("vectors", "settings", "num_clusters"),
+    [
+        # At right angles α_cross is 0, and √½ = 0.707.
+        *(
+            (RIGHT_ANGLE, {"separation_gap": gap}, number)
+            for gap, number in ((0.0, 2), (0.7, 2), (0.71, 1), (0.99, 1))
+        ),
+        (([3.0, 0.0], [2.0, 0.0]), {}, 1),
+        *(
+            (ONE_AGAINST_THREE, {"min_cluster_size": least}, number)
+            for least, number in ((1, 2), (2, 1), (3, 1))
+        ),
+    ],
 )
-def test_the_parts_must_be_far_enough_apart(gap: float, num_clusters: int) -> None:
-    settings = ClusteredFLSettings(100.0, 0.0, separation_gap=gap)
-    method = ClusteredFL(linear_task(), settings)
-    # At right angles α_cross is 0, and √½ = 0.707.
-    updates = [("a", update([3.0, 0.0])), ("b", update([0.0, 2.0]))]
+def test_parts_must_be_far_apart_and_large_enough(
+    vectors: Sequence[list[float]], settings: dict[str, Any], num_clusters: int
+) -> None:
+    method = ClusteredFL(linear_task(), replace(ALWAYS, **settings))
+    updates = [(str(number), update(vector)) for number, vector in enumerate(vectors)]
     assert len(method.aggregate(one_cluster(), iter(updates)).models) == num_clusters
-
-
-def test_one_direction_is_one_cluster() -> None:
-    method = ClusteredFL(linear_task(), ALWAYS)
-    updates = [("a", update([3.0, 0.0])), ("b", update([2.0, 0.0]))]
-    assert len(method.aggregate(one_cluster(), iter(updates)).models) == 1
-
-
-@pytest.mark.parametrize(("least", "num_clusters"), [(1, 2), (2, 1), (3, 1)])
-def test_a_part_must_be_large_enough(least: int, num_clusters: int) -> None:
-    settings = ClusteredFLSettings(100.0, 0.0, min_cluster_size=least)
-    method = ClusteredFL(linear_task(), settings)
-    vectors = {"a": [1.0, 0.0], "b": [2.0, 0.1], "c": [1.0, -0.1], "d": [-1.0, 0.0]}
-    updates = [(client, update(vector)) for client, vector in vectors.items()]
-    state = method.aggregate(one_cluster(), iter(updates))
-    assert len(state.models) == num_clusters
 
 
 @pytest.mark.parametrize("order", ["abcd", "dcba", "cadb"])

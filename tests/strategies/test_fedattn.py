@@ -1,4 +1,3 @@
-import dataclasses
 from typing import Any
 
 import pytest
@@ -7,7 +6,7 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.flat import EmbeddingModel
 from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
@@ -25,13 +24,13 @@ from knnper.strategies.fedattn import (
 )
 from tests.strategies.tiny import (
     KEY,
-    linear_task,
+    ONE_PIXEL,
     noisy,
     normed_task,
     one_model_of,
     run_rounds,
+    task_of,
 )
-from tests.strategies.trained_methods import MakeTask
 
 ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 
@@ -39,10 +38,10 @@ ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 class AffineModel(EmbeddingModel):
     """Logits w x + b of one pixel x, two classes, at first 0."""
 
-    def __init__(self, spec: InputSpec) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding_dim, self.num_classes = 1, spec.num_classes
-        self.classifier = nn.Linear(1, spec.num_classes)
+        self.embedding_dim, self.num_classes = 1, 2
+        self.classifier = nn.Linear(1, 2)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
@@ -50,22 +49,14 @@ class AffineModel(EmbeddingModel):
         return x.flatten(start_dim=1)
 
 
-@pytest.fixture
-def affine_task() -> MakeTask:
-    """Make a task for `AffineModel`: the weights are (w_0, w_1, b_0, b_1)."""
-
-    def make(training: TrainingSettings) -> Task:
-        plain = linear_task(training)
-        model = FlatModel(AffineModel(plain.spec))
-        return dataclasses.replace(plain, model=model, initial_weights=model.read())
-
-    return make
+def affine_task(training: TrainingSettings) -> Task:
+    """Return a task for `AffineModel`: the weights are (w_0, w_1, b_0, b_1)."""
+    return task_of(AffineModel, ONE_PIXEL, training)
 
 
 def one_pixel(value: int, label: int) -> ClientData:
-    spec = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
     images = torch.full((1, 1, 1, 1), value, dtype=torch.uint8)
-    return ClientData(Examples(images, torch.tensor([label])), no_examples(spec))
+    return ClientData(Examples(images, torch.tensor([label])), no_examples(ONE_PIXEL))
 
 
 CLIENTS = {"a": one_pixel(255, 0), "b": one_pixel(0, 1)}
@@ -80,7 +71,7 @@ def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
     return predictor.weights
 
 
-def test_first_round_by_hand(affine_task: MakeTask) -> None:
+def test_first_round_by_hand() -> None:
     state, _ = run_rounds(fedattn_of(affine_task(ONE_ROUND)), CLIENTS, num_rounds=1)
     # a: x = 1 and p - y = (-½, ½) for w and b. b: x = 0, so only b moves, by (½, -½).
     # The global model is the mean, and what is known is each client's own.
@@ -90,9 +81,7 @@ def test_first_round_by_hand(affine_task: MakeTask) -> None:
     assert state.known.memory.values.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
 
 
-def test_the_neighbours_biases_take_the_place_of_the_global_ones(
-    affine_task: MakeTask,
-) -> None:
+def test_the_neighbours_biases_take_the_place_of_the_global_ones() -> None:
     task = affine_task(ONE_ROUND)
     state, _ = run_rounds(fedattn_of(task), CLIENTS, num_rounds=1)
     alone = fedattn_of(task, num_neighbors=1).broadcast(state, "a", KEY)
@@ -104,9 +93,7 @@ def test_the_neighbours_biases_take_the_place_of_the_global_ones(
     assert alone.memory is None
 
 
-def test_the_attention_steps_along_the_mean_of_the_returned_changes(
-    affine_task: MakeTask,
-) -> None:
+def test_the_attention_steps_along_the_mean_of_the_returned_changes() -> None:
     task = affine_task(TrainingSettings(num_rounds=9))
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
     even = Attention(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([1.0, 1.0]))
@@ -163,7 +150,7 @@ def test_both_biases_of_an_lstm_are_biases() -> None:
     assert int(found.sum()) == 2 * 20 + 4
 
 
-def test_what_a_client_gets_is_weighed_by_the_attention(affine_task: MakeTask) -> None:
+def test_what_a_client_gets_is_weighed_by_the_attention() -> None:
     task = affine_task(ONE_ROUND)
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
     one = torch.ones(1, 1)
@@ -251,7 +238,7 @@ def test_a_strong_pull_keeps_the_biases_global() -> None:
     assert torch.equal(pulled[~where], free[~where])
 
 
-def test_a_newcomer_makes_its_own_biases(affine_task: MakeTask) -> None:
+def test_a_newcomer_makes_its_own_biases() -> None:
     method = fedattn_of(affine_task(ONE_ROUND), num_neighbors=1)
     state, _ = run_rounds(method, CLIENTS, num_rounds=1)
     payload = method.broadcast(state, NEWCOMER, KEY)
@@ -266,7 +253,7 @@ def test_a_newcomer_makes_its_own_biases(affine_task: MakeTask) -> None:
         assert torch.equal(served(method, sent, nothing), state.weights)
 
 
-def test_what_is_known_of_others_travels_only_at_the_end(affine_task: MakeTask) -> None:
+def test_what_is_known_of_others_travels_only_at_the_end() -> None:
     method = fedattn_of(affine_task(TrainingSettings(num_rounds=2)))
     for num_rounds, travels in ((1, False), (2, True)):
         state, _ = run_rounds(method, CLIENTS, num_rounds)

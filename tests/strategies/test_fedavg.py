@@ -1,11 +1,8 @@
 import pytest
-import torch
 
-from knnper.experiment import MultiStepSchedule
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.fedavg import FedAvg
-from tests.strategies.tiny import KEY, linear_task, run_rounds, white
+from tests.strategies.tiny import KEY, linear_task, of_name, run_rounds, white
 
 
 def test_one_round_by_hand() -> None:
@@ -17,17 +14,9 @@ def test_one_round_by_hand() -> None:
     assert state.weights.tolist() == [0.25, -0.25]
 
 
-def test_second_round_uses_its_learning_rate() -> None:
-    schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
-    method = FedAvg(linear_task(learning_rate=1.0, schedule=schedule), NoSettings())
-    payload = ModelPayload(torch.zeros(2))
-    _, update = method.client_update(payload, None, white([0]), 2, KEY)
-    assert update.weights.tolist() == [0.25, -0.25]
-
-
 def test_everyone_is_served_the_global_model() -> None:
     task = linear_task(learning_rate=1.0)
-    method = FedAvg(task, NoSettings())
+    method = of_name("fedavg", task)
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
     payload = method.broadcast(state, NEWCOMER, KEY)

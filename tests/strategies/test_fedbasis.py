@@ -16,9 +16,8 @@ from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
-from knnper.strategies.core.method import NEWCOMER, NoSettings
+from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedbasis import (
     FedBasis,
     FedBasisSettings,
@@ -30,6 +29,7 @@ from tests.strategies.tiny import (
     linear_task,
     noisy,
     normed_task,
+    of_name,
     run_rounds,
     white,
 )
@@ -66,10 +66,16 @@ def psi_after_a_step() -> float:
     return 10 * (1 - sigmoid(1.0)) / 2
 
 
+def a_round(
+    settings: FedBasisSettings, payload: Bases = FAR, **training: Any
+) -> tuple[Tensor, BasesUpdate]:
+    """Return α and the update of a client with one example, of label 0, at rate 1."""
+    task, data = linear_task(**training), white([0]).train
+    return local_round(task, settings, payload, data, learning_rate=1.0, rng=KEY)
+
+
 def test_coordinate_descent_by_hand() -> None:
-    task = linear_task()
-    data = white([0]).train
-    alpha, update = local_round(task, TWO, FAR, data, learning_rate=1.0, rng=KEY)
+    alpha, update = a_round(TWO)
     difference = 2 * psi_after_a_step()
     assert alpha.flatten().tolist() == pytest.approx(
         [sigmoid(difference), sigmoid(-difference)], abs=1e-6
@@ -84,8 +90,7 @@ def test_coordinate_descent_by_hand() -> None:
 
 
 def test_the_combination_is_trained_for_its_epochs() -> None:
-    task, settings = linear_task(), replace(TWO, combination_epochs=2)
-    alpha, _ = local_round(task, settings, FAR, white([0]).train, 1.0, KEY)
+    alpha, _ = a_round(replace(TWO, combination_epochs=2))
     # After the first pass θ = α_1 (1, -1), and the gradient of ψ_1 is
     # α_1 (1 - α_1) (-2 q) with q = 1 - σ(2 α_1).
     psi = psi_after_a_step()
@@ -113,10 +118,7 @@ def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
 
 
 def test_the_baseline_by_hand() -> None:
-    task = linear_task()
-    settings = replace(TWO, coordinate_descent=False, temperature=1.0)
-    data = white([0]).train
-    alpha, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=KEY)
+    alpha, update = a_round(replace(TWO, coordinate_descent=False, temperature=1.0))
     # Both from the gradient at θ = (½, -½): α as above, and both bases by ½ q.
     assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi_after_a_step()))
     wrong = 1 - sigmoid(1.0)
@@ -125,22 +127,16 @@ def test_the_baseline_by_hand() -> None:
 
 
 def test_sharpening_stands_in_the_gradient_of_the_baseline() -> None:
-    task = linear_task(local_steps=2)
     settings = replace(TWO, coordinate_descent=False, temperature=1e-3)
-    data = white([0]).train
-    _, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=KEY)
+    _, update = a_round(settings, local_steps=2)
     # The second step, with α† = (1, 0), no longer moves the second basis.
     assert float(update.models[1][0]) == pytest.approx((1 - sigmoid(1.0)) / 2)
     assert float(update.models[0][0]) > 1 + (1 - sigmoid(1.0)) / 2
 
 
 def test_half_of_the_model_is_the_major_basis() -> None:
-    task = linear_task()
-    settings = replace(TWO, major_basis=True)
     payload = Bases((torch.tensor([2.0, -2.0]), *FAR.models))
-    alpha, update = local_round(
-        task, settings, payload, white([0]).train, learning_rate=1.0, rng=KEY
-    )
+    alpha, update = a_round(replace(TWO, major_basis=True), payload)
     # θ = ½ (2, -2) + ¼ (1, -1) = (1¼, -1¼), q = 1 - σ(2½); the products with the bases
     # are half of -2q and 0, for ψ_1 then ¼ of them.
     psi = 10 * (1 - sigmoid(2.5)) / 4
@@ -166,9 +162,8 @@ def test_the_server_averages_each_basis() -> None:
     assert (new_state.num_rounds, new_state.seed) == (4, 1)
 
 
-@pytest.fixture
 def trained() -> tuple[Task, BasesState]:
-    """Make a task, and the bases after a round of the default FedBasis."""
+    """Return a task, and the bases after two rounds of the default FedBasis."""
     task = normed_task(replace(WITH_EVERYTHING, weight_decay=0.0))
     clients = {name: noisy(8, 0, seed=i, labels=1 + i) for i, name in enumerate("abc")}
     method = FedBasis(task, FedBasisSettings())
@@ -183,10 +178,8 @@ def convex(task: Task, models: tuple[Tensor, ...], alpha: list[float]) -> Tensor
     return major / 2 + mixed / 2
 
 
-def test_a_client_is_served_a_combination_and_its_own_head(
-    trained: tuple[Task, BasesState],
-) -> None:
-    task, state = trained
+def test_a_client_is_served_a_combination_and_its_own_head() -> None:
+    task, state = trained()
     settings = FedBasisSettings(combination_learning_rate=5.0)
     method, data = FedBasis(task, settings), noisy(9, 3, seed=7)
     seen = method.broadcast(state, "a", KEY)
@@ -206,10 +199,8 @@ def test_a_client_is_served_a_combination_and_its_own_head(
     assert not torch.allclose(found[head], expected[:number][head], atol=1e-3)
 
 
-def test_without_a_personal_classifier_the_head_is_combined_too(
-    trained: tuple[Task, BasesState],
-) -> None:
-    task, state = trained
+def test_without_a_personal_classifier_the_head_is_combined_too() -> None:
+    task, state = trained()
     settings = FedBasisSettings(blocks="whole", personal_classifier=False)
     served: Any = FedBasis(task, settings).personalize(
         Bases(state.models), None, noisy(9, 3, seed=7), KEY
@@ -219,10 +210,8 @@ def test_without_a_personal_classifier_the_head_is_combined_too(
     torch.testing.assert_close(served.weights[:number], expected[:number])
 
 
-def test_a_client_without_data_is_served_the_uniform_combination(
-    trained: tuple[Task, BasesState],
-) -> None:
-    task, state = trained
+def test_a_client_without_data_is_served_the_uniform_combination() -> None:
+    task, state = trained()
     served: Any = FedBasis(task, FedBasisSettings()).personalize(
         Bases(state.models), None, noisy(0, 0, seed=1), KEY
     )
@@ -230,10 +219,8 @@ def test_a_client_without_data_is_served_the_uniform_combination(
     assert served.describe() == pytest.approx(dict.fromkeys(served.describe(), 1 / 3))
 
 
-def test_blocks_have_combinations_of_their_own(
-    trained: tuple[Task, BasesState],
-) -> None:
-    task, state = trained
+def test_blocks_have_combinations_of_their_own() -> None:
+    task, state = trained()
     data, payload = noisy(9, 0, seed=7).train, Bases(state.models)
     alpha, _ = local_round(task, FedBasisSettings(), payload, data, 0.1, KEY)
     assert alpha.shape == (3, layers(task.model).num_blocks) == (3, 2)
@@ -281,7 +268,7 @@ def test_the_warm_start_is_fedavg() -> None:
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
     assert num_warm_rounds(task, settings) == 3
     for num_rounds in (2, 3):
-        plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds)
+        plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
         state, _ = run_rounds(FedBasis(task, settings), clients, num_rounds)
         assert torch.equal(state.models[0], plain.weights)
         assert len(state.models) == (1 if num_rounds == 2 else 3)

@@ -10,19 +10,25 @@ from torch import Tensor
 from knnper.data.examples import ClientData
 from knnper.experiment import MultiStepSchedule
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.linear_probe import LinearProbe, LinearProbeSettings
-from tests.strategies.tiny import linear_task, noisy, normed_task, one_model_of, white
+from tests.strategies.tiny import (
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    white,
+)
 
 White = Callable[[Sequence[int]], ClientData]
 
 
 def fedavg_plus(task: Task, settings: FineTuningSettings) -> Method:
-    return FineTuning(task, FedAvg(task, NoSettings()), settings)
+    return FineTuning(task, of_name("fedavg", task), settings)
 
 
 def tuned_weights(task: Task, data: ClientData, **settings: Any) -> Tensor:
@@ -87,7 +93,7 @@ def test_a_client_without_data_serves_the_global_model() -> None:
 
 
 def probed(task: Task, data: ClientData, settings: LinearProbeSettings) -> torch.Tensor:
-    method = LinearProbe(task, FedAvg(task, NoSettings()), settings)
+    method = LinearProbe(task, of_name("fedavg", task), settings)
     payload = ModelPayload(task.initial_weights)
     predictor = one_model_of(method, payload, None, data, RandomKey(3))
     return predictor.weights
@@ -128,7 +134,7 @@ def test_the_body_is_the_one_that_serves() -> None:
 def test_of_a_model_that_is_all_head_it_is_fine_tuning() -> None:
     task, data = linear_task(), white([0, 1, 1])
     tuning = FineTuningSettings(num_epochs=3, learning_rate=0.2)
-    method = FineTuning(task, FedAvg(task, NoSettings()), tuning)
+    method = FineTuning(task, of_name("fedavg", task), tuning)
     payload = ModelPayload(task.initial_weights)
     expected = one_model_of(method, payload, None, data, RandomKey(3))
     found = probed(task, data, LinearProbeSettings(num_epochs=3, learning_rate=0.2))

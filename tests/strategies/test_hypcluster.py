@@ -82,15 +82,6 @@ def test_only_the_chosen_cluster_moves() -> None:
     assert state.largest == 1
 
 
-@pytest.mark.parametrize("claimed", [2, -1])
-def test_a_cluster_that_there_is_not_is_left_out(claimed: int) -> None:
-    method = hypcluster_of(linear_task())
-    before = clustered(ZERO_SIDED, -ZERO_SIDED, largest=1)
-    state = method.aggregate(before, iter([("a", update([9.0, 9.0], 1, claimed))]))
-    assert all(map(torch.equal, state.centers, before.centers))
-    assert state.largest == 1
-
-
 def test_nothing_is_summed_for_a_cluster_that_there_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,6 +99,7 @@ def test_nothing_is_summed_for_a_cluster_that_there_is_not(
     state = method.aggregate(clustered(ZERO_SIDED, -ZERO_SIDED), iter(updates))
     assert added == [[0.0, 0.0]]
     assert [center.tolist() for center in state.centers] == [[0.0, 0.0], [-2.0, 2.0]]
+    assert state.largest == 0
 
 
 def test_a_client_trains_what_fits_its_training_split() -> None:

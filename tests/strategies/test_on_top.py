@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.records import fingerprint
@@ -17,14 +16,14 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
 from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
-from tests.strategies.tiny import noisy, normed_task
+from tests.strategies.method_checks import document, refused
+from tests.strategies.tiny import noisy, normed_task, of_name
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -146,32 +145,20 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
     assert topped.num_rounds == method.num_rounds
 
 
-def document(
-    method: str, personalization: str | dict[str, object]
-) -> dict[str, object]:
-    return {
-        "name": "topped",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": method},
-        "personalization": personalization,
-    }
-
-
-@pytest.mark.parametrize("name", BARE)
-def test_what_a_method_cannot_bear_is_refused(name: str) -> None:
-    for on_top in MODEL_ONLY:
-        if METHODS[name].serves_one_model:
-            continue
-        with pytest.raises(ConfigError, match="not served one set of weights"):
-            load_experiment(document(name, {"name": on_top}), experiment_catalogue())
+@pytest.mark.parametrize("on_top", MODEL_ONLY)
+@pytest.mark.parametrize(
+    "name", [name for name in BARE if not METHODS[name].serves_one_model]
+)
+def test_what_a_method_cannot_bear_is_refused(name: str, on_top: str) -> None:
+    partition = {"name": "iid", "num_clients": 2, "proxy_fraction": 0.1}
+    topped = document(name, on_top, partition=partition)
+    refused(topped, "personalization.name", "not served one set of weights")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BARE])
 def test_a_name_for_a_combination_takes_nothing_else(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"with {name}, which always has"):
-        load_experiment(document(name, {"name": AS_IT_IS}), experiment_catalogue())
+    hint = f"with {name}, which always has"
+    refused(document(name, {"name": AS_IT_IS}), "personalization.name", hint)
 
 
 def test_a_section_without_a_name_is_of_the_methods_own_kind() -> None:
@@ -186,8 +173,7 @@ def test_a_name_alone_may_stand_for_the_section() -> None:
     short = load_experiment(document("fedem", "knn"), known)
     long = load_experiment(document("fedem", {"name": "knn"}), known)
     assert short == long
-    with pytest.raises(ConfigError, match=r"personalization\.name: unknown name .kn."):
-        load_experiment(document("fedem", "kn"), known)
+    refused(document("fedem", "kn"), "personalization.name", "unknown name .kn.")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +197,7 @@ class TestWhatSawTheValidationSplit:
         if name == "local":
             return Local(task, LocalSettings(num_rounds=30))
         tuning = FineTuningSettings(num_epochs=30, learning_rate=0.5)
-        return FineTuning(task, FedAvg(task, NoSettings()), tuning)
+        return FineTuning(task, of_name("fedavg", task), tuning)
 
     @pytest.mark.parametrize(("name", "seed"), [("fine_tuned", 2), ("local", 1)])
     def test_lambda_is_chosen_without_it(self, name: str, seed: int) -> None:

@@ -8,19 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import (
-    ClientData,
-    Examples,
-    InputSpec,
-    Normalizer,
-    no_examples,
-)
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NEWCOMER
-from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_per import memorize
 from knnper.strategies.pfedgp import (
@@ -29,7 +22,7 @@ from knnper.strategies.pfedgp import (
     PFedGPSettings,
     SharedNetwork,
 )
-from tests.strategies.tiny import KEY, noisy, normed_task, run_rounds
+from tests.strategies.tiny import KEY, noisy, normed_task, run_rounds, task_of
 
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
 LINEAR = PFedGPSettings(kernel="linear", output_scale=2.0, num_iterations=1)
@@ -48,17 +41,8 @@ class ScaledModel(EmbeddingModel):
         return self.scale * x.flatten(start_dim=1)
 
 
-def scaled_task(training: TrainingSettings) -> Task:
-    with RandomKey(3).torch():
-        model = FlatModel(ScaledModel())
-    return Task(
-        model=model,
-        initial_weights=model.read(),
-        fresh_weights=lambda rng: model.read(),
-        normalize=Normalizer(TWO_PIXELS),
-        spec=TWO_PIXELS,
-        training=training,
-    )
+def scaled_task(**training: Any) -> Task:
+    return task_of(ScaledModel, TWO_PIXELS, TrainingSettings(**training))
 
 
 def client(examples: Mapping[tuple[int, int], int]) -> ClientData:
@@ -106,7 +90,7 @@ def one_iteration() -> tuple[float, float]:
 
 def test_one_round_by_hand() -> None:
     rate, step = 0.5, 1e-5
-    task = scaled_task(TrainingSettings(learning_rate=rate, batch_size=2))
+    task = scaled_task(learning_rate=rate, batch_size=2)
     clients = {"a": client({(1, 0): 0, (1, 1): 1}), "b": client({(1, 0): 2})}
     state, _ = run_rounds(PFedGP(task, LINEAR), clients, num_rounds=1)
 
@@ -121,7 +105,7 @@ def test_one_round_by_hand() -> None:
 
 
 def test_the_loss_of_a_round_by_hand() -> None:
-    task = scaled_task(TrainingSettings(batch_size=2))
+    task = scaled_task(batch_size=2)
     data = client({(1, 0): 0, (1, 1): 1})
     payload = SharedNetwork(task.initial_weights)
     _, update = PFedGP(task, LINEAR).client_update(payload, None, data, 1, KEY)
@@ -148,16 +132,6 @@ def test_without_examples_nothing_moves() -> None:
     assert torch.equal(update.weights, task.initial_weights)
 
 
-def test_the_mean_weights_clients_by_examples() -> None:
-    method = PFedGP(normed_task(), PFedGPSettings())
-    updates = [
-        ("a", ModelUpdate(torch.tensor([1.0, 0.0]), 3, 0.5)),
-        ("b", ModelUpdate(torch.tensor([5.0, 0.0]), 1, 0.5)),
-    ]
-    state = method.aggregate(SharedNetwork(torch.zeros(2)), iter(updates))
-    assert state.network.tolist() == [2.0, 0.0]
-
-
 def served(
     task: Task, data: ClientData, settings: PFedGPSettings | None = None, seed: int = 3
 ) -> GaussianProcessPredictor:
@@ -171,7 +145,7 @@ def served(
 
 
 def test_a_newcomer_is_served_what_its_own_examples_say() -> None:
-    task = scaled_task(TrainingSettings())
+    task = scaled_task()
     data = client({(0, 0): 2, (0, 1): 2, (1, 0): 0, (1, 1): 0})
     settings = PFedGPSettings(length_scale=0.3)
     found = served(task, data, settings)(data.train.images)
@@ -182,7 +156,7 @@ def test_a_newcomer_is_served_what_its_own_examples_say() -> None:
 
 def test_without_data_all_classes_are_alike() -> None:
     nothing = ClientData(no_examples(TWO_PIXELS), no_examples(TWO_PIXELS))
-    predictor = served(scaled_task(TrainingSettings()), nothing)
+    predictor = served(scaled_task(), nothing)
     images = client({(0, 0): 0, (1, 0): 0}).train.images
     assert predictor(images).flatten().tolist() == pytest.approx([1 / 3] * 6)
     assert predictor.describe() == {"num_gp_examples": 0.0}

@@ -9,16 +9,13 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
 from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
-from knnper.strategies.local import Local, LocalSettings
 from knnper.strategies.pfedme import PFedMe, PFedMeSettings
 from tests.strategies.small_updates import updates
 from tests.strategies.tiny import (
@@ -26,12 +23,18 @@ from tests.strategies.tiny import (
     linear_task,
     noisy,
     normed_task,
+    of_name,
     one_model_of,
     run_rounds,
     white,
 )
 
 RIGHT, WRONG = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])  # of label 0
+
+
+def share(y: float) -> float:
+    """Return σ(-2 y), minus the slope of the loss of label 0 in y at (y, -y)."""
+    return float(torch.sigmoid(torch.tensor(-2 * y, dtype=torch.float64)))
 
 
 def served(
@@ -51,9 +54,6 @@ def test_a_round_by_hand() -> None:
     method = Ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
     state, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
 
-    def share(y: float) -> float:
-        return float(torch.sigmoid(torch.tensor(-2 * y)))
-
     # Models (y, -y) with slope -σ(-2 y). w: y = ¼, then ¼ + ½ σ(-½).
     expected = 0.25 + 0.5 * share(0.25)
     assert state.weights.tolist() == pytest.approx([expected, -expected])
@@ -71,8 +71,7 @@ def test_without_a_pull_the_personal_model_is_local() -> None:
     _, memory = run_rounds(method, clients, num_rounds=3)
     for name, data in clients.items():
         payload = ModelPayload(task.initial_weights)
-        alone = Local(task, LocalSettings()).personalize(payload, None, data, KEY)
-        assert isinstance(alone, ModelPredictor)
+        alone = one_model_of(of_name("local", task), payload, None, data)
         assert torch.equal(memory[name].personal[0], alone.weights)
     assert not torch.equal(memory["a"].personal[0], memory["b"].personal[0])
 
@@ -91,7 +90,7 @@ def test_an_infinite_pull_keeps_the_model_that_was_sent() -> None:
     task = linear_task(batch_size=1, weight_decay=0.5)
     clients = {"a": white([0, 0, 1]), "b": white([1])}
     method = Ditto(task, DittoSettings(prox_weights=(1e30,)))
-    sent, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=2)
+    sent, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=2)
     _, memory = run_rounds(method, clients, num_rounds=3)
     assert float(sent.weights.abs().max()) > 0
     for kept in memory.values():
@@ -146,10 +145,6 @@ def test_an_unseen_client_without_validation_data_stays_near() -> None:
     torch.testing.assert_close(found.weights, RIGHT)
 
 
-def sigmoid(logit: float) -> float:
-    return float(torch.sigmoid(torch.tensor(logit, dtype=torch.float64)))
-
-
 def test_two_rounds_by_hand() -> None:
     task = linear_task(learning_rate=0.5)
     method = FedMTL(task, FedMTLSettings(prox_weight=2.0))
@@ -158,9 +153,9 @@ def test_two_rounds_by_hand() -> None:
     # Models (y, -y); η λ = 1, so y ← (y - ½ g + w̄) / 2. Round 1, all at 0 and g = ∓½:
     # y_a = ⅛, y_b = -⅛, w̄ = ¾ · ⅛ - ¼ · ⅛ = 1/16.
     # Round 2, g_a = -σ(-¼) and g_b = σ(-¼), each from its own y.
-    share = sigmoid(-0.25)
-    of_a = (0.125 + 0.5 * share + 0.0625) / 2
-    of_b = (-0.125 - 0.5 * share + 0.0625) / 2
+    pull_of = share(0.125)
+    of_a = (0.125 + 0.5 * pull_of + 0.0625) / 2
+    of_b = (-0.125 - 0.5 * pull_of + 0.0625) / 2
     assert memory["a"].weights.tolist() == pytest.approx([of_a, -of_a])
     assert memory["b"].weights.tolist() == pytest.approx([of_b, -of_b])
     mean = 0.75 * of_a + 0.25 * of_b
@@ -202,11 +197,6 @@ def test_an_unseen_client_trains_on_both_splits() -> None:
 
     assert torch.equal(served.weights, trained(data.train_and_validation()))
     assert torch.equal(served.without_validation().weights, trained(data.train))
-
-
-def share(y: float) -> float:
-    """Return σ(-2 y), minus the slope of the loss of label 0 in y at (y, -y)."""
-    return float(torch.sigmoid(torch.tensor(-2 * y, dtype=torch.float64)))
 
 
 def test_tails_heads_tails_by_hand() -> None:
@@ -280,24 +270,16 @@ def test_coins_are_those_of_the_round() -> None:
 
 
 def test_all_clients_throw_the_same_coins() -> None:
-    task = linear_task()
-    method = L2GD(task, L2GDSettings(1.0, aggregation_probability=0.5))
-    moved = set()
+    method = L2GD(linear_task(), L2GDSettings(1.0, aggregation_probability=0.5))
+    payload, moved = L2GDState(torch.zeros(2), seed=3), set()
     for server_round in range(1, 9):
-        payload = L2GDState(torch.zeros(2), seed=3)
-        changed = [
-            bool(
-                method.client_update(
-                    payload, None, white(labels), server_round, KEY.child(name)
-                )[1]
-                .weights.abs()
-                .max()
-                > 0
-            )
-            for name, labels in [("a", [0]), ("b", [1]), ("c", [0, 0, 0])]
-        ]
-        assert len(set(changed)) == 1  # at the mean, heads leave a model where it is
-        moved.add(changed[0])
+        changed = set()
+        for name, labels in [("a", [0]), ("b", [1]), ("c", [0, 0, 0])]:
+            data, rng = white(labels), KEY.child(name)
+            _, update = method.client_update(payload, None, data, server_round, rng)
+            changed.add(bool(update.weights.any()))
+        assert len(changed) == 1  # at the mean, heads leave a model where it is
+        moved |= changed
     assert moved == {True, False}
 
 
@@ -335,14 +317,10 @@ def test_clients_are_served_as_by_fed_mtl() -> None:
     task, data = normed_task(num_rounds=2), noisy(6, 4, seed=1)
     method = L2GD(task, L2GDSettings(prox_weight=0.7, unseen_epochs=2))
     alike = FedMTL(task, FedMTLSettings(prox_weight=0.7, unseen_epochs=2))
-    payload = L2GDState(task.initial_weights, seed=1)
-    own = ModelState(task.initial_weights + 1)
+    own, start = ModelState(task.initial_weights + 1), task.initial_weights
     for memory in (None, own):
-        found = method.personalize(payload, memory, data, KEY)
-        sent = ModelPayload(payload.weights)
-        expected = alike.personalize(sent, memory, data, KEY)
-        assert isinstance(found, ModelPredictor)
-        assert isinstance(expected, ModelPredictor)
+        found = one_model_of(method, L2GDState(start, seed=1), memory, data)
+        expected = one_model_of(alike, ModelPayload(start), memory, data)
         assert torch.equal(found.weights, expected.weights)
         assert torch.equal(found.weights, own.weights) == (memory is own)
         alone = expected.without_validation().weights
@@ -372,30 +350,23 @@ def test_every_local_step_starts_from_its_own_model() -> None:
 def test_an_infinite_pull_is_fedavg() -> None:
     task = linear_task(batch_size=1, learning_rate=0.1)
     clients = {"a": white([0, 0, 1]), "b": white([1])}
-    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
     near = PFedMeSettings(2.0**100, inner_steps=4, inner_learning_rate=2.0**-100)
     found, _ = run_rounds(PFedMe(task, near), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
 
 
-def test_without_a_pull_the_global_model_stays() -> None:
-    task = normed_task(batch_size=3)
-    clients = {"a": noisy(6, 0, seed=1), "b": noisy(4, 0, seed=2)}
-    method = PFedMe(task, PFedMeSettings(prox_weight=0.0))
-    state, _ = run_rounds(method, clients, num_rounds=2)
-    parameters = slice(0, task.model.num_parameters)
-    assert torch.equal(state.weights[parameters], task.initial_weights[parameters])
-
-
-def test_without_a_pull_weight_decay_alone_moves_the_global_model() -> None:
-    task = normed_task(learning_rate=0.1, weight_decay=0.5)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_without_a_pull_weight_decay_alone_moves_the_global_model(
+    weight_decay: float,
+) -> None:
+    task = normed_task(learning_rate=0.1, batch_size=6, weight_decay=weight_decay)
     method = PFedMe(task, PFedMeSettings(prox_weight=0.0))
     state, _ = run_rounds(method, {"a": noisy(6, 0, seed=1)}, num_rounds=2)
-    parameters = slice(0, task.model.num_parameters)
-    expected = (1 - 0.1 * 0.5) ** 2 * task.initial_weights[parameters]
-    torch.testing.assert_close(state.weights[parameters], expected)
-    buffers = slice(parameters.stop, None)
-    assert not torch.equal(state.weights[buffers], task.initial_weights[buffers])
+    number = task.model.num_parameters
+    expected = (1 - 0.1 * weight_decay) ** 2 * task.initial_weights[:number]
+    torch.testing.assert_close(state.weights[:number], expected)
+    assert not torch.equal(state.weights[number:], task.initial_weights[number:])
 
 
 def test_the_server_steps_beyond_the_mean_but_for_buffers() -> None:
@@ -445,13 +416,8 @@ def test_a_client_finds_its_model_without_momentum() -> None:
 
 def test_clients_are_served_alike_whether_they_were_seen_or_not() -> None:
     task, data = normed_task(batch_size=3), noisy(6, 4, seed=1)
-    method = PFedMe(task, PFedMeSettings())
-    payload = ModelPayload(task.initial_weights)
+    method, payload = PFedMe(task, PFedMeSettings()), ModelPayload(task.initial_weights)
     memory, _ = method.client_update(payload, None, data, 1, KEY)
-    seen, unseen = (
-        method.personalize(payload, state, data, KEY) for state in (memory, None)
-    )
-    assert isinstance(seen, ModelPredictor)
-    assert isinstance(unseen, ModelPredictor)
+    seen, unseen = (one_model_of(method, payload, of, data) for of in (memory, None))
     assert torch.equal(seen.weights, unseen.weights)
     assert not torch.equal(seen.weights, payload.weights)

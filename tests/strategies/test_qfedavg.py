@@ -6,9 +6,7 @@ import torch
 
 from knnper.errors import RunError
 from knnper.experiment import MultiStepSchedule
-from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.qfedavg import (
     QFedAvg,
     QFedAvgSettings,
@@ -21,6 +19,7 @@ from tests.strategies.tiny import (
     linear_task,
     noisy,
     normed_task,
+    of_name,
     run_rounds,
     white,
 )
@@ -79,7 +78,7 @@ def test_the_loss_is_that_of_the_received_model() -> None:
     _, update = method.client_update(payload, None, data, 1, KEY)
     # Logits ±¼: -log p is log(1 + e^-½) = 0.474077 for label 0, ½ more for label 1.
     assert float(update.received_loss) == pytest.approx(0.474077 + 0.5 / 3, abs=1e-6)
-    _, plain = FedAvg(task, NoSettings()).client_update(payload, None, data, 1, KEY)
+    _, plain = of_name("fedavg", task).client_update(payload, None, data, 1, KEY)
     assert torch.equal(update.weights, plain.weights)
     assert (update.num_examples, update.train_loss) == (3, plain.train_loss)
     assert update.train_loss != float(update.received_loss)
@@ -109,7 +108,7 @@ def test_q_0_is_the_plain_mean() -> None:
 def test_buffers_are_averaged_whatever_the_losses() -> None:
     task = normed_task(learning_rate=0.1)
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
-    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=1)
+    plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
     found, _ = run_rounds(QFedAvg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
     num_parameters = task.model.num_parameters
     # Clients of one size: FedAvg's mean is the plain one.

@@ -13,7 +13,6 @@ from knnper.errors import RunError
 from knnper.strategies.bulyan import Bulyan, BulyanSettings, iterated_krum
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedmedian import FedMedian
 from knnper.strategies.fedtrimmedavg import (
     FedTrimmedAvg,
@@ -147,7 +146,7 @@ def test_the_mean_of_the_best_by_hand() -> None:
 def test_all_selected_is_fedavg() -> None:
     task = normed_task(batch_size=3, learning_rate=0.1)
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abcd")}
-    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=1)
+    plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
     for chosen in (MultiKrumSettings(0), MultiKrumSettings(0, 4)):
         found, _ = run_rounds(MultiKrum(task, chosen), clients, num_rounds=1)
         torch.testing.assert_close(found.weights, plain.weights, rtol=1e-6, atol=1e-7)

@@ -7,13 +7,9 @@ import pytest
 import torch
 
 from knnper.data.examples import ClientData, no_examples
-from knnper.errors import ConfigError
-from knnper.loading import load_experiment
-from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import PERSONALIZERS, title_of
-from knnper.strategies.core.method import Method, NoSettings, changed
+from knnper.strategies.catalogue import PERSONALIZERS
+from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.scaffold import (
     Scaffold,
     ScaffoldClientState,
@@ -22,11 +18,13 @@ from knnper.strategies.scaffold import (
     ScaffoldState,
     ScaffoldUpdate,
 )
+from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     KEY,
     linear_task,
     noisy,
     normed_task,
+    of_name,
     run_rounds,
     white,
 )
@@ -113,7 +111,7 @@ def test_global_learning_rate_scales_the_step() -> None:
 
 def test_without_controls_it_is_fedavg() -> None:
     task = normed_task(batch_size=3, learning_rate=0.1)
-    plain = FedAvg(task, NoSettings())
+    plain = of_name("fedavg", task)
     method = scaffold_of(task)
 
     def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
@@ -143,16 +141,6 @@ def test_a_client_without_steps_keeps_its_control() -> None:
     assert torch.equal(update.control_change, torch.zeros(2))
 
 
-DOCUMENT: dict[str, Any] = {
-    "name": "test",
-    "data": {"name": "digits"},
-    "partition": {"name": "dirichlet", "num_clients": 4, "alpha": 0.3},
-    "model": {"name": "mlp"},
-    "method": {"name": "scaffold"},
-    "personalization": {"name": "fine_tuning", "num_epochs": 2},
-}
-
-
 def test_the_global_model_is_trained_on_without_controls() -> None:
     task = linear_task(learning_rate=0.5)
     on_top = PERSONALIZERS["fine_tuning"]
@@ -165,14 +153,6 @@ def test_the_global_model_is_trained_on_without_controls() -> None:
     assert not tuned.personalizes_by_inference
 
 
-def test_it_is_an_experiment_of_its_own() -> None:
-    experiment = load_experiment(DOCUMENT, experiment_catalogue())
-    names = experiment.method.name, experiment.personalization.name
-    assert names == ("scaffold", "fine_tuning")
-    assert title_of(*names) == "SCAFFOLD + FT"
-
-
 def test_momentum_is_refused_for_it_too() -> None:
-    document = {**DOCUMENT, "training": {"momentum": 0.9}}
-    with pytest.raises(ConfigError, match=r"found 0\.9, expected 0 with scaffold"):
-        load_experiment(document, experiment_catalogue())
+    topped = document("scaffold", "fine_tuning", training={"momentum": 0.9})
+    refused(topped, "training.momentum", r"found 0\.9, expected 0 with scaffold")

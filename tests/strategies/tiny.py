@@ -12,7 +12,7 @@ from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.models.networks import TolerantBatchNorm2d
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
@@ -146,3 +146,9 @@ def one_model_of(
 def of_name(name: str, task: Task, **settings: Any) -> Method:
     """Return a method of the catalogue with these settings."""
     return METHODS[name](task, METHODS[name].settings_type(**settings))
+
+
+def topped(on_top: str, task: Task, **settings: Any) -> Method:
+    """Return FedAvg with a personalisation of the catalogue on top."""
+    top = PERSONALIZERS[on_top]
+    return top(task, of_name("fedavg", task), top.settings_type(**settings))

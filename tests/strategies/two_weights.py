@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import InputSpec, Normalizer
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.flat import EmbeddingModel
 from knnper.strategies.core.task import Task
-
-SPEC = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
+from tests.strategies.tiny import ONE_PIXEL, task_of
 
 
 class OppositeLogits(nn.Module):
@@ -42,14 +40,7 @@ def task_on_one_feature(
 ) -> Task:
     """Return the task of `OnOneFeature` that starts from these weights."""
     initial = torch.tensor(weights, dtype=torch.float32)
-    return Task(
-        model=FlatModel(OnOneFeature(body)),
-        initial_weights=initial,
-        fresh_weights=lambda rng: initial,
-        normalize=Normalizer(SPEC),
-        spec=SPEC,
-        training=training,
-    )
+    return task_of(lambda: OnOneFeature(body), ONE_PIXEL, training, initial)
 
 
 def two_weights_task(training: TrainingSettings, a: float, b: float) -> Task:
