@@ -98,14 +98,14 @@ def split(train: Embedded, test: Embedded, num_clients: int) -> Iterator[Client]
     """Yield clients; none that lacks images to store, to choose λ by or to test."""
     key = RandomKey(0, ("index_accuracy_points",))
     settings = DirichletSettings(num_clients=num_clients, alpha=0.3)
-    parts = dirichlet(train.labels.numpy(), test.labels.numpy(), settings, key)
+    found = dirichlet(train.labels.numpy(), test.labels.numpy(), settings, key)
     for number in range(num_clients):
-        order = key.child(number).numpy().permutation(parts.train[number])
+        order = key.child(number).numpy().permutation(found.train[number])
         num_held_out = len(order) // 5
         client = Client(
             _take(train, order[num_held_out:]),
             _take(train, order[:num_held_out]),
-            _take(test, parts.test[number]),
+            _take(test, found.test[number]),
         )
         if num_held_out and len(client.test):
             yield client

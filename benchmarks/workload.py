@@ -121,7 +121,7 @@ class Workload:
         return Dataset("random", _random_images(0), _random_images(1), spec, names)
 
     def partition(self, data: Dataset) -> Partition:
-        """Split consecutive images of ``data``, beginning anew where they run out."""
+        """Give out consecutive images of ``data``, anew where they run out."""
         return Partition(
             tuple(
                 self._part(name, number, data)
