@@ -43,15 +43,12 @@ def flat(network: Hypernetwork) -> list[list[float]]:
     return [tensor.flatten().tolist() for tensor in tensors]
 
 
-def test_each_seen_client_gets_its_own_model() -> None:
+def test_seen_clients_get_their_models_and_unseen_clients_the_mean_embedding() -> None:
     method = pfedhn_of(linear_task())
     assert method.broadcast(STATE, "a", KEY).weights.tolist() == [2.0, -2.0]
     assert method.broadcast(STATE, "b", KEY).weights.tolist() == [1.0, -1.0]
     assert method.broadcast(STATE, "a", KEY).hypernetwork is None
-
-
-def test_an_unseen_client_gets_the_mean_embedding_and_the_hypernetwork() -> None:
-    payload = pfedhn_of(linear_task()).broadcast(STATE, UNSEEN_CLIENT, KEY)
+    payload = method.broadcast(STATE, UNSEEN_CLIENT, KEY)
     assert payload.weights.tolist() == [1.5, -1.5]
     assert payload.embedding.tolist() == [1.5]
     assert payload.hypernetwork is NETWORK
@@ -66,6 +63,8 @@ def test_server_step_on_one_client_by_hand() -> None:
     assert flat(state.hypernetwork) == [[3.0], [1.0], [2.0, -2.0], [0.5, -0.5]]
     assert state.embeddings.tolist() == [[3.0], [1.0]]
     assert state.clients == ("a", "b")
+    assert not generate(NETWORK, STATE.embeddings[0]).requires_grad
+    assert not generate(state.hypernetwork, state.embeddings[0]).requires_grad
 
 
 def test_server_step_takes_the_mean_over_the_clients() -> None:
@@ -133,8 +132,7 @@ def serve_unseen_client(
     method: Method, data: ClientData, key: RandomKey
 ) -> torch.Tensor:
     payload = method.broadcast(STATE, UNSEEN_CLIENT, key)
-    predictor = one_model_of(method, payload, None, data, key)
-    return predictor.weights
+    return one_model_of(method, payload, None, data, key).weights
 
 
 def test_one_unseen_client_step_by_hand() -> None:
@@ -173,10 +171,3 @@ def test_an_unseen_client_finds_its_own_embedding() -> None:
 def test_an_unseen_client_without_data_is_served_the_mean_embedding() -> None:
     method = pfedhn_of(linear_task())
     assert serve_unseen_client(method, white([]), KEY).tolist() == [1.5, -1.5]
-
-
-def test_gradients_leave_the_hypernetwork_untracked() -> None:
-    method = pfedhn_of(linear_task())
-    state = method.aggregate(STATE, iter([("a", update_of([3.0, -3.0]))]))
-    assert not generate(NETWORK, STATE.embeddings[0]).requires_grad
-    assert not generate(state.hypernetwork, state.embeddings[0]).requires_grad
