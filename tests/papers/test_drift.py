@@ -1,22 +1,104 @@
-"""One client's stream, by hand: each example lies at one of two places."""
+"""How images are partitioned for the drift figure, and one client's stream by hand."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from knnper.errors import RunError
 from knnper.seeding import RandomKey
+from knnper.simulation.partition.assignment import Integers
 from knnper.strategies.core.memory import KnnSettings
 from papers.drift import (
     ClientDrift,
     DriftSettings,
+    DriftStream,
     alarm_steps,
     drift_curves,
+    drift_streams,
     follow_client,
+    require_enough_images,
 )
 from papers.memory import Embedded
 
+NUM_TRAIN, NUM_TEST = 600, 120
+TRAIN = np.arange(NUM_TRAIN) % 5
+TEST = np.arange(NUM_TEST) % 5
+
+
+def streams(seed: int = 0, alpha: float = 0.3) -> tuple[DriftStream, ...]:
+    wanted = DriftSettings(clients=7, alpha=alpha, steps=9, shift_at=4)
+    return drift_streams(TRAIN, TEST, wanted, RandomKey(seed))
+
+
+def before(stream: DriftStream) -> list[int]:
+    return _joined([stream.initial, *stream.batches[:4]])
+
+
+def after(stream: DriftStream) -> list[int]:
+    return _joined(stream.batches[4:])
+
+
+def _joined(parts: Sequence[Integers]) -> list[int]:
+    return [int(index) for index in np.concatenate(parts)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.05, 0.3, 10.0]))
+def test_every_image_is_dealt_twice_and_no_client_grows(
+    seed: int, alpha: float
+) -> None:
+    dealt = streams(seed, alpha=alpha)
+    assert all(len(before(one)) >= len(after(one)) for one in dealt)
+    twice = sorted(index for one in dealt for index in (*before(one), *after(one)))
+    assert twice == sorted([*range(NUM_TRAIN), *range(NUM_TRAIN)])
+    tests = np.concatenate([part for one in dealt for part in one.tests])
+    assert sorted(tests.tolist()) == sorted([*range(NUM_TEST), *range(NUM_TEST)])
+
+
+def test_half_is_stored_at_first_and_batches_are_of_equal_size() -> None:
+    for one in streams():
+        assert len(one.initial) == (len(before(one)) + 1) // 2
+        assert len(one.batches) == 9
+        for part in (one.batches[:4], one.batches[4:]):
+            sizes = [len(batch) for batch in part]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_tests_have_the_labels_of_their_side() -> None:
+    for one in streams(alpha=0.1):
+        for indices, tests in zip((before(one), after(one)), one.tests, strict=True):
+            assert set(TEST[tests]) <= set(TRAIN[indices])
+
+
+def test_the_two_sides_are_different_draws() -> None:
+    sizes = [(len(before(one)), len(after(one))) for one in streams()]
+    assert sizes != [(first, first) for first, _ in sizes]
+
+
+def test_the_seed_fixes_it() -> None:
+    one, again, other = streams(1), streams(1), streams(2)
+    assert [before(s) for s in one] == [before(s) for s in again]
+    assert [before(s) for s in one] != [before(s) for s in other]
+
+
+def test_arrivals_are_shuffled() -> None:
+    largest = max(streams(), key=lambda one: len(one.initial))
+    assert largest.initial.tolist() != sorted(largest.initial.tolist())
+
+
+def test_too_few_images_for_the_clients_are_refused() -> None:
+    require_enough_images(1000, 100)
+    with pytest.raises(RunError, match="found 101 clients, expected at most 100"):
+        require_enough_images(1000, 101)
+
+
 KEY = RandomKey(0)
-SETTINGS = DriftSettings(clients=1, steps=5, shift_at=2)
+ONE_CLIENT = DriftSettings(clients=1, steps=5, shift_at=2)
 KNN = KnnSettings(num_neighbors=3)
 
 
@@ -43,7 +125,7 @@ CLIENT = ClientDrift(
 
 
 def test_each_strategy_follows_as_it_is_defined() -> None:
-    record = follow_client(CLIENT, replace(SETTINGS, knn_weight=1.0), KNN, KEY)
+    record = follow_client(CLIENT, replace(ONE_CLIENT, knn_weight=1.0), KNN, KEY)
     assert record["num_stored"] == {
         "fixed": [4] * 6,
         "fifo": [4] * 6,
@@ -65,13 +147,13 @@ def test_the_weight_is_chosen_on_the_first_store_alone() -> None:
         CLIENT.batches,
         CLIENT.tests,
     )
-    assert follow_client(wrong, SETTINGS, KNN, KEY)["knn_weight"] == 0.3
-    assert follow_client(CLIENT, SETTINGS, KNN, KEY)["knn_weight"] == 0.0
+    assert follow_client(wrong, ONE_CLIENT, KNN, KEY)["knn_weight"] == 0.3
+    assert follow_client(CLIENT, ONE_CLIENT, KNN, KEY)["knn_weight"] == 0.0
 
 
 def test_a_store_of_one_can_hold_nothing_out() -> None:
     client = ClientDrift(one(0.0, 0), CLIENT.batches, CLIENT.tests)
-    record = follow_client(client, replace(SETTINGS, held_out=1.0), KNN, KEY)
+    record = follow_client(client, replace(ONE_CLIENT, held_out=1.0), KNN, KEY)
     assert record["knn_weight"] == 0.0
     assert set(record["alarmed_at"].values()) == {None}
 

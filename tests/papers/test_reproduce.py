@@ -1,5 +1,7 @@
-"""``knnper reproduce``: what it tells, how it ends, and how it goes on."""
+"""Files of all kinds made into one report: twice, changed, faulty, interrupted."""
 
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,84 +9,323 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from knnper.errors import RunError
 from knnper.files import JsonLines
+from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Family
 from knnper.simulation.batches.progress import Told
 from papers.__main__ import app
-from tests.papers.small_files import SWEEP, without_data, write
-from tests.simulation.batches.small_sweep import in_this_process
+from papers.reproduce import (
+    COMMAND,
+    Made,
+    Maker,
+    duration,
+    read_files,
+    summary,
+    write_report,
+)
+from tests.papers.small_files import (
+    BASE,
+    COMPARISON,
+    FIGURE,
+    SWEEP,
+    QuietWatcher,
+    without_data,
+    write,
+)
+from tests.simulation.batches.small_sweep import NEIGHBORS, WORKERS, in_this_process
+from tests.simulation.reporting.parsed_page import Page
 
-WHERE = "knnper.simulation.batches.runner.run_in_workers"
+NAMES = ["weak-and-strong", "lost", "neighbors", "methods", "base", "shift"]
+PLAIN_SWEEP = {key: value for key, value in SWEEP.items() if key != "x"}
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WHERE, in_this_process)
+class Reproduced:
+    """What one command left."""
+
+    def __init__(self, folder: Path) -> None:
+        shift = {**FIGURE, "name": "shift", "figure": "drift"}
+        self.paths = [
+            write(folder, FIGURE),
+            without_data(folder),
+            write(folder, SWEEP),
+            write(folder, COMPARISON),
+            write(folder, BASE),
+            write(folder, shift, options={"clients": 3, "steps": 4, "shift_at": 2}),
+        ]
+        self.output = folder / "out"
+        self.watcher, self.made = self.make()
+        self.page = write_report(self.made, self.output).read_text()
+
+    def make(self, *, skips: bool = False) -> tuple[QuietWatcher, list[Made]]:
+        watcher = QuietWatcher()
+        maker = Maker(self.output, 1, watcher, skips)
+        return watcher, maker.make_all(read_files(self.paths))
 
 
-def run(tmp_path: Path, *arguments: object) -> Any:
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
+    return Reproduced(tmp_path_factory.mktemp("reproduced"))
+
+
+def test_each_file_is_made_but_the_one_without_data(reproduced: Reproduced) -> None:
+    numbered = enumerate(NAMES, start=1)
+    watcher, output = reproduced.watcher, reproduced.output
+    assert watcher.begun == [(at, len(NAMES), name) for at, name in numbered]
+    shown = {one.file.name for one in reproduced.made if one.shown}
+    assert shown == {*NAMES} - {"lost"}
+    assert all((output / name).is_dir() for name in shown)
+    assert "nowhere/train is not a folder; data.root" in watcher.failed["lost"]
+    assert [one.file.name for one in reproduced.made if one.failure] == ["lost"]
+    # Figures share a training; the other is of the experiment that is a file itself.
+    assert len(list((output / "runs").iterdir())) == 1
+    assert watcher.num_trained == 2
+    manifest = RunFolder(output / "base").manifest()
+    (path,) = (one for one in reproduced.paths if one.stem == "base")
+    assert manifest["command"] == [*COMMAND, str(path)]
+
+
+def test_what_is_done_is_not_done_again(reproduced: Reproduced) -> None:
+    watcher, again = reproduced.make(skips=True)
+    assert (watcher.num_made, watcher.num_trained) == (0, 0)
+    (lost,) = [one for one in again if one.shown is None]
+    assert lost.failure is None
+    assert "is not a folder" in str(lost.missing)
+    for old, new in zip(reproduced.made, again, strict=True):
+        assert old.making == new.making
+        if old.shown and new.shown:
+            assert old.shown.tables == new.shown.tables
+    assert summary(again).startswith("Of 6: 5 done, 1 left out: its data are not")
+
+
+def test_the_tables_are_those_of_the_terminal(reproduced: Reproduced) -> None:
+    tables = {
+        one.file.name: one.shown.tables[0] for one in reproduced.made if one.shown
+    }
+    assert tables["neighbors"].header[0] == "k"
+    assert [row[0] for row in tables["methods"].rows] == ["FedAvg", "kNN-Per"]
+    groups = [row[0] for row in tables["weak-and-strong"].rows]
+    assert groups == ["weak", "strong", "average"]
+    assert "seen" in " ".join(tables["base"].rows[0])
+    header, *_ = (reproduced.output / "neighbors/table.md").read_text().splitlines()
+    assert header == tables["neighbors"].as_markdown().splitlines()[0]
+
+
+def test_the_page_is_whole_and_fetches_nothing(reproduced: Reproduced) -> None:
+    page = Page(reproduced.page)
+    assert "http:" not in reproduced.page
+    assert "https:" not in reproduced.page
+    tags = {tag for tag, _ in page.elements}
+    assert not {"script", "link", "iframe", "object", "img"} & tags
+    ids = [str(one["id"]) for _, one in page.elements if "id" in one]
+    assert len(ids) == len(set(ids))
+    links = [str(one["href"]) for one in page.all("a")]
+    own = {f"{name}/report.html" for name in ("neighbors", "methods", "base")}
+    assert {f"#file-{name}" for name in NAMES} | own <= set(links)
+    for link in links:
+        inside = link.removeprefix("#") in ids
+        assert inside or (reproduced.output / link).is_file()
+
+
+def test_the_page_says_all_of_each_file(reproduced: Reproduced) -> None:
+    page = Page(reproduced.page)
+    assert len(page.all("svg")) == 5
+    assert len(page.all("details")) == len(NAMES)
+    in_contents_heading_and_file = 3 * len(NAMES)
+    titles = page.text.count("The paper's figure, <small>")
+    assert titles == in_contents_heading_and_file
+    command = f"python -m papers reproduce {reproduced.paths[0]}"
+    for told in ("Of 6: 5 done, 1 failed.", "This file failed. ", command, "CPU cores"):
+        assert told in page.text
+    labels = [str(one["aria-label"]) for one in page.all("svg")]
+    assert "Weak and strong clients (Figure 9). The numbers are in the table." in labels
+    # A page that turns dark has no fixed black or white left in its pictures.
+    main = reproduced.page[reproduced.page.index("<main>") :].lower()
+    assert not any(color in main for color in ("#ffffff", "#000000", "#1d2430"))
+
+
+def test_markdown_links_the_pictures(reproduced: Reproduced) -> None:
+    text = (reproduced.output / "report.md").read_text()
+    for file in ("weak-and-strong/hardware.svg", "neighbors/plot.svg"):
+        assert f"]({file})" in text
+        assert (reproduced.output / file).is_file()
+    assert "| lost | The paper's figure, &lt;small> | sweep | failed | 0 s |" in text
+    assert text.count("\n## The paper's figure, &lt;small>\n") == len(NAMES)
+    assert "    knnper reproduce it.yaml\n" in text
+
+
+def test_seconds_outlive_the_command(reproduced: Reproduced) -> None:
+    lines = (reproduced.output / "seconds.jsonl").read_text().splitlines()
+    found = {json.loads(line)["name"]: json.loads(line)["seconds"] for line in lines}
+    assert found.keys() == {*NAMES} - {"lost"}
+    for one in reproduced.made:
+        assert one.making.seconds == found.get(one.file.name, 0.0)
+        assert one.making.environment["num_cpus"] > 0
+
+
+def test_two_commands_do_not_share_a_folder(
+    reproduced: Reproduced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Maker(reproduced.output, 1, QuietWatcher())
+    monkeypatch.setattr(QuietWatcher, "begins", lambda *_: other.make_all([]))
+    with pytest.raises(RunError, match="another process"):
+        reproduced.make()
+
+
+def test_durations_are_read_by_people() -> None:
+    expected = ["0 s", "1 min 00 s", "1 min 01 s"]
+    assert [duration(one) for one in (0.4, 59.6, 61.0)] == expected
+
+
+def make(folder: Path, *documents: dict[str, Any]) -> list[Made]:
+    paths = [write(folder, document) for document in documents]
+    return Maker(folder / "out", 1, QuietWatcher()).make_all(read_files(paths))
+
+
+def bars(made: Made) -> list[str]:
+    """Return what the first chart shows the averages of."""
+    assert made.shown is not None, made.failure
+    axes = made.shown.charts[0].draw().axes[0]
+    return sorted(label.get_text() for label in axes.get_yticklabels())
+
+
+def test_a_sweep_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
+    sweep = {**PLAIN_SWEEP, "seeds": [1]}
+    (first,) = make(tmp_path, {**sweep, "vary": {NEIGHBORS: [1, 5]}})
+    both = ["kNN-Per, num_neighbors 1", "kNN-Per, num_neighbors 5"]
+    assert bars(first) == ["FedAvg", *both]
+    (second,) = make(tmp_path, {**sweep, "vary": {NEIGHBORS: [5]}})
+    assert bars(second) == ["FedAvg", "kNN-Per"]
+    page = (tmp_path / "out/neighbors/report.html").read_text()
+    assert "num_neighbors 1" not in page
+    # Nothing had to be made.
+    assert second.making == first.making
+    assert len(list((tmp_path / "out/neighbors/runs").iterdir())) == 2
+
+
+def test_a_comparison_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
+    make(tmp_path, COMPARISON)
+    other = {"method": {"name": "knn_per"}, "personalization": {"num_neighbors": 3}}
+    rows = {**COMPARISON["rows"], "memory": other}
+    rows["again"] = {**other, "title": "Again"}
+    (second,) = make(tmp_path, {**COMPARISON, "rows": rows})
+    # Two rows have their run in common, and the one before is not among them.
+    assert bars(second) == ["FedAvg", "kNN-Per"]
+
+
+def test_older_code_is_told(tmp_path: Path) -> None:
+    make(tmp_path, BASE, FIGURE)
+    output = tmp_path / "out"
+    (training,) = (output / "runs").iterdir()
+    for run in (output / BASE["name"], training):
+        (run / "code.txt").write_text("older")
+    parts = JsonLines(output / FIGURE["name"] / "parts.jsonl")
+    identity, part = parts.read()
+    parts.replace([identity, {**part, "code": "older"}])
+    told = [one.shown.remarks for one in make(tmp_path, BASE, FIGURE) if one.shown]
+    assert f"1 of the runs in {output / 'base'} were made" in " ".join(told[0])
+    assert f"1 of the runs in {training} were made" in " ".join(told[1])
+    assert "1 of the 1 parts of the figure in" in " ".join(told[1])
+    page = (output / BASE["name"] / "report.html").read_text()
+    assert "another version of this code" in page
+
+    # As it says.
+    shutil.rmtree(output / BASE["name"])
+    (anew,) = make(tmp_path, BASE)
+    assert anew.shown is not None
+    assert anew.shown.remarks == ()
+    seconds = JsonLines(output / "seconds.jsonl").read()
+    (mine,) = [one["seconds"] for one in seconds if one["name"] == BASE["name"]]
+    assert anew.making.seconds == mine
+
+
+def test_faults_of_the_code_do_not_stop_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*arguments: object) -> None:
+        raise KeyError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("papers.reproduce.run_batch", faulty)
+        failed, done = make(tmp_path, SWEEP, BASE)
+    place = tmp_path / "out/errors/neighbors.txt"
+    assert str(failed.failure).startswith("KeyError: 'lost'")
+    assert str(place) in str(failed.failure)
+    assert done.failure is None
+    text = place.read_text()
+    assert text.startswith("Traceback")
+    assert 'raise KeyError("lost")' in text
+
+    wrong = {**BASE, "training": {"num_rounds": 3}}
+    mended, refused = make(tmp_path, {**SWEEP, "seeds": [1]}, wrong)
+    assert mended.failure is None
+    assert "holds a run with other settings; delete it" in str(refused.failure)
+    # It was mended, and what is expected needs no traceback.
+    assert not list(place.parent.iterdir())
+
+
+def test_runs_that_all_failed_are_told(tmp_path: Path) -> None:
+    base = {**BASE, "training": {**BASE["training"], "learning_rate": 1e30}}
+    (one,) = make(tmp_path, {**PLAIN_SWEEP, "base": base, "seeds": [1]})
+    assert "no run of the file has results: " in str(one.failure)
+    assert "failed with seed 1" in str(one.failure)
+
+
+def invoke(tmp_path: Path, *arguments: object) -> Any:
     command = ["reproduce", *map(str, arguments), "--output", str(tmp_path / "out")]
     return CliRunner().invoke(app, command)
 
 
-def test_a_failing_file_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_the_command_goes_on_after_a_file_that_fails(tmp_path: Path) -> None:
     files = [without_data(tmp_path), write(tmp_path, SWEEP, seeds=[1])]
-    done = run(tmp_path, *files)
-    assert done.exit_code == 1
-    assert "1 of 2  lost (sweep)" in done.stderr
-    assert "2 of 2  neighbors (sweep)" in done.stderr
-    assert "4/4 steps" in done.stderr
-    assert "lost is not done: " in done.stderr
-    assert "1 of 2 files failed: lost" in done.stderr
     page = tmp_path / "out/report.html"
+    done = invoke(tmp_path, *files)
+    assert done.exit_code == 1
+    for told in (
+        "1 of 2  lost (sweep)",
+        "2 of 2  neighbors (sweep)",
+        "4/4 steps",
+        "lost is not done: ",
+        "1 of 2 files failed: lost",
+    ):
+        assert told in done.stderr
     assert f"The report is in {page}" in done.stderr.replace("\n", "")
     assert "This file failed." in page.read_text()
 
-    again = run(tmp_path, *files, "--skip-missing-data")
+    again = invoke(tmp_path, *files, "--skip-missing-data")
     assert again.exit_code == 0, again.output
     assert "This file was left out." in page.read_text()
 
 
-def test_nothing_is_played_while_a_file_is_wrong(tmp_path: Path) -> None:
+def test_nothing_is_made_while_a_file_is_wrong(tmp_path: Path) -> None:
     wrong = write(tmp_path, SWEEP, name="wrong", x="lost")
-    done = run(tmp_path, write(tmp_path, SWEEP), wrong)
+    done = invoke(tmp_path, write(tmp_path, SWEEP), wrong)
     assert done.exit_code == 2
     assert f"{wrong}: x: found 'lost'" in done.stderr
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").touch()
+    done = invoke(tmp_path, write(tmp_path, SWEEP))
+    assert done.exit_code == 2
+    assert "is a file, expected a folder" in done.stderr
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 def test_interrupted_it_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     def interrupted(
         families: Sequence[Family], num_workers: int
     ) -> Iterator[Sequence[Told]]:
-        yield next(in_this_process(families, num_workers))
+        if not at_once:
+            yield next(in_this_process(families, num_workers))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WHERE, interrupted)
+    monkeypatch.setattr(WORKERS, interrupted)
     monkeypatch.setattr("sys.argv", ["/x/papers/__main__.py", "reproduce", "a b.yaml"])
-    done = run(tmp_path, write(tmp_path, SWEEP))
+    done = invoke(tmp_path, write(tmp_path, SWEEP))
     assert done.exit_code == 130
     assert "To go on: python -m papers reproduce 'a b.yaml'" in done.stderr
     # What was made until then counts.
-    (record,) = JsonLines(tmp_path / "out/seconds.jsonl").read()
-    assert (record["name"], record["seconds"] > 0) == ("neighbors", True)
-
-
-def test_interrupted_at_once_it_counts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(WHERE, interrupted)
-    assert run(tmp_path, write(tmp_path, SWEEP)).exit_code == 130
-    assert not (tmp_path / "out/seconds.jsonl").exists()
-
-
-def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "out").touch()
-    done = run(tmp_path, write(tmp_path, SWEEP))
-    assert done.exit_code == 2
-    assert "is a file, expected a folder" in done.stderr
+    records = JsonLines(tmp_path / "out/seconds.jsonl").read()
+    assert [one["name"] for one in records] == ([] if at_once else ["neighbors"])
+    assert all(one["seconds"] > 0 for one in records)
