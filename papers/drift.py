@@ -208,17 +208,7 @@ class ClientDrift:
 def follow_client(
     client: ClientDrift, settings: DriftSettings, knn: KnnSettings, key: RandomKey
 ) -> PartRecord:
-    """Return how often one client is right after each number of batches.
-
-    After t < t_0 batches the test images are those of before the shift, from t_0 on
-    those of after it.
-
-    Returns
-    -------
-    Mapping
-        ``correct`` and ``num_stored`` of each strategy, T + 1 numbers each; the others
-        are one number each, or one for before and one for after.
-    """
+    """Return how often one client is right after each number of batches."""
     count = len(client.initial)
     num_fitted = count - min(round(settings.held_out * count), count - 1)
     fitted = client.initial.first(num_fitted)

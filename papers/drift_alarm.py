@@ -136,19 +136,11 @@ class RankedScores:
         self._scores = array("d", scores.tobytes())
 
     def add(self, score: float, tie_break: float) -> float:
-        """Add a score and return its smoothed p-value.
+        """Add a score, not NaN, and return its smoothed p-value.
 
         p = (#{scores > score} + θ #{scores = score}) / (n + 1), both counts with the
-        score itself: Vovk, Nouretdinov, Gammerman, "Testing Exchangeability On-Line",
-        ICML 2003. As each score joins the ones that the next is compared with,
-        the p-values of exchangeable scores are independent and uniform in [0, 1].
-
-        Parameters
-        ----------
-        score
-            Not NaN.
-        tie_break
-            θ, uniform in (0, 1).
+        score itself, θ uniform in (0, 1): Vovk, Nouretdinov, Gammerman, ICML 2003. The
+        p-values of exchangeable scores are independent and uniform in [0, 1].
         """
         num_below = bisect_left(self._scores, score)
         num_up_to = bisect_right(self._scores, score)
