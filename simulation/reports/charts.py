@@ -659,9 +659,13 @@ class Reliability:
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
         """Return the bins of all evaluations pooled."""
-        counts = _pooled([one.bin_counts for one in evaluations])
-        correct = _pooled([one.bin_correct for one in evaluations])
-        confidence = _pooled([one.bin_confidence for one in evaluations])
+
+        def pooled(bins: str) -> list[float]:
+            values = zip(*(getattr(one, bins) for one in evaluations), strict=True)
+            return list(map(math.fsum, values))
+
+        counts, correct = pooled("bin_counts"), pooled("bin_correct")
+        confidence = pooled("bin_confidence")
         held = [place for place, count in enumerate(counts) if count]
         return cls(
             confidence=tuple(confidence[place] / counts[place] for place in held),
@@ -756,10 +760,6 @@ def _reported(run: Run) -> list[ClientResult]:
         return []
     handed = run.folder.distributed.reported(model).values()
     return [result for result in handed if result is not None]
-
-
-def _pooled(bins: Sequence[Sequence[float]]) -> list[float]:
-    return [math.fsum(values) for values in zip(*bins, strict=True)]
 
 
 def _reliability_draw(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
@@ -925,8 +925,8 @@ def draw_store_sizes(
         axes.plot(sizes, own, "o-", color=colors[label].light, markersize=4)
         if label in compared:
             reference = [one.accuracy_global for one in classes]
-            style = {"color": SOFT.light, "markersize": 3.5, "linewidth": 1.2}
-            axes.plot(sizes, reference, "s--", **style)
+            (line,) = axes.plot(sizes, reference, "s--", color=SOFT.light)
+            line.set(markersize=3.5, linewidth=1.2)
         axes.set_title(wrapped(label))
         whole_fractions(axes)
     sizes = [one.mean_size for classes in found.values() for one in classes]

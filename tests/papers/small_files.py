@@ -11,7 +11,7 @@ from knnper.server.observer import Observer
 from knnper.simulation.batches.progress import Advance, Progress
 from knnper.simulation.workbench import experiment_catalogue
 from papers.figures import OnPart
-from papers.reproduce import File
+from papers.reproduce import File, Watcher
 
 BASE: dict[str, Any] = {
     "name": "base",
@@ -79,7 +79,7 @@ def quiet(done: int, total: int) -> None:
     assert done <= total
 
 
-class QuietWatcher:
+class QuietWatcher(Watcher):
     """Remembers the files that began, those that failed, and what was made."""
 
     def __init__(self) -> None:

@@ -19,9 +19,10 @@ from knnper.errors import FolderTakenError, RunError
 from knnper.files import JsonLines
 from knnper.simulation.reports.tables import Table
 from knnper.simulation.trained_model import trained_model
-from papers.__main__ import app, line_writer
+from papers.__main__ import app
 from papers.catalogue import FIGURES, make_figure
 from papers.figures import Drawing, FigureFolder, PartRecord, figure_code, identity_of
+from papers.reproduce import line_writer
 from tests.papers.small_files import experiment, quiet
 from tests.simulation.finished_run import finished_run
 
