@@ -307,7 +307,9 @@ def drift_curves(
     sides = [int(step >= shift_at) for step in steps]
     num_test = sums(one["num_test"] for one in records)
     of_global = sums(one["global_correct"] for one in records)
-    correct = {one: sums(it["correct"][one] for it in records) for one in STRATEGIES}
+    correct: dict[str, list[int]] = {
+        one: sums(it["correct"][one] for it in records) for one in STRATEGIES
+    }
     correct[GLOBAL] = [of_global[side] for side in sides]
     stored = {one: sums(it["num_stored"][one] for it in records) for one in STRATEGIES}
     alarms = {name: [one["alarmed_at"][name] for one in records] for name in ALARMS}

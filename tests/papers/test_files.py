@@ -81,7 +81,7 @@ def test_a_figure_is_read_with_its_experiment(tmp_path: Path) -> None:
         ({"figure": "drift", "options": {"steps": 9}}, "shift_at 50 with steps 9"),
         ({"base": None}, "base: expected the sections .* one of the two"),
         ({"experiment": "a.yaml"}, "base: expected the sections .* one of the two"),
-        ({"experiment": "a.yaml", "base": None}, "a.yaml: expected a readable"),
+        ({"experiment": "a.yaml", "base": None}, "a.yaml: there is no such file"),
         ({"set": {"training.round": 1}}, "training.round: unknown setting"),
         ({"figure": "three-approaches", "options": {}}, "base: found one, .* none"),
         ({"set": {"a.b": 1}, "figure": "three-approaches", "options": {}}, "set: foun"),
@@ -112,7 +112,7 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
     for expected in (
         f"{paths[0]}: x: found 'lost', which is not varied",
         f"{paths[1]}: options.deals: found 0",
-        "none.yaml: expected a readable text file",
+        "none.yaml: there is no such file",
         "the keys name, varry, expected a key that tells its kind",
         "sweep: vary or variants or random",
     ):
