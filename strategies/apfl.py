@@ -76,17 +76,7 @@ class ApflClientState(Record):
 
 
 class PersonalModel:
-    """v and α while they are trained on mini-batches of the loop that trains w.
-
-    Parameters
-    ----------
-    start
-        v and α at first.
-    learning_rate
-        η.
-    adaptive
-        Whether α is learned.
-    """
+    """v and α while they are trained on mini-batches of the loop that trains w."""
 
     def __init__(
         self, task: Task, start: ApflClientState, learning_rate: float, adaptive: bool

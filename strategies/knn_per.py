@@ -47,13 +47,7 @@ class LocalMemory(Personalizer):
 
 
 def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
-    """Return ``predictor`` as one that a memory can be put on.
-
-    Raises
-    ------
-    RunError
-        If it has no representation.
-    """
+    """Return ``predictor`` as one that a memory can be put on."""
     if not isinstance(predictor, EmbeddingPredictor):
         raise RunError(
             "expected a method whose predictors have a representation, found one that "

@@ -169,13 +169,7 @@ class _FairSums:
         self._largest_loss = max(self._largest_loss, (loss, client))
 
     def next_weights(self) -> Tensor:
-        """Return w - Σ Δ_k / Σ h_k, and the mean of the buffers.
-
-        Raises
-        ------
-        RunError
-            If losses to the power of q are beyond what can be computed with.
-        """
+        """Return w - Σ Δ_k / Σ h_k, and the mean of the buffers."""
         mean_h = sum(self._h) / len(self._h)
         step = self._mean_delta.result_float64() / mean_h
         if not (math.isfinite(mean_h) and bool(torch.isfinite(step).all())):

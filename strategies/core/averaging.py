@@ -71,10 +71,7 @@ def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
 
 
 def denominator(values: Tensor) -> Tensor:
-    """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0.
-
-    A quotient whose numerator is 0 too is then 0.
-    """
+    """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0."""
     return values.clamp_min(1e-30)
 
 
@@ -84,13 +81,7 @@ def hold(updates: Updates[ModelUpdate]) -> list[ModelUpdate]:
 
 
 def require(expected: int, found: int, reason: str) -> None:
-    """Raise an error where a rule has too few updates to compare.
-
-    Raises
-    ------
-    RunError
-        If fewer were found than expected.
-    """
+    """Raise an error where a rule has too few updates to compare."""
     if found < expected:
         raise RunError(
             f"expected at least {expected} clients in a round ({reason}), found "

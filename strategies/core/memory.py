@@ -171,10 +171,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 def default_memory() -> KnnSettings:
-    """Return how a client remembers where an experiment does not say.
-
-    As the paper's, but a client with little validation data chooses by leave-one-out.
-    """
+    """Return how a client remembers where an experiment does not say."""
     return KnnSettings(tuning=TuningSettings(evidence="auto"))
 
 

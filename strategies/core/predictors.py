@@ -41,10 +41,7 @@ class EmbeddingPredictor(Predictor, Protocol):
         """Return the probabilities (n, c) of representations (n, p)."""
 
     def without_validation(self) -> "EmbeddingPredictor":
-        """Return what this would be without training on the validation split.
-
-        The predictor itself where it was not: choices alone may depend on that split.
-        """
+        """Return what this would be without training on the validation split."""
 
 
 @dataclass(frozen=True)

@@ -182,10 +182,7 @@ class PartlyShared(Method):
 
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
-    """Return the part that a client is served with; None for the server's.
-
-    One without any data is served what everyone could be, whatever it remembers.
-    """
+    """Return the part that a client is served with; None for the server's."""
     return part if len(data.train) + len(data.validation) > 0 else None
 
 
