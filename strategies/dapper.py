@@ -192,7 +192,7 @@ def _best(
 def _mixing_step(
     task: Task, proxy: Examples, share: float, rng: RandomKey
 ) -> LocalStep:
-    """Return a step of SGD that takes each example from the client with probability λ."""
+    """Return a step that takes each example from the client with probability λ."""
     generator = rng.numpy()
     device = task.model.device
     augment = AUGMENTATIONS[task.training.augmentation]

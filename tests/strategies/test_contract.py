@@ -1,26 +1,36 @@
 """What every method of the catalogue must keep to."""
 
+import itertools
+import json
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from knnper import strategies
-from knnper.records import fingerprint, put_together, take_apart
+from knnper.data.examples import ClientData, Examples
+from knnper.experiment import MultiStepSchedule
+from knnper.records import fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER
-from knnper.strategies.core.records import Record, Update
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
+from knnper.strategies.core.predictors import EmbeddingPredictor
+from knnper.strategies.core.records import NoState, Record, Update
 from knnper.strategies.core.task import Task
 from tests.strategies.trained_methods import (
     CLIENTS,
     TRAINING,
     WITH_ROUNDS,
     MakeClient,
+    MakeTask,
     Train,
+    build,
     client_update,
 )
 
@@ -278,3 +288,234 @@ def test_settings_have_ranges(name: str, field: str, wrong: float) -> None:
             f'{{"{field}": {wrong}}}'
         )
     assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+
+
+PARTICIPANTS = (("a", "b", "c"), ("c", "d", "e"), ("a", "b", "d"))
+"""Of three rounds: some clients miss the first, some the second."""
+
+KEEPING = [name for name in WITH_ROUNDS if METHODS[name].client_state != "0"]
+
+
+def assert_finite(*records: Any) -> None:
+    for record in records:
+        parts = take_apart(record)
+        for name, tensor in parts.tensors.items():
+            assert is_finite(tensor), name
+        json.loads(parts.structure, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(("num_train", "labels"), [(1, 3), (2, 3), (6, 1)])
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_client_with_little_to_learn_from_takes_part(
+    name: str, num_train: int, labels: int, train: Train, noisy: MakeClient
+) -> None:
+    run = train(name)
+    data, memory, state = noisy(num_train, 0, 9, labels=labels), None, run.before
+    for server_round in (1, 2):
+        memory, update = client_update(
+            run.method, state, "a", data, memory, server_round
+        )
+        assert update.num_examples == num_train
+        assert math.isfinite(update.train_loss)
+        assert_finite(memory, update)
+        if server_round == 1:
+            state = run.method.aggregate(state, iter([("a", update), *run.updates[1:]]))
+            assert_finite(state)
+
+
+def rounds(
+    method: Method, data: dict[str, ClientData], memory: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the server's state before each round; keep its participants' memory."""
+    state = method.init(sorted(data), RandomKey(1))
+    for server_round, names in enumerate(PARTICIPANTS, start=1):
+        yield state
+        updates = []
+        for name in names:
+            memory[name], update = client_update(
+                method, state, name, data[name], memory.get(name), server_round
+            )
+            assert_finite(memory[name], update)
+            updates.append((name, update))
+        state = method.aggregate(state, iter(updates))
+    yield state
+
+
+@pytest.fixture
+def make(normed_task: MakeTask) -> Callable[[str], Method]:
+    task = normed_task(replace(TRAINING, num_rounds=len(PARTICIPANTS)))
+    return lambda name: build(METHODS[name], task)
+
+
+@pytest.fixture
+def data(noisy: MakeClient) -> dict[str, ClientData]:
+    return {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_part_of_the_clients_replies(
+    name: str, make: Callable[[str], Method], data: dict[str, ClientData]
+) -> None:
+    first, second = dict[str, Any](), dict[str, Any]()
+    once, twice = rounds(make(name), data, first), rounds(make(name), data, second)
+    for state, again in zip(once, twice, strict=True):
+        assert_finite(state)
+        assert fingerprint(state) == fingerprint(again)
+    assert sorted(first) == sorted(second) == list("abcde")
+    for client, memory in first.items():
+        assert fingerprint(memory) == fingerprint(second[client])
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_who_keeps_something(name: str, make: Callable[[str], Method]) -> None:
+    keeps_nothing = make(name).client_state_type is NoState
+    assert keeps_nothing == (METHODS[name].client_state == "0")
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(
+    name: str, make: Callable[[str], Method], data: dict[str, ClientData]
+) -> None:
+    method, memory = make(name), dict[str, Any]()
+    *_, last = itertools.islice(rounds(method, data, memory), len(PARTICIPANTS))
+    found, anew = (
+        [
+            fingerprint(one)
+            for one in client_update(method, last, "a", data["a"], its, 3)
+        ]
+        for its in (memory["a"], None)
+    )
+    assert found != anew
+
+
+LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
+"""From round 2 on, which is the last one, an eighth of the rate."""
+
+LATER_RATE = 0.125 * TRAINING.learning_rate
+
+BEGINNING = (
+    "apfl",
+    "ditto",
+    "fed_mtl",
+    "fedbasis",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "l2gd",
+    "lg_fedavg",
+    "pfedhn",
+)
+"""What train a newcomer from the start, at the training section's rate."""
+
+ScheduledMethods = tuple[Method, Method, Method]
+"""At the constant rate, with the schedule, and at the later rate throughout."""
+
+
+@pytest.fixture
+def three(
+    normed_task: MakeTask, noisy: MakeClient
+) -> Callable[[str], ScheduledMethods]:
+    """Make a method of three trainings that differ in their rates."""
+    proxy = noisy(7, 0, seed=2).train
+    trainings = (
+        TRAINING,
+        replace(TRAINING, schedule=LATER),
+        replace(TRAINING, learning_rate=LATER_RATE),
+    )
+
+    def make(name: str) -> ScheduledMethods:
+        def of(task: Task) -> Method:
+            return build(METHODS[name], replace(task, proxy=lambda: proxy))
+
+        constant, scheduled, later = (of(normed_task(each)) for each in trainings)
+        return constant, scheduled, later
+
+    return make
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_round_is_trained_at_its_own_rate(
+    name: str, three: Callable[[str], ScheduledMethods], train: Train
+) -> None:
+    run = train(name)
+    payload = run.method.broadcast(run.state, "a", RandomKey(2))
+
+    def second_round(method: Method) -> list[str]:
+        arguments = (payload, run.memory["a"], run.data["a"], 2, RandomKey(3))
+        return [fingerprint(one) for one in method.client_update(*arguments)]
+
+    constant, scheduled, later = map(second_round, three(name))
+    assert scheduled == later
+    assert scheduled != constant
+
+
+@pytest.mark.parametrize("name", BEGINNING)
+def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(
+    name: str,
+    three: Callable[[str], ScheduledMethods],
+    train: Train,
+    noisy: MakeClient,
+) -> None:
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
+
+    def served(method: Method) -> Tensor:
+        return method.personalize(payload, None, run.data["a"], RandomKey(3))(queries)
+
+    constant, scheduled, later = map(served, three(name))
+    assert torch.equal(scheduled, constant)
+    assert not torch.equal(scheduled, later)
+
+
+WITH_MEMORY = ("knn_per", "knn_per_protonn")
+"""Nothing is put on top of these, so that they are never asked."""
+
+ON_TOP = ("fine_tuning", "linear_probe", "dapper", "mapper_two_stage")
+
+CHOOSING = (
+    "clustered_fl",
+    "dapper",
+    "ditto",
+    "hypcluster",
+    "mapper",
+    "mapper_two_stage",
+)
+"""What choose a cluster, a weight or a model on the validation split."""
+
+BARE = [(name, None) for name in METHODS if name not in WITH_MEMORY]
+
+
+def validation_splits(noisy: MakeClient) -> list[Examples]:
+    """Return one, another of another length, that in another order, and none.
+
+    On the same examples in another order the choice is the same, but training is not.
+    """
+    other = noisy(0, 7, seed=99).validation
+    turned = other.take(torch.arange(7).roll(1))
+    return [noisy(0, 4, 0).validation, other, turned, noisy(0, 0, 1).validation]
+
+
+@pytest.mark.parametrize("known_as", ["a", NEWCOMER])
+@pytest.mark.parametrize(
+    ("name", "on_top"), BARE + [("fedavg", on_top) for on_top in ON_TOP]
+)
+def test_what_is_served_without_validation_has_not_seen_it(
+    name: str, on_top: str | None, known_as: str, train: Train, noisy: MakeClient
+) -> None:
+    run, queries = train(name, on_top), noisy(5, 0, seed=10).train.images
+    payload = run.method.broadcast(run.state, known_as, RandomKey(2))
+    memory, own = run.memory.get(known_as), run.data["a"].train
+    chosen, alone = [], []
+    for validation in validation_splits(noisy):
+        data = ClientData(own, validation)
+        served = run.method.personalize(payload, memory, data, RandomKey(3))
+        assert isinstance(served, EmbeddingPredictor)
+        chosen.append(served.describe())
+        alone.append(served.without_validation())
+    chooses = (on_top or name) in CHOOSING
+    assert not chooses or chosen[1] == chosen[2]
+    for one, other in itertools.combinations(range(len(alone)), 2):
+        if chooses and chosen[one] != chosen[other]:
+            continue
+        assert alone[one].describe() == alone[other].describe()
+        assert torch.equal(alone[one](queries), alone[other](queries))

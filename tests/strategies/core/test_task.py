@@ -1,9 +1,21 @@
+"""What all methods ask of a task: predictions, layers, a sample of the server's data."""
+
 import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor, nn
 
+from knnper.data.examples import Examples
+from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
+from knnper.strategies.core.method import unlike_sent, wrong_shape
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.task import draw_sample, first_layers, layers_left, taken
 from knnper.strategies.core.training import local_sgd
 from tests.strategies.trained_methods import MakeClient, MakeTask
 
@@ -57,3 +69,127 @@ def test_what_leaves_in_bfloat16_is_float32_and_close(
     )
     sums = mixed.probabilities(weights, images).sum(dim=1)
     torch.testing.assert_close(sums, torch.ones(8))
+
+
+class Layered(EmbeddingModel):
+    """A head that is defined first, and a body that begins with normalisation."""
+
+    embedding_dim, num_classes = 4, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(1),
+            nn.Conv2d(1, 3, 2),
+            nn.BatchNorm2d(3, affine=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(3, 4),
+            nn.LayerNorm(4),
+        )
+
+    def embed(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x)
+        return features
+
+
+@pytest.fixture
+def model() -> FlatModel:
+    return FlatModel(Layered())
+
+
+LAYERS = [
+    {"body.0", "body.1", "body.2"},
+    {"body.5", "body.6"},
+    {"classifier.1"},
+]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_normalisation_belongs_to_the_layer_before(
+    model: FlatModel, count: int
+) -> None:
+    mask = model.named(first_layers(model, count).float())
+    found = {name.rpartition(".")[0] for name, part in mask.items() if part.all()}
+    left_out = {name.rpartition(".")[0] for name, part in mask.items() if part.any()}
+    assert found == left_out == set().union(*LAYERS[:count])
+
+
+def test_statistics_go_with_their_module(model: FlatModel) -> None:
+    mask = model.named(first_layers(model, 1).float())
+    assert torch.equal(mask["body.2.running_var"], torch.ones(3))
+
+
+def test_one_layer_at_least_is_left(model: FlatModel) -> None:
+    assert [layers_left(model, taken, "num_x") for taken in (0, 1, 2)] == [3, 2, 1]
+    message = r"method\.num_x: found 3, expected at most 2: of the model's 3 layers"
+    with pytest.raises(ConfigError, match=message):
+        layers_left(model, 3, "num_x")
+
+
+def pairs(examples: Examples) -> Any:
+    return zip(examples.images, examples.labels, strict=True)
+
+
+def test_clients_get_other_examples(normed_task: MakeTask, noisy: MakeClient) -> None:
+    proxy = noisy(40, 0, seed=2).train
+    task = replace(normed_task(TrainingSettings()), proxy=lambda: proxy)
+    drawn = [draw_sample(task, 10, RandomKey(1).child(c)) for c in "ab"]
+    assert not torch.equal(drawn[0].images, drawn[1].images)
+    every = draw_sample(task, 1000, RandomKey(1))
+    assert torch.equal(every.images.to(torch.uint8), proxy.images)
+    assert torch.equal(every.labels.long(), proxy.labels)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
+def test_so_many_are_taken(
+    count: int, expected: int, normed_task: MakeTask, noisy: MakeClient
+) -> None:
+    proxy = noisy(9, 0, seed=2).train
+    task = replace(normed_task(TrainingSettings()), proxy=lambda: proxy)
+    sample = draw_sample(task, 1000, RandomKey(1))
+    found = taken(sample, task.spec, count, RandomKey(3))
+    assert len(found) == expected
+    assert found.images.dtype == torch.uint8
+    known = {(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(proxy)}
+    got = [(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(found)]
+    assert set(got) <= known
+    assert len(set(got)) == expected
+
+
+@dataclass(frozen=True)
+class Several(Record):
+    """Tensors of any number, and one that may be missing."""
+
+    models: tuple[Tensor, ...]
+    loss: Tensor | None = None
+
+
+def several(*lengths: int, loss: Tensor | None = None) -> Several:
+    return Several(tuple(torch.zeros(length) for length in lengths), loss)
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ((), None),
+        (None, None),
+        ((1,), "loss: expected shape (), found (1,)"),
+        ((0,), "loss: expected shape (), found (0,)"),
+    ],
+)
+def test_a_field_has_its_shape_or_is_missing(
+    shape: tuple[int, ...] | None, problem: str | None
+) -> None:
+    loss = None if shape is None else torch.zeros(shape)
+    assert wrong_shape(several(loss=loss), loss=()) == problem
+
+
+@pytest.mark.parametrize("lengths", [(3,), (3, 3, 3), (3, 2), ()])
+def test_as_many_come_back_as_were_sent_and_as_large(lengths: tuple[int, ...]) -> None:
+    assert unlike_sent(several(3, 3), several(3, 3), "models") is None
+    found = [(length,) for length in lengths]
+    assert unlike_sent(several(3, 3), several(*lengths), "models") == (
+        f"models: expected tensors of shapes [(3,), (3,)], found {found}"
+    )

@@ -1,7 +1,9 @@
-"""kNN-Per against a brute-force oracle, and its two ends: kNN alone, FedAvg alone."""
+"""kNN-Per against a brute-force oracle, its two ends, its store, and on a tuned model."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +11,23 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.data.examples import ClientData
-from knnper.datastore.prediction import KernelName
+from knnper.data.examples import ClientData, Examples
+from knnper.datastore.index_kinds import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.prediction import KernelName, KnnPredictor
+from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import EvidenceName, TuningSettings
+from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.knn_per import LocalMemory
+from knnper.strategies.fine_tuning import FineTuningSettings
+from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
+from knnper.strategies.knn_per import LocalMemory, memorize
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     Draw,
@@ -190,3 +199,162 @@ def test_settings_out_of_range_are_refused(wrong: Mapping[str, object]) -> None:
         TypeAdapter(KnnSettings).validate_json(json.dumps(wrong))
 
     assert [error["loc"][0] for error in caught.value.errors()] == list(wrong)
+
+
+def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
+    data = ClientData(draw("train", 300), draw("validation", 60))
+    images = draw("test", 20).images
+    exact, coarse = (
+        served(tiny_task, data, KnnSettings(knn_weights=(1.0,), store=store))
+        for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
+    )
+
+    # 8 bits a number move the votes, but few of them to another label.
+    found, expected = coarse(images), exact(images)
+    assert not torch.equal(found, expected)
+    assert (found.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("name", INDEX_KINDS)
+def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -> None:
+    index = INDEX_KINDS[name]()
+    tuning = TuningSettings(evidence="leave_one_out")
+    store = StoreSettings(index=index)
+    settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
+    image = draw("train", 1).images
+    examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
+    data = ClientData(examples, draw("validation", 0))
+
+    assert served(tiny_task, data, settings).describe()["knn_weight"] == 0.0
+
+
+def test_the_policy_says_what_is_stored(tiny_task: Task, draw: Draw) -> None:
+    data = ClientData(draw("train", 30), draw("validation", 10))
+    images = draw("test", 20).images
+    store = StoreSettings("fifo", capacity=12)
+    settings = KnnSettings(knn_weights=(1.0,), store=store)
+    kept = served(tiny_task, data, settings)
+
+    assert kept.describe()["num_stored"] == 12.0
+    weights = tiny_task.initial_weights
+    last = stored_by(tiny_task, weights, data)[28:]
+    labels = data.train_and_validation().labels[28:]
+    expected = oracle(last, labels, tiny_task.embed(weights, images), settings)
+    np.testing.assert_allclose(kept(images).numpy(), expected, atol=2e-6)
+
+
+def test_chance_is_each_client_s_own_and_the_seed_s(
+    tiny_task: Task, draw: Draw
+) -> None:
+    data = ClientData(draw("train", 60), draw("validation", 0))
+    images = draw("test", 20).images
+
+    def answers(client: str, seed: int) -> Tensor:
+        store = StoreSettings("reservoir", capacity=15, seed=seed)
+        settings = KnnSettings(knn_weights=(1.0,), store=store)
+        rng = RandomKey(5).child(client)
+        base = ModelPredictor(tiny_task, tiny_task.initial_weights)
+        return memorize(base, NUM_CLASSES, data, settings, rng)(images)
+
+    assert torch.equal(answers("one", 0), answers("one", 0))
+    assert not torch.equal(answers("one", 0), answers("two", 0))
+    assert not torch.equal(answers("one", 0), answers("one", 1))
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (StoreSettings("fifo"), "capacity: found none with policy = fifo"),
+        (StoreSettings(budget_mb=1e-6), "budget_mb"),
+        (StoreSettings(index=ProductSettings(num_parts=7)), "num_parts"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_before_training(
+    tiny_task: Task, store: StoreSettings, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LocalMemory(
+            tiny_task, FedAvg(tiny_task, NoSettings()), KnnSettings(store=store)
+        )
+
+
+KEY = RandomKey(5)
+TUNING = FineTuningSettings(num_epochs=30, learning_rate=0.2)
+
+
+def served(task: Task, data: ClientData, **memory: Any) -> KnnPredictor:
+    settings = FineTunedMemorySettings(TUNING, KnnSettings(**memory))
+    method = FineTunedMemory(task, FedAvg(task, NoSettings()), settings)
+    payload = ModelPayload(task.initial_weights)
+    predictor = method.personalize(payload, None, data, KEY)
+    assert isinstance(predictor, KnnPredictor)
+    return predictor
+
+
+def tuned(task: Task, examples: Examples) -> Tensor:
+    """Return the weights after fine-tuning as `TUNING` says."""
+    start = task.initial_weights
+    return local_sgd(task, start, examples, 0.2, KEY, num_epochs=30).weights
+
+
+@pytest.fixture
+def data(draw: Draw) -> ClientData:
+    return ClientData(draw("train", 30), draw("validation", 10))
+
+
+def test_the_memory_is_mixed_with_the_tuned_model(
+    tiny_task: Task, data: ClientData, draw: Draw
+) -> None:
+    queries, both = draw("test", 20).images, data.train_and_validation()
+    found = served(tiny_task, data, knn_weights=(0.0,))(queries)
+    expected = tiny_task.probabilities(tuned(tiny_task, both), queries)
+    untuned = tiny_task.probabilities(tiny_task.initial_weights, queries)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(expected, untuned, atol=1e-2)
+
+
+def test_the_tuned_models_embeddings_are_remembered(
+    tiny_task: Task, data: ClientData, draw: Draw
+) -> None:
+    queries, both = draw("test", 20).images, data.train_and_validation()
+    settings = KnnSettings(num_neighbors=5, knn_weights=(1.0,))
+    found = served(tiny_task, data, num_neighbors=5, knn_weights=(1.0,))(queries)
+
+    def by(weights: Tensor) -> Tensor:
+        stored = stored_by(tiny_task, weights, data)
+        asked = tiny_task.embed(weights, queries)
+        return torch.from_numpy(oracle(stored, both.labels, asked, settings)).float()
+
+    torch.testing.assert_close(found, by(tuned(tiny_task, both)), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(found, by(tiny_task.initial_weights), atol=1e-2)
+
+
+def test_lambda_is_chosen_with_a_model_that_has_not_seen_validation(
+    tiny_task: Task, data: ClientData
+) -> None:
+    grid = tuple(step / 20 for step in range(20))
+    memory = KnnSettings(knn_weights=grid, tuning=TuningSettings("log_loss"))
+    # Labels that nothing tells of in advance: only who has seen them knows them.
+    held_out = Examples(data.validation.images, data.validation.labels.flip(0))
+    data = replace(data, validation=held_out)
+
+    def best(weights: Tensor) -> float:
+        """Return the λ with the least log-loss, with the training split as store."""
+        embedded = [
+            tiny_task.embed(weights, split.images) for split in (data.train, held_out)
+        ]
+        near = oracle(embedded[0], data.train.labels, embedded[1], memory)
+        model = tiny_task.probabilities(weights, held_out.images).double()
+        rows = [
+            torch.lerp(model, torch.from_numpy(near), share)
+            .gather(1, held_out.labels[:, None])
+            .log()
+            .sum()
+            for share in grid
+        ]
+        return grid[int(torch.stack(rows).argmax())]
+
+    alone = tuned(tiny_task, data.train)
+    both = tuned(tiny_task, data.train_and_validation())
+    found = served(tiny_task, data, knn_weights=grid, tuning=memory.tuning)
+    assert found.knn_weight == best(alone) != best(both)
