@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,30 @@ from knnper.data.examples import ClientData, Examples
 from knnper.experiment import MultiStepSchedule
 from knnper.records import fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
-from knnper.strategies.core.predictors import EmbeddingPredictor
+from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import NoState, Record, Update
 from knnper.strategies.core.task import Task
+from tests.strategies.tiny import noisy, normed_task
 from tests.strategies.trained_methods import (
     CLIENTS,
     TRAINING,
     WITH_ROUNDS,
-    MakeClient,
-    MakeTask,
-    Train,
+    Trained,
     build,
     client_update,
+    train_on_four_pixels,
+    trained,
 )
+
+
+def personal(run: Trained, client: str, data: ClientData, seed: int = 3) -> Predictor:
+    """Return what a client is served after the round."""
+    payload = run.method.broadcast(run.state, client, RandomKey(2))
+    return run.method.personalize(
+        payload, run.memory.get(client), data, RandomKey(seed)
+    )
 
 
 def test_every_file_is_a_method_by_its_name() -> None:
@@ -55,8 +64,8 @@ def test_the_entry_is_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_moves_the_model(name: str, train: Train) -> None:
-    run = train(name)
+def test_a_round_moves_the_model(name: str) -> None:
+    run = train_on_four_pixels(name)
     assert run.method.num_rounds == TRAINING.num_rounds
     assert fingerprint(run.state) != fingerprint(run.before)
     for client, update in run.updates:
@@ -67,16 +76,17 @@ def test_a_round_moves_the_model(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_is_deterministic(name: str, train: Train) -> None:
-    first, second = train(name), train(name)
+def test_a_round_is_deterministic(name: str) -> None:
+    first, second = train_on_four_pixels(name), train_on_four_pixels(name)
     assert fingerprint(first.state) == fingerprint(second.state)
     for client in CLIENTS:
         assert fingerprint(first.memory[client]) == fingerprint(second.memory[client])
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_records_survive_the_codec(name: str, train: Train) -> None:
-    run, method = train(name), train(name).method
+def test_records_survive_the_codec(name: str) -> None:
+    run = train_on_four_pixels(name)
+    method = run.method
     pairs: list[tuple[type[Record], Any]] = [
         (method.state_type, run.before),
         (method.state_type, run.state),
@@ -93,8 +103,8 @@ def test_records_survive_the_codec(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_no_argument_of_a_round_is_changed(name: str, train: Train) -> None:
-    run = train(name)
+def test_no_argument_of_a_round_is_changed(name: str) -> None:
+    run = train_on_four_pixels(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     arguments = [run.state, payload, run.memory["a"]]
     arguments += [update for _, update in run.updates]
@@ -117,18 +127,16 @@ def test_no_argument_of_a_round_is_changed(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_result_is_independent_of_what_was_trained_before(
-    name: str, train: Train
-) -> None:
-    run = train(name)
+def test_a_result_is_independent_of_what_was_trained_before(name: str) -> None:
+    run = train_on_four_pixels(name)
     again = client_update(run.method, run.before, "a", run.data["a"])
     assert fingerprint(again[1]) == fingerprint(run.updates[0][1])
     assert fingerprint(again[0]) == fingerprint(run.memory["a"])
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> None:
-    run = train(name)
+def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
+    run = train_on_four_pixels(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
     expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
     assert expected.keys() == found.keys()
@@ -143,23 +151,11 @@ def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> No
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_every_client_is_served_probabilities(
-    name: str,
-    num_train: int,
-    num_validation: int,
-    labels: int,
-    known_as: str,
-    train: Train,
-    noisy: MakeClient,
+    name: str, num_train: int, num_validation: int, labels: int, known_as: str
 ) -> None:
-    run = train(name)
+    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
     data = noisy(num_train, num_validation, seed=9, labels=labels)
-    payload = run.method.broadcast(run.state, known_as, RandomKey(2))
-    memory = run.memory.get(known_as)
-    queries = noisy(5, 0, seed=10).train.images
-
-    served = run.method.personalize(payload, memory, data, RandomKey(3))(queries)
-    again = run.method.personalize(payload, memory, data, RandomKey(3))(queries)
-
+    served, again = (personal(run, known_as, data)(queries) for _ in range(2))
     assert served.shape == (5, 3)
     assert served.dtype == torch.float32
     assert bool((served >= 0).all())
@@ -168,21 +164,16 @@ def test_every_client_is_served_probabilities(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_queries_give_no_rows(name: str, train: Train) -> None:
-    run = train(name)
-    payload = run.method.broadcast(run.state, "a", RandomKey(2))
-    predictor = run.method.personalize(
-        payload, run.memory.get("a"), run.data["a"], RandomKey(3)
-    )
+def test_no_queries_give_no_rows(name: str) -> None:
+    run = train_on_four_pixels(name)
+    predictor = personal(run, "a", run.data["a"])
     assert predictor(run.data["a"].train.images[:0]).shape == (0, 3)
     assert all(isinstance(value, float) for value in predictor.describe().values())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_data_everyone_is_served_the_unpersonalised_model(
-    name: str, train: Train, noisy: MakeClient
-) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
+def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> None:
+    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
     payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
     served = [
@@ -193,6 +184,65 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(
     if hasattr(run.state, "weights"):
         expected = run.task.probabilities(run.state.weights, queries)
         assert torch.equal(served[0], expected)
+
+
+NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
+"""What are another method's rounds with something on top."""
+
+
+@pytest.mark.parametrize(
+    ("name", "on_top"),
+    [
+        *((name, METHODS[name].personalization) for name in NAMED),
+        *itertools.product(("fedavg", "scaffold"), {*PERSONALIZERS} - {AS_IT_IS}),
+    ],
+)
+def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
+    found = train_on_four_pixels(name, on_top)
+    own = train_on_four_pixels(trained_as(name), AS_IT_IS)
+    assert found.method.num_rounds == own.method.num_rounds
+    # What is on top may send more along; of the method's own nothing differs.
+    expected, tensors = (take_apart(run.state).tensors for run in (own, found))
+    assert all(torch.equal(tensors[path], expected[path]) for path in expected)
+    assert len(found.updates) == len(own.updates) > 0
+    for (_, update), (_, its) in zip(found.updates, own.updates, strict=True):
+        assert fingerprint(update) == fingerprint(its)
+    for client in CLIENTS:
+        assert fingerprint(found.memory[client]) == fingerprint(own.memory[client])
+
+
+TRAINED_FURTHER = {"apfl", "ditto", "mapper", "per_fedavg", "pfedme"}
+"""Their clients train further, from one model that is of use by itself."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_flags_are_what_the_method_does(name: str) -> None:
+    trainings: list[int] = []
+    task = replace(
+        normed_task(TRAINING),
+        proxy=lambda: noisy(7, 0, seed=2).train,
+        on_trained=lambda num_steps, _: trainings.append(num_steps),
+    )
+    run, queries = trained(name, task, noisy, AS_IT_IS), noisy(5, 0, seed=10).train
+    trainings.clear()
+    served = {
+        client: personal(run, client, run.data["a"])(queries.images)
+        for client in ("a", NEWCOMER)
+    }
+    payloads = {
+        fingerprint(run.method.broadcast(run.state, client, RandomKey(2)))
+        for client in (*CLIENTS, NEWCOMER)
+    }
+    # Once a cluster of clustered_fl has split, its clients are sent different models.
+    is_global = False
+    if hasattr(run.state, "weights"):
+        of_all = task.probabilities(run.state.weights, queries.images)
+        is_global = torch.equal(served[NEWCOMER], of_all)
+    expected = is_global or name in TRAINED_FURTHER
+    assert METHODS[name].ends_with_global_model == expected
+    infers = not trainings and len(payloads) == 1 and name != "clustered_fl"
+    assert run.method.personalizes_by_inference == infers
+    assert run.method.serves_global_model == (infers and is_global)
 
 
 def count_embeddings(task: Task) -> list[int]:
@@ -218,10 +268,8 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_clients_that_are_personalised_together_are_sent_the_same(
-    name: str, train: Train
-) -> None:
-    run = train(name)
+def test_clients_that_are_personalised_together_are_sent_the_same(name: str) -> None:
+    run = train_on_four_pixels(name)
     payloads = {
         fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
         for client in (*CLIENTS, NEWCOMER)
@@ -230,10 +278,8 @@ def test_clients_that_are_personalised_together_are_sent_the_same(
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_together_clients_are_served_what_they_would_be_alone(
-    name: str, train: Train, noisy: MakeClient
-) -> None:
-    run = train(name)
+def test_together_clients_are_served_what_they_would_be_alone(name: str) -> None:
+    run = train_on_four_pixels(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     tests = {client: noisy(5, 0, seed=20).train.images for client in CLIENTS}
 
@@ -307,9 +353,9 @@ def assert_finite(*records: Any) -> None:
 @pytest.mark.parametrize(("num_train", "labels"), [(1, 3), (2, 3), (6, 1)])
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_client_with_little_to_learn_from_takes_part(
-    name: str, num_train: int, labels: int, train: Train, noisy: MakeClient
+    name: str, num_train: int, labels: int
 ) -> None:
-    run = train(name)
+    run = train_on_four_pixels(name)
     data, memory, state = noisy(num_train, 0, 9, labels=labels), None, run.before
     for server_round in (1, 2):
         memory, update = client_update(
@@ -341,23 +387,24 @@ def rounds(
     yield state
 
 
-@pytest.fixture
-def make(normed_task: MakeTask) -> Callable[[str], Method]:
-    task = normed_task(replace(TRAINING, num_rounds=len(PARTICIPANTS)))
-    return lambda name: build(METHODS[name], task)
+def three_rounds(name: str) -> Method:
+    """Return a method of as many rounds as `PARTICIPANTS` are named for."""
+    return build(
+        METHODS[name], normed_task(replace(TRAINING, num_rounds=len(PARTICIPANTS)))
+    )
 
 
-@pytest.fixture
-def data(noisy: MakeClient) -> dict[str, ClientData]:
+def five_clients() -> dict[str, ClientData]:
     return {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_part_of_the_clients_replies(
-    name: str, make: Callable[[str], Method], data: dict[str, ClientData]
-) -> None:
+def test_a_part_of_the_clients_replies(name: str) -> None:
     first, second = dict[str, Any](), dict[str, Any]()
-    once, twice = rounds(make(name), data, first), rounds(make(name), data, second)
+    once, twice = (
+        rounds(three_rounds(name), five_clients(), first),
+        rounds(three_rounds(name), five_clients(), second),
+    )
     for state, again in zip(once, twice, strict=True):
         assert_finite(state)
         assert fingerprint(state) == fingerprint(again)
@@ -367,16 +414,16 @@ def test_a_part_of_the_clients_replies(
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_who_keeps_something(name: str, make: Callable[[str], Method]) -> None:
-    keeps_nothing = make(name).client_state_type is NoState
+def test_who_keeps_something(
+    name: str,
+) -> None:
+    keeps_nothing = three_rounds(name).client_state_type is NoState
     assert keeps_nothing == (METHODS[name].client_state == "0")
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(
-    name: str, make: Callable[[str], Method], data: dict[str, ClientData]
-) -> None:
-    method, memory = make(name), dict[str, Any]()
+def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> None:
+    method, data, memory = three_rounds(name), five_clients(), dict[str, Any]()
     *_, last = itertools.islice(rounds(method, data, memory), len(PARTICIPANTS))
     found, anew = (
         [
@@ -407,62 +454,42 @@ BEGINNING = (
 )
 """What train a newcomer from the start, at the training section's rate."""
 
-ScheduledMethods = tuple[Method, Method, Method]
-"""At the constant rate, with the schedule, and at the later rate throughout."""
 
-
-@pytest.fixture
-def three(
-    normed_task: MakeTask, noisy: MakeClient
-) -> Callable[[str], ScheduledMethods]:
-    """Make a method of three trainings that differ in their rates."""
+def at_three_rates(name: str) -> list[Method]:
+    """Return it at the constant rate, scheduled, and at the later rate throughout."""
     proxy = noisy(7, 0, seed=2).train
-    trainings = (
-        TRAINING,
-        replace(TRAINING, schedule=LATER),
-        replace(TRAINING, learning_rate=LATER_RATE),
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"schedule": LATER},
+        {"learning_rate": LATER_RATE},
     )
-
-    def make(name: str) -> ScheduledMethods:
-        def of(task: Task) -> Method:
-            return build(METHODS[name], replace(task, proxy=lambda: proxy))
-
-        constant, scheduled, later = (of(normed_task(each)) for each in trainings)
-        return constant, scheduled, later
-
-    return make
+    tasks = [normed_task(replace(TRAINING, **change)) for change in changes]
+    return [build(METHODS[name], replace(task, proxy=lambda: proxy)) for task in tasks]
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_is_trained_at_its_own_rate(
-    name: str, three: Callable[[str], ScheduledMethods], train: Train
-) -> None:
-    run = train(name)
+def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
+    run = train_on_four_pixels(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
 
     def second_round(method: Method) -> list[str]:
         arguments = (payload, run.memory["a"], run.data["a"], 2, RandomKey(3))
         return [fingerprint(one) for one in method.client_update(*arguments)]
 
-    constant, scheduled, later = map(second_round, three(name))
+    constant, scheduled, later = map(second_round, at_three_rates(name))
     assert scheduled == later
     assert scheduled != constant
 
 
 @pytest.mark.parametrize("name", BEGINNING)
-def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(
-    name: str,
-    three: Callable[[str], ScheduledMethods],
-    train: Train,
-    noisy: MakeClient,
-) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
+def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(name: str) -> None:
+    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
 
     def served(method: Method) -> Tensor:
         return method.personalize(payload, None, run.data["a"], RandomKey(3))(queries)
 
-    constant, scheduled, later = map(served, three(name))
+    constant, scheduled, later = map(served, at_three_rates(name))
     assert torch.equal(scheduled, constant)
     assert not torch.equal(scheduled, later)
 
@@ -485,7 +512,7 @@ CHOOSING = (
 BARE = [(name, None) for name in METHODS if name not in WITH_MEMORY]
 
 
-def validation_splits(noisy: MakeClient) -> list[Examples]:
+def validation_splits() -> list[Examples]:
     """Return one, another of another length, that in another order, and none.
 
     On the same examples in another order the choice is the same, but training is not.
@@ -500,13 +527,13 @@ def validation_splits(noisy: MakeClient) -> list[Examples]:
     ("name", "on_top"), BARE + [("fedavg", on_top) for on_top in ON_TOP]
 )
 def test_what_is_served_without_validation_has_not_seen_it(
-    name: str, on_top: str | None, known_as: str, train: Train, noisy: MakeClient
+    name: str, on_top: str | None, known_as: str
 ) -> None:
-    run, queries = train(name, on_top), noisy(5, 0, seed=10).train.images
+    run, queries = train_on_four_pixels(name, on_top), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, known_as, RandomKey(2))
     memory, own = run.memory.get(known_as), run.data["a"].train
     chosen, alone = [], []
-    for validation in validation_splits(noisy):
+    for validation in validation_splits():
         data = ClientData(own, validation)
         served = run.method.personalize(payload, memory, data, RandomKey(3))
         assert isinstance(served, EmbeddingPredictor)

@@ -36,7 +36,7 @@ from knnper.strategies.core.bases import (
 )
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import mini_batches
-from tests.strategies.trained_methods import MakeClient
+from tests.strategies.tiny import noisy, normed_task
 
 MakeTask = Callable[[TrainingSettings], Task]
 
@@ -182,11 +182,7 @@ def by_brute_force(
 @pytest.mark.parametrize("training", [TRAINING, WITH_EVERYTHING])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_the_bases_are_those_of_training_each(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    training: TrainingSettings,
-    has_major: bool,
-    temperature: float,
+    training: TrainingSettings, has_major: bool, temperature: float
 ) -> None:
     task, data = normed_task(training), noisy(9, 0, seed=4)
     combination = unequal(task, has_major=has_major)
@@ -201,9 +197,7 @@ def test_the_bases_are_those_of_training_each(
         assert torch.equal(model[number:], result.weights[number:])
 
 
-def test_jointly_the_bases_move_alike_where_the_combination_stays(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_jointly_the_bases_move_alike_where_the_combination_stays() -> None:
     task, data = normed_task(WITH_EVERYTHING), noisy(9, 0, seed=4)
     fresh = unequal(task, has_major=True).models
     uniform = Combination(fresh, layers(task.model), True, learning_rate=0.0)
@@ -213,9 +207,7 @@ def test_jointly_the_bases_move_alike_where_the_combination_stays(
     torch.testing.assert_close(jointly, frozen, rtol=1e-4, atol=1e-5)
 
 
-def test_a_basis_without_a_share_stays(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_a_basis_without_a_share_stays() -> None:
     task, data = normed_task(TRAINING), noisy(9, 0, seed=4)
     combination = unequal(task, has_major=False)
     shares = combination.shares(1e-4)
@@ -226,9 +218,7 @@ def test_a_basis_without_a_share_stays(
     assert torch.equal(found[stays], combination.models[stays])
 
 
-def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases() -> None:
     task, data = normed_task(TRAINING), noisy(12, 0, seed=4)
     combination = Combination(
         unequal(task, has_major=True).models, layers(task.model), True, 20.0

@@ -1,4 +1,4 @@
-"""What all methods ask of a task: predictions, layers, a sample of the server's data."""
+"""What methods ask of a task: predictions, layers, a sample of the server's data."""
 
 import dataclasses
 from dataclasses import dataclass, replace
@@ -10,21 +10,18 @@ from torch import Tensor, nn
 
 from knnper.data.examples import Examples
 from knnper.errors import ConfigError
-from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import unlike_sent, wrong_shape
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import draw_sample, first_layers, layers_left, taken
 from knnper.strategies.core.training import local_sgd
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.tiny import KEY, noisy, normed_task
 
 
-def test_predictions_are_made_in_evaluation_mode(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task, train = normed_task(TrainingSettings()), noisy(8, 0, seed=1).train
-    weights = local_sgd(task, task.initial_weights, train, 0.1, key).weights
+def test_predictions_are_made_in_evaluation_mode() -> None:
+    task, train = normed_task(), noisy(8, 0, seed=1).train
+    weights = local_sgd(task, task.initial_weights, train, 0.1, KEY).weights
     # BatchNorm in training mode would normalise with the other images' statistics.
     together = task.probabilities(weights, train.images)
     alone = [task.probabilities(weights, image[None]) for image in train.images]
@@ -32,10 +29,8 @@ def test_predictions_are_made_in_evaluation_mode(
     assert torch.equal(task.model.read(), weights)
 
 
-def test_head_of_the_embeddings_is_the_model(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = dataclasses.replace(normed_task(TrainingSettings()), evaluation_batch_size=3)
+def test_head_of_the_embeddings_is_the_model() -> None:
+    task = dataclasses.replace(normed_task(), evaluation_batch_size=3)
     images, weights = noisy(8, 0, seed=1).train.images, task.initial_weights
     embeddings = task.embed(weights, images)
     assert embeddings.shape == (8, 4)
@@ -45,17 +40,15 @@ def test_head_of_the_embeddings_is_the_model(
     torch.testing.assert_close(logits.softmax(dim=1), expected)
 
 
-def test_no_images(normed_task: MakeTask, noisy: MakeClient) -> None:
-    task, images = normed_task(TrainingSettings()), noisy(0, 0, seed=1).train.images
+def test_no_images() -> None:
+    task, images = normed_task(), noisy(0, 0, seed=1).train.images
     assert task.embed(task.initial_weights, images).shape == (0, 4)
     assert task.probabilities(task.initial_weights, images).shape == (0, 3)
 
 
-def test_what_leaves_in_bfloat16_is_float32_and_close(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    exact = normed_task(TrainingSettings())
-    mixed = normed_task(TrainingSettings(precision="bfloat16"))
+def test_what_leaves_in_bfloat16_is_float32_and_close() -> None:
+    exact = normed_task()
+    mixed = normed_task(precision="bfloat16")
     images, weights = noisy(8, 0, seed=1).train.images, exact.initial_weights
     for name in ("embed", "logits", "probabilities"):
         expected = getattr(exact, name)(weights, images)
@@ -132,9 +125,9 @@ def pairs(examples: Examples) -> Any:
     return zip(examples.images, examples.labels, strict=True)
 
 
-def test_clients_get_other_examples(normed_task: MakeTask, noisy: MakeClient) -> None:
+def test_clients_get_other_examples() -> None:
     proxy = noisy(40, 0, seed=2).train
-    task = replace(normed_task(TrainingSettings()), proxy=lambda: proxy)
+    task = replace(normed_task(), proxy=lambda: proxy)
     drawn = [draw_sample(task, 10, RandomKey(1).child(c)) for c in "ab"]
     assert not torch.equal(drawn[0].images, drawn[1].images)
     every = draw_sample(task, 1000, RandomKey(1))
@@ -143,11 +136,9 @@ def test_clients_get_other_examples(normed_task: MakeTask, noisy: MakeClient) ->
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
-def test_so_many_are_taken(
-    count: int, expected: int, normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_so_many_are_taken(count: int, expected: int) -> None:
     proxy = noisy(9, 0, seed=2).train
-    task = replace(normed_task(TrainingSettings()), proxy=lambda: proxy)
+    task = replace(normed_task(), proxy=lambda: proxy)
     sample = draw_sample(task, 1000, RandomKey(1))
     found = taken(sample, task.spec, count, RandomKey(3))
     assert len(found) == expected

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from knnper.strategies.core.training import (
     trained_on_both_splits,
 )
 from knnper.strategies.ditto import DittoSettings
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
 
 
 def same(first: LocalResult, second: LocalResult) -> bool:
@@ -45,16 +45,14 @@ def same(first: LocalResult, second: LocalResult) -> bool:
     )
 
 
-def test_equals_a_plain_loop(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
+def test_equals_a_plain_loop() -> None:
     training = TrainingSettings(
         local_epochs=3, batch_size=4, momentum=0.9, weight_decay=0.1
     )
     task, train = normed_task(training), noisy(10, 0, seed=1).train
     task.model.load(task.initial_weights)
     module = copy.deepcopy(task.model.module)
-    shuffler = key.child("batches").numpy()
+    shuffler = KEY.child("batches").numpy()
     for parameter in module.parameters():
         parameter.grad = None
     optimizer = torch.optim.SGD(
@@ -72,18 +70,16 @@ def test_equals_a_plain_loop(
             optimizer.step()
             losses.append(loss.item())
 
-    result = local_sgd(task, task.initial_weights, train, 0.05, key)
+    result = local_sgd(task, task.initial_weights, train, 0.05, KEY)
 
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
     assert result.train_loss == pytest.approx(sum(losses) / 6)
 
 
-def test_one_step_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    result = local_sgd(task, torch.zeros(2), white([0]).train, 0.5, key)
+def test_one_step_by_hand() -> None:
+    task = linear_task()
+    result = local_sgd(task, torch.zeros(2), white([0]).train, 0.5, KEY)
     # x = 1, p = (½, ½), label 0: gradient (½ - 1, ½); step 0.5 times that; loss ln 2.
     assert torch.equal(result.weights, torch.tensor([0.25, -0.25]))
     assert result.num_steps == 1
@@ -115,8 +111,8 @@ def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]
     return batches
 
 
-def test_the_incomplete_last_batch_is_left_out(linear_task: MakeTask) -> None:
-    task = linear_task(TrainingSettings(batch_size=2), num_pixels=5)
+def test_the_incomplete_last_batch_is_left_out() -> None:
+    task = linear_task(batch_size=2, num_pixels=5)
     assert [len(batch) for batch in batches_of(task, 5, num_epochs=2)] == [2, 2, 2, 2]
 
 
@@ -128,9 +124,9 @@ def test_the_incomplete_last_batch_is_left_out(linear_task: MakeTask) -> None:
 )
 @given(num=st.integers(1, 12), size=st.integers(1, 6), epochs=st.integers(0, 3))
 def test_an_epoch_takes_every_example_at_most_once(
-    linear_task: MakeTask, num: int, size: int, epochs: int
+    num: int, size: int, epochs: int
 ) -> None:
-    task = linear_task(TrainingSettings(batch_size=size), num_pixels=num)
+    task = linear_task(batch_size=size, num_pixels=num)
     per_epoch = max(1, num // size)
     batches = batches_of(task, num, epochs)
     assert len(batches) == epochs * per_epoch
@@ -139,8 +135,8 @@ def test_an_epoch_takes_every_example_at_most_once(
         assert len(set(taken)) == min(size, num) * per_epoch
 
 
-def test_epochs_are_shuffled_anew(linear_task: MakeTask) -> None:
-    task = linear_task(TrainingSettings(batch_size=1), num_pixels=10)
+def test_epochs_are_shuffled_anew() -> None:
+    task = linear_task(batch_size=1, num_pixels=10)
     batches = batches_of(task, 10, num_epochs=2)
     assert batches[:10] != batches[10:]
 
@@ -157,24 +153,17 @@ def test_epochs_are_shuffled_anew(linear_task: MakeTask) -> None:
     ],
 )
 def test_length_of_the_training(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    training: TrainingSettings,
-    num_epochs: int | None,
-    steps: int,
+    training: TrainingSettings, num_epochs: int | None, steps: int
 ) -> None:
     task, train = linear_task(training), white([0, 1, 0, 1, 0, 1]).train
     result = local_sgd(
-        task, task.initial_weights, train, 0.1, key, num_epochs=num_epochs
+        task, task.initial_weights, train, 0.1, KEY, num_epochs=num_epochs
     )
     assert result.num_steps == steps
 
 
-def test_the_hook_changes_the_gradient_and_sees_the_parameters(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(local_steps=2))
+def test_the_hook_changes_the_gradient_and_sees_the_parameters() -> None:
+    task = linear_task(local_steps=2)
     seen: list[Tensor] = []
 
     def pull_to_zero(gradient: Tensor, parameters: Tensor) -> None:
@@ -183,30 +172,26 @@ def test_the_hook_changes_the_gradient_and_sees_the_parameters(
 
     start = torch.tensor([4.0, 8.0])
     result = local_sgd(
-        task, start, white([0]).train, 0.5, key, gradient_hook=pull_to_zero
+        task, start, white([0]).train, 0.5, KEY, gradient_hook=pull_to_zero
     )
     # Each step halves the weights: w - 0.5 w.
     assert [found.tolist() for found in seen] == [[4.0, 8.0], [2.0, 4.0]]
     assert result.weights.tolist() == [1.0, 2.0]
 
 
-def test_weights_of_one_change_no_bit(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(local_epochs=2, batch_size=3))
+def test_weights_of_one_change_no_bit() -> None:
+    task = normed_task(local_epochs=2, batch_size=3)
     train, start = noisy(8, 0, seed=2).train, task.initial_weights
-    plain = local_sgd(task, start, train, 0.1, key)
-    ones = local_sgd(task, start, train, 0.1, key, example_weights=torch.ones(8))
+    plain = local_sgd(task, start, train, 0.1, KEY)
+    ones = local_sgd(task, start, train, 0.1, KEY, example_weights=torch.ones(8))
     assert same(plain, ones)
 
 
-def test_example_weights_scale_each_examples_loss(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
+def test_example_weights_scale_each_examples_loss() -> None:
+    task = linear_task()
     factors = torch.tensor([0.5, 0.0])
     result = local_sgd(
-        task, torch.zeros(2), white([0, 1]).train, 1.0, key, example_weights=factors
+        task, torch.zeros(2), white([0, 1]).train, 1.0, KEY, example_weights=factors
     )
     # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
     assert result.weights.tolist() == [0.125, -0.125]
@@ -223,9 +208,6 @@ def test_example_weights_scale_each_examples_loss(
     ],
 )
 def test_what_was_trained_on_is_told(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    key: RandomKey,
     monkeypatch: pytest.MonkeyPatch,
     weights: list[float] | None,
     expected: tuple[int, float],
@@ -236,13 +218,13 @@ def test_what_was_trained_on_is_told(
     monkeypatch.setattr(module_of_local_sgd, "mini_batches", same_order)
     told: list[tuple[int, float]] = []
     task = dataclasses.replace(
-        normed_task(TrainingSettings(local_epochs=2, batch_size=4)),
+        normed_task(local_epochs=2, batch_size=4),
         on_trained=lambda *found: told.append(found),
     )
     factors = None if weights is None else torch.tensor(weights)
     examples = noisy(10, 0, seed=1).train
     start = task.initial_weights
-    local_sgd(task, start, examples, 0.05, key, example_weights=factors)
+    local_sgd(task, start, examples, 0.05, KEY, example_weights=factors)
     assert told == [expected]
 
 
@@ -252,43 +234,35 @@ def test_who_outweighs_the_others_counts_for_more() -> None:
     assert number == pytest.approx(16 / 6)
 
 
-def test_without_examples_nothing_is_done(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(local_steps=5))
+def test_without_examples_nothing_is_done() -> None:
+    task = linear_task(local_steps=5)
     start = torch.tensor([1.0, 2.0])
-    result = local_sgd(task, start, no_examples(task.spec), 0.1, key)
+    result = local_sgd(task, start, no_examples(task.spec), 0.1, KEY)
     assert torch.equal(result.weights, start)
     assert result.num_steps == 0
     assert math.isnan(result.train_loss)
 
 
-def test_a_batch_of_one_under_batch_norm(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings())
-    result = local_sgd(task, task.initial_weights, noisy(1, 0, seed=3).train, 0.1, key)
+def test_a_batch_of_one_under_batch_norm() -> None:
+    task = normed_task()
+    result = local_sgd(task, task.initial_weights, noisy(1, 0, seed=3).train, 0.1, KEY)
     assert math.isfinite(result.train_loss)
     assert bool(result.weights.isfinite().all())
 
 
-def test_the_key_alone_decides_and_the_global_generator_is_left_alone(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=2))
+def test_the_key_alone_decides_and_the_global_generator_is_left_alone() -> None:
+    task = normed_task(batch_size=2)
     task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator, union-attr]
     train, start = noisy(8, 0, seed=4).train, task.initial_weights
     before = torch.get_rng_state()
-    first = local_sgd(task, start, train, 0.1, key)
+    first = local_sgd(task, start, train, 0.1, KEY)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    assert same(first, local_sgd(task, start, train, 0.1, key))
-    assert not same(first, local_sgd(task, start, train, 0.1, key.child("other")))
+    assert same(first, local_sgd(task, start, train, 0.1, KEY))
+    assert not same(first, local_sgd(task, start, train, 0.1, KEY.child("other")))
 
 
-def test_batches_are_augmented_with_the_keys_numbers(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
+def test_batches_are_augmented_with_the_keys_numbers() -> None:
     """One image, its left pixel white: the gradient shows which pixel was seen."""
     training = TrainingSettings(local_steps=40, augmentation="flip")
     task = linear_task(training, num_pixels=2)
@@ -303,22 +277,20 @@ def test_batches_are_augmented_with_the_keys_numbers(
 
     examples = Examples(images, torch.zeros(1, dtype=torch.int64))
     start = torch.zeros(4)
-    local_sgd(task, start, examples, 0.1, key, gradient_hook=record)
-    draws = key.child("augmentation").numpy()
+    local_sgd(task, start, examples, 0.1, KEY, gradient_hook=record)
+    draws = KEY.child("augmentation").numpy()
     assert seen == [bool(draws.integers(0, 2, 1)) for _ in range(40)]
     assert 0 < sum(seen) < 40
 
 
-def test_training_in_bfloat16_is_close_to_float32(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
+def test_training_in_bfloat16_is_close_to_float32() -> None:
     training = TrainingSettings(local_epochs=3, batch_size=4, momentum=0.9)
     task, train = normed_task(training), noisy(16, 0, seed=6).train
     halved = dataclasses.replace(training, precision="bfloat16")
     mixed_task = dataclasses.replace(task, training=halved)
     start = task.initial_weights
-    exact = local_sgd(task, start, train, 0.05, key)
-    mixed = local_sgd(mixed_task, start, train, 0.05, key)
+    exact = local_sgd(task, start, train, 0.05, KEY)
+    mixed = local_sgd(mixed_task, start, train, 0.05, KEY)
     assert mixed.weights.dtype == torch.float32
     assert not torch.equal(mixed.weights, exact.weights)
     # bfloat16 has 8 bits of mantissa: relative errors of 2^-8 in each product.
@@ -326,51 +298,41 @@ def test_training_in_bfloat16_is_close_to_float32(
     gap = torch.linalg.vector_norm(mixed.weights - exact.weights)
     assert float(gap / moved) < 0.05
     assert mixed.train_loss == pytest.approx(exact.train_loss, rel=0.02)
-    assert same(mixed, local_sgd(mixed_task, start, train, 0.05, key))
+    assert same(mixed, local_sgd(mixed_task, start, train, 0.05, KEY))
 
 
-def test_the_given_weights_stay_as_they_are(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task, start = linear_task(TrainingSettings()), torch.zeros(2)
-    local_sgd(task, start, white([0, 1, 1]).train, 0.1, key)
+def test_the_given_weights_stay_as_they_are() -> None:
+    task, start = linear_task(), torch.zeros(2)
+    local_sgd(task, start, white([0, 1, 1]).train, 0.1, KEY)
     assert torch.equal(start, torch.zeros(2))
 
 
 class TestTrainable:
     """A part of the weights is trained, the rest stays."""
 
-    def test_nothing_else_moves(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
+    def test_nothing_else_moves(self) -> None:
         training = TrainingSettings(batch_size=4, momentum=0.9, weight_decay=0.1)
         task = normed_task(training)
         examples = noisy(13, 0, seed=1).train
-        everything = local_sgd(task, task.initial_weights, examples, 0.1, key).weights
+        everything = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
         head = local_sgd(
-            task, task.initial_weights, examples, 0.1, key, trainable=task.head_mask
+            task, task.initial_weights, examples, 0.1, KEY, trainable=task.head_mask
         ).weights
         assert torch.equal(head != task.initial_weights, task.head_mask)
         assert bool((everything != task.initial_weights).all())
 
-    def test_the_model_is_as_before(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
-        task = normed_task(TrainingSettings(batch_size=4))
+    def test_the_model_is_as_before(self) -> None:
+        task = normed_task(batch_size=4)
         examples = noisy(13, 0, seed=1).train
-        before = local_sgd(task, task.initial_weights, examples, 0.1, key).weights
+        before = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
         local_sgd(
-            task, task.initial_weights, examples, 0.1, key, trainable=task.head_mask
+            task, task.initial_weights, examples, 0.1, KEY, trainable=task.head_mask
         )
-        after = local_sgd(task, task.initial_weights, examples, 0.1, key).weights
+        after = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
         assert torch.equal(before, after)
 
     def test_of_the_head_alone_the_body_is_passed_once(
-        self,
-        normed_task: MakeTask,
-        noisy: MakeClient,
-        key: RandomKey,
-        monkeypatch: pytest.MonkeyPatch,
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         training = TrainingSettings(batch_size=4, local_epochs=5, momentum=0.9)
         task, train = normed_task(training), noisy(13, 0, seed=1).train
@@ -389,7 +351,7 @@ class TestTrainable:
                 task.initial_weights,
                 train,
                 0.1,
-                key,
+                KEY,
                 trainable=task.head_mask,
                 **given,
             ).weights
@@ -401,33 +363,29 @@ class TestTrainable:
         assert passed == [13, *(15 * [4])]
         torch.testing.assert_close(found, slowly)
 
-    def test_with_nothing_to_train_nothing_is_done(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
-        task = normed_task(TrainingSettings(batch_size=4))
+    def test_with_nothing_to_train_nothing_is_done(self) -> None:
+        task = normed_task(batch_size=4)
         nothing = torch.zeros(task.model.num_weights, dtype=torch.bool)
         found = local_sgd(
             task,
             task.initial_weights,
             noisy(13, 0, seed=1).train,
             0.1,
-            key,
+            KEY,
             trainable=nothing,
         )
         assert torch.equal(found.weights, task.initial_weights)
         assert found.num_steps == 0
 
-    def test_with_everything_it_is_ordinary(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
+    def test_with_everything_it_is_ordinary(self) -> None:
         task, examples = (
-            normed_task(TrainingSettings(batch_size=4)),
+            normed_task(batch_size=4),
             noisy(13, 0, seed=1).train,
         )
         everything = torch.ones(task.model.num_weights, dtype=torch.bool)
-        expected = local_sgd(task, task.initial_weights, examples, 0.1, key)
+        expected = local_sgd(task, task.initial_weights, examples, 0.1, KEY)
         found = local_sgd(
-            task, task.initial_weights, examples, 0.1, key, trainable=everything
+            task, task.initial_weights, examples, 0.1, KEY, trainable=everything
         )
         assert torch.equal(found.weights, expected.weights)
 
@@ -435,26 +393,22 @@ class TestTrainable:
 class TestSteps:
     """What a step of one's own can do."""
 
-    def test_other_batches_leave_the_first_alone(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
+    def test_other_batches_leave_the_first_alone(self) -> None:
         def step(model: LocalModel) -> Tensor:
             model.independent_batch()
             return sgd_step(model)
 
         task, examples = (
-            normed_task(TrainingSettings(batch_size=4)),
+            normed_task(batch_size=4),
             noisy(13, 0, seed=1).train,
         )
-        expected = local_sgd(task, task.initial_weights, examples, 0.1, key)
+        expected = local_sgd(task, task.initial_weights, examples, 0.1, KEY)
         found = local_sgd(
-            task, task.initial_weights, examples, 0.1, key, local_step=step
+            task, task.initial_weights, examples, 0.1, KEY, local_step=step
         )
         assert torch.equal(found.weights, expected.weights)
 
-    def test_a_gradient_elsewhere_leaves_the_parameters(
-        self, linear_task: MakeTask, key: RandomKey
-    ) -> None:
+    def test_a_gradient_elsewhere_leaves_the_parameters(self) -> None:
         def step(model: LocalModel) -> Tensor:
             elsewhere = torch.tensor([0.5, -0.5])
             loss = model.backward(model.next_batch(), at=elsewhere)
@@ -463,30 +417,29 @@ class TestSteps:
             return loss
 
         # At (½, -½), x = 1, label 0: p_1 = 1 / (1 + e) and the gradient (-p_1, p_1).
-        task = linear_task(TrainingSettings(batch_size=1))
+        task = linear_task(batch_size=1)
         image = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
         examples = Examples(image, torch.tensor([0]))
-        result = local_sgd(task, torch.zeros(2), examples, 1.0, key, local_step=step)
+        result = local_sgd(task, torch.zeros(2), examples, 1.0, KEY, local_step=step)
         torch.testing.assert_close(
             result.weights, torch.tensor([0.2689414, -0.2689414])
         )
 
-    def test_another_objective(self, linear_task: MakeTask, key: RandomKey) -> None:
+    def test_another_objective(self) -> None:
         def squared(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             squares: Tensor = (module(inputs)[:, 0] - 1) ** 2
             return squares
 
         # d/dw (w - 1)² = -2 at 0, and nothing on the other logit.
-        task = linear_task(TrainingSettings(batch_size=1))
+        task = linear_task(batch_size=1)
         image = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
         examples = Examples(image, torch.tensor([0]))
-        result = local_sgd(task, torch.zeros(2), examples, 0.25, key, objective=squared)
+        result = local_sgd(task, torch.zeros(2), examples, 0.25, KEY, objective=squared)
         assert result.weights.tolist() == [0.5, 0.0]
         assert result.train_loss == 1.0
 
 
 NUMBERS = st.floats(-5, 5, width=32)
-MakeTask = Callable[[TrainingSettings], Task]
 
 
 def pulled(
@@ -572,9 +525,7 @@ def test_only_what_is_chosen_is_pulled() -> None:
     assert found.tolist() == [2.0, 1.5]
 
 
-def test_buffers_of_the_center_are_left_out(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_buffers_of_the_center_are_left_out() -> None:
     training = TrainingSettings(batch_size=3, local_epochs=4, weight_decay=0.2)
     task = normed_task(training)
     assert len(task.initial_weights) > task.model.num_parameters
@@ -587,10 +538,8 @@ def test_buffers_of_the_center_are_left_out(
     assert not torch.equal(result.weights[kept.stop :], start[kept.stop :])
 
 
-def test_a_strong_pull_does_not_diverge(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, local_epochs=30))
+def test_a_strong_pull_does_not_diverge() -> None:
+    task = normed_task(batch_size=3, local_epochs=30)
     examples, rate = noisy(6, 0, seed=1).train, 0.3
     center = torch.zeros_like(task.initial_weights)
     # η λ = 3: the explicit step p - η λ p multiplies p by -2 each time.
@@ -605,9 +554,7 @@ def test_a_strong_pull_does_not_diverge(
     assert float(result.weights[: task.model.num_parameters].abs().max()) < 1
 
 
-def test_no_weight_is_plain_sgd_in_every_bit(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_no_weight_is_plain_sgd_in_every_bit() -> None:
     training = TrainingSettings(
         batch_size=3, local_epochs=3, momentum=0.9, weight_decay=0.1
     )
@@ -618,10 +565,8 @@ def test_no_weight_is_plain_sgd_in_every_bit(
     assert torch.equal(found.weights, plain.weights)
 
 
-def test_what_is_not_pulled_decays_as_ever(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = normed_task(TrainingSettings(weight_decay=0.5))
+def test_what_is_not_pulled_decays_as_ever() -> None:
+    task = normed_task(weight_decay=0.5)
     examples, start = noisy(6, 0, seed=1).train, task.initial_weights
     head = task.head_mask
     hook = pull(torch.zeros_like(start), 1e30, 0.1, 0.5, head)
@@ -636,18 +581,14 @@ def test_what_is_not_pulled_decays_as_ever(
 TRAINING = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
 
 
-def test_the_rate_of_newcomers_is_that_of_the_first_round(
-    linear_task: MakeTask,
-) -> None:
+def test_the_rate_of_newcomers_is_that_of_the_first_round() -> None:
     schedule = MultiStepSchedule(milestones=(2,))
     task = linear_task(replace(TRAINING, schedule=schedule))
     assert task.training.learning_rate_at(2) == pytest.approx(0.01)
     assert newcomer_rate(task) == 0.1
 
 
-def test_without_validation_data_it_trains_once(
-    linear_task: MakeTask, white: MakeClient
-) -> None:
+def test_without_validation_data_it_trains_once() -> None:
     task, trained_on = linear_task(TRAINING), []
 
     def train(examples: Examples) -> ModelPredictor:
@@ -666,9 +607,7 @@ def test_without_validation_data_it_trains_once(
     assert trained_on == [3]
 
 
-def test_it_is_the_one_training_loop(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
+def test_it_is_the_one_training_loop() -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
     start, head = task.initial_weights, task.head_mask
     hook = pull(start, 0.5, 0.2, 0.0)
@@ -679,7 +618,7 @@ def test_it_is_the_one_training_loop(
             start,
             examples,
             0.2,
-            key,
+            KEY,
             num_epochs=3,
             gradient_hook=hook,
             trainable=head,
@@ -689,7 +628,7 @@ def test_it_is_the_one_training_loop(
         task,
         start,
         data,
-        key,
+        KEY,
         num_epochs=3,
         learning_rate=0.2,
         gradient_hook=hook,
@@ -719,7 +658,7 @@ def test_it_is_the_one_training_loop(
     ],
 )
 def test_newcomers_of_all_methods_learn_from_the_same_data(
-    name: str, settings: Any, normed_task: MakeTask, noisy: MakeClient
+    name: str, settings: Any
 ) -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
     method = METHODS[name](task, settings)

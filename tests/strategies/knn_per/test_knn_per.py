@@ -1,4 +1,4 @@
-"""kNN-Per against a brute-force oracle, its two ends, its store, and on a tuned model."""
+"""kNN-Per against an oracle by brute force, its ends, its store, on a tuned model."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,9 @@ from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySet
 from knnper.strategies.knn_per import LocalMemory, memorize
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
-    Draw,
+    TASK,
+    client,
+    draw,
     oracle,
     served,
     stored_by,
@@ -44,48 +46,42 @@ def knn_per(task: Task, settings: KnnSettings) -> Method:
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
 @pytest.mark.parametrize(("num_neighbors", "kernel_scale"), [(1, 1.0), (5, 0.2)])
 def test_the_neighbours_alone_equal_the_oracle(
-    tiny_task: Task,
-    draw: Draw,
     kernel: KernelName,
     num_neighbors: int,
     kernel_scale: float,
 ) -> None:
     settings = KnnSettings(num_neighbors, kernel, kernel_scale, knn_weights=(1.0,))
-    data = ClientData(draw("train", 40), draw("validation", 9))
+    data = client(40, 9)
     test = draw("test", 70)
-    weights = tiny_task.initial_weights
+    weights = TASK.initial_weights
 
     expected = oracle(
-        stored_by(tiny_task, weights, data),
+        stored_by(weights, data),
         data.train_and_validation().labels,
-        tiny_task.embed(weights, test.images),
+        TASK.embed(weights, test.images),
         settings,
     )
-    found = served(tiny_task, data, settings)(test.images)
+    found = served(data, settings)(test.images)
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 31, 32, 33, 65, 97, 129, 161, 193])
-def test_the_global_model_alone_is_fedavg_bit_for_bit(
-    tiny_task: Task, draw: Draw, num_images: int
-) -> None:
+def test_the_global_model_alone_is_fedavg_bit_for_bit(num_images: int) -> None:
     settings = KnnSettings(knn_weights=(0.0,))
-    data = ClientData(draw("train", 20), draw("validation", 5))
-    payload, rng = ModelPayload(tiny_task.initial_weights), RandomKey(1)
-    ours = knn_per(tiny_task, settings).personalize(payload, None, data, rng)
-    theirs = FedAvg(tiny_task, NoSettings()).personalize(payload, None, data, rng)
+    data = client(20, 5)
+    payload, rng = ModelPayload(TASK.initial_weights), RandomKey(1)
+    ours = knn_per(TASK, settings).personalize(payload, None, data, rng)
+    theirs = FedAvg(TASK, NoSettings()).personalize(payload, None, data, rng)
     images = draw("test", num_images).images
 
     assert torch.equal(ours(images), theirs(images))
 
 
-def test_both_ends_and_the_middle_mix_the_same_two_distributions(
-    tiny_task: Task, draw: Draw
-) -> None:
-    data = ClientData(draw("train", 20), draw("validation", 5))
+def test_both_ends_and_the_middle_mix_the_same_two_distributions() -> None:
+    data = client(20, 5)
     images = draw("test", 50).images
     knn, middle, alone = (
-        served(tiny_task, data, KnnSettings(knn_weights=(knn_weight,)))(images)
+        served(data, KnnSettings(knn_weights=(knn_weight,)))(images)
         for knn_weight in (1.0, 0.3, 0.0)
     )
 
@@ -93,18 +89,14 @@ def test_both_ends_and_the_middle_mix_the_same_two_distributions(
     torch.testing.assert_close(middle.sum(dim=1), torch.ones(50))
 
 
-def test_a_client_whose_labels_are_its_own_relies_on_its_neighbours(
-    tiny_task: Task, draw: Draw
-) -> None:
-    data = ClientData(draw("train", 80), draw("validation", 30))
+def test_a_client_whose_labels_are_its_own_relies_on_its_neighbours() -> None:
+    data = client(80, 30)
 
-    assert served(tiny_task, data, KnnSettings()).describe()["knn_weight"] > 0
+    assert served(data, KnnSettings()).describe()["knn_weight"] > 0
 
 
-def test_images_are_embedded_once(
-    tiny_task: Task, draw: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, seen = tiny_task.model.module, []
+def test_images_are_embedded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, seen = TASK.model.module, []
     embed = module.embed
 
     def counting(x: Tensor) -> Tensor:
@@ -112,8 +104,8 @@ def test_images_are_embedded_once(
         return embed(x)
 
     monkeypatch.setattr(module, "embed", counting)
-    data = ClientData(draw("train", 20), draw("validation", 5))
-    predictor = served(tiny_task, data, KnnSettings())
+    data = client(20, 5)
+    predictor = served(data, KnnSettings())
     predictor(draw("test", 7).images)
 
     assert sorted(seen) == [5, 7, 20]
@@ -121,14 +113,14 @@ def test_images_are_embedded_once(
 
 @pytest.mark.parametrize("knn_weights", [(0.0, 0.5), (0.3, 1.0), (1.0,)])
 def test_a_client_without_data_serves_the_global_model(
-    tiny_task: Task, draw: Draw, knn_weights: tuple[float, ...]
+    knn_weights: tuple[float, ...],
 ) -> None:
-    data = ClientData(draw("train", 0), draw("validation", 0))
-    predictor = served(tiny_task, data, KnnSettings(knn_weights=knn_weights))
+    data = client(0, 0)
+    predictor = served(data, KnnSettings(knn_weights=knn_weights))
     images = draw("test", 50).images
 
     assert torch.equal(
-        predictor(images), tiny_task.probabilities(tiny_task.initial_weights, images)
+        predictor(images), TASK.probabilities(TASK.initial_weights, images)
     )
     described = predictor.describe()
     assert (described["knn_weight"], described["num_stored"]) == (0.0, 0.0)
@@ -137,18 +129,16 @@ def test_a_client_without_data_serves_the_global_model(
 @pytest.mark.parametrize(("num_train", "num_validation"), [(1, 0), (0, 1)])
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
 def test_one_example_is_the_neighbour_of_everything(
-    tiny_task: Task,
-    draw: Draw,
     num_train: int,
     num_validation: int,
     evidence: EvidenceName,
 ) -> None:
-    data = ClientData(draw("train", num_train), draw("validation", num_validation))
+    data = client(num_train, num_validation)
     label = int(data.train_and_validation().labels[0])
     tuning = TuningSettings(evidence=evidence)
-    predictor = served(tiny_task, data, KnnSettings(knn_weights=(0.5,), tuning=tuning))
+    predictor = served(data, KnnSettings(knn_weights=(0.5,), tuning=tuning))
     images = draw("test", 5).images
-    alone = tiny_task.probabilities(tiny_task.initial_weights, images)
+    alone = TASK.probabilities(TASK.initial_weights, images)
 
     assert predictor.describe()["num_stored"] == 1
     assert bool((predictor(images)[:, label] >= 0.5).all())
@@ -157,9 +147,9 @@ def test_one_example_is_the_neighbour_of_everything(
     )
 
 
-def test_nothing_but_personalization_differs_from_fedavg(tiny_task: Task) -> None:
-    ours = knn_per(tiny_task, KnnSettings())
-    theirs = FedAvg(tiny_task, NoSettings())
+def test_nothing_but_personalization_differs_from_fedavg() -> None:
+    ours = knn_per(TASK, KnnSettings())
+    theirs = FedAvg(TASK, NoSettings())
 
     assert ours.num_rounds == theirs.num_rounds
     assert (ours.state_type, ours.payload_type, ours.update_type) == (
@@ -201,11 +191,11 @@ def test_settings_out_of_range_are_refused(wrong: Mapping[str, object]) -> None:
     assert [error["loc"][0] for error in caught.value.errors()] == list(wrong)
 
 
-def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
-    data = ClientData(draw("train", 300), draw("validation", 60))
+def test_the_index_that_is_set_is_searched() -> None:
+    data = client(300, 60)
     images = draw("test", 20).images
     exact, coarse = (
-        served(tiny_task, data, KnnSettings(knn_weights=(1.0,), store=store))
+        served(data, KnnSettings(knn_weights=(1.0,), store=store))
         for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
     )
 
@@ -216,7 +206,7 @@ def test_the_index_that_is_set_is_searched(tiny_task: Task, draw: Draw) -> None:
 
 
 @pytest.mark.parametrize("name", INDEX_KINDS)
-def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -> None:
+def test_any_index_leaves_examples_out(name: str) -> None:
     index = INDEX_KINDS[name]()
     tuning = TuningSettings(evidence="leave_one_out")
     store = StoreSettings(index=index)
@@ -225,35 +215,33 @@ def test_any_index_leaves_examples_out(tiny_task: Task, draw: Draw, name: str) -
     examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
     data = ClientData(examples, draw("validation", 0))
 
-    assert served(tiny_task, data, settings).describe()["knn_weight"] == 0.0
+    assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
-def test_the_policy_says_what_is_stored(tiny_task: Task, draw: Draw) -> None:
-    data = ClientData(draw("train", 30), draw("validation", 10))
+def test_the_policy_says_what_is_stored() -> None:
+    data = client(30, 10)
     images = draw("test", 20).images
     store = StoreSettings("fifo", capacity=12)
     settings = KnnSettings(knn_weights=(1.0,), store=store)
-    kept = served(tiny_task, data, settings)
+    kept = served(data, settings)
 
     assert kept.describe()["num_stored"] == 12.0
-    weights = tiny_task.initial_weights
-    last = stored_by(tiny_task, weights, data)[28:]
+    weights = TASK.initial_weights
+    last = stored_by(weights, data)[28:]
     labels = data.train_and_validation().labels[28:]
-    expected = oracle(last, labels, tiny_task.embed(weights, images), settings)
+    expected = oracle(last, labels, TASK.embed(weights, images), settings)
     np.testing.assert_allclose(kept(images).numpy(), expected, atol=2e-6)
 
 
-def test_chance_is_each_client_s_own_and_the_seed_s(
-    tiny_task: Task, draw: Draw
-) -> None:
-    data = ClientData(draw("train", 60), draw("validation", 0))
+def test_chance_is_each_client_s_own_and_the_seed_s() -> None:
+    data = client(60, 0)
     images = draw("test", 20).images
 
     def answers(client: str, seed: int) -> Tensor:
         store = StoreSettings("reservoir", capacity=15, seed=seed)
         settings = KnnSettings(knn_weights=(1.0,), store=store)
         rng = RandomKey(5).child(client)
-        base = ModelPredictor(tiny_task, tiny_task.initial_weights)
+        base = ModelPredictor(TASK, TASK.initial_weights)
         return memorize(base, NUM_CLASSES, data, settings, rng)(images)
 
     assert torch.equal(answers("one", 0), answers("one", 0))
@@ -270,81 +258,71 @@ def test_chance_is_each_client_s_own_and_the_seed_s(
     ],
 )
 def test_a_store_that_cannot_be_is_refused_before_training(
-    tiny_task: Task, store: StoreSettings, message: str
+    store: StoreSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        LocalMemory(
-            tiny_task, FedAvg(tiny_task, NoSettings()), KnnSettings(store=store)
-        )
+        LocalMemory(TASK, FedAvg(TASK, NoSettings()), KnnSettings(store=store))
 
 
 KEY = RandomKey(5)
 TUNING = FineTuningSettings(num_epochs=30, learning_rate=0.2)
 
 
-def served(task: Task, data: ClientData, **memory: Any) -> KnnPredictor:
+def served_tuned(data: ClientData, **memory: Any) -> KnnPredictor:
     settings = FineTunedMemorySettings(TUNING, KnnSettings(**memory))
-    method = FineTunedMemory(task, FedAvg(task, NoSettings()), settings)
-    payload = ModelPayload(task.initial_weights)
+    method = FineTunedMemory(TASK, FedAvg(TASK, NoSettings()), settings)
+    payload = ModelPayload(TASK.initial_weights)
     predictor = method.personalize(payload, None, data, KEY)
     assert isinstance(predictor, KnnPredictor)
     return predictor
 
 
-def tuned(task: Task, examples: Examples) -> Tensor:
+def tuned(examples: Examples) -> Tensor:
     """Return the weights after fine-tuning as `TUNING` says."""
-    start = task.initial_weights
-    return local_sgd(task, start, examples, 0.2, KEY, num_epochs=30).weights
+    start = TASK.initial_weights
+    return local_sgd(TASK, start, examples, 0.2, KEY, num_epochs=30).weights
 
 
-@pytest.fixture
-def data(draw: Draw) -> ClientData:
-    return ClientData(draw("train", 30), draw("validation", 10))
+DATA = client(30, 10)
 
 
-def test_the_memory_is_mixed_with_the_tuned_model(
-    tiny_task: Task, data: ClientData, draw: Draw
-) -> None:
-    queries, both = draw("test", 20).images, data.train_and_validation()
-    found = served(tiny_task, data, knn_weights=(0.0,))(queries)
-    expected = tiny_task.probabilities(tuned(tiny_task, both), queries)
-    untuned = tiny_task.probabilities(tiny_task.initial_weights, queries)
+def test_the_memory_is_mixed_with_the_tuned_model() -> None:
+    queries, both = draw("test", 20).images, DATA.train_and_validation()
+    found = served_tuned(DATA, knn_weights=(0.0,))(queries)
+    expected = TASK.probabilities(tuned(both), queries)
+    untuned = TASK.probabilities(TASK.initial_weights, queries)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(expected, untuned, atol=1e-2)
 
 
-def test_the_tuned_models_embeddings_are_remembered(
-    tiny_task: Task, data: ClientData, draw: Draw
-) -> None:
-    queries, both = draw("test", 20).images, data.train_and_validation()
+def test_the_tuned_models_embeddings_are_remembered() -> None:
+    queries, both = draw("test", 20).images, DATA.train_and_validation()
     settings = KnnSettings(num_neighbors=5, knn_weights=(1.0,))
-    found = served(tiny_task, data, num_neighbors=5, knn_weights=(1.0,))(queries)
+    found = served_tuned(DATA, num_neighbors=5, knn_weights=(1.0,))(queries)
 
     def by(weights: Tensor) -> Tensor:
-        stored = stored_by(tiny_task, weights, data)
-        asked = tiny_task.embed(weights, queries)
+        stored = stored_by(weights, DATA)
+        asked = TASK.embed(weights, queries)
         return torch.from_numpy(oracle(stored, both.labels, asked, settings)).float()
 
-    torch.testing.assert_close(found, by(tuned(tiny_task, both)), rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(found, by(tiny_task.initial_weights), atol=1e-2)
+    torch.testing.assert_close(found, by(tuned(both)), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(found, by(TASK.initial_weights), atol=1e-2)
 
 
-def test_lambda_is_chosen_with_a_model_that_has_not_seen_validation(
-    tiny_task: Task, data: ClientData
-) -> None:
+def test_lambda_is_chosen_with_a_model_that_has_not_seen_validation() -> None:
     grid = tuple(step / 20 for step in range(20))
     memory = KnnSettings(knn_weights=grid, tuning=TuningSettings("log_loss"))
     # Labels that nothing tells of in advance: only who has seen them knows them.
-    held_out = Examples(data.validation.images, data.validation.labels.flip(0))
-    data = replace(data, validation=held_out)
+    held_out = Examples(DATA.validation.images, DATA.validation.labels.flip(0))
+    data = replace(DATA, validation=held_out)
 
     def best(weights: Tensor) -> float:
         """Return the λ with the least log-loss, with the training split as store."""
         embedded = [
-            tiny_task.embed(weights, split.images) for split in (data.train, held_out)
+            TASK.embed(weights, split.images) for split in (data.train, held_out)
         ]
         near = oracle(embedded[0], data.train.labels, embedded[1], memory)
-        model = tiny_task.probabilities(weights, held_out.images).double()
+        model = TASK.probabilities(weights, held_out.images).double()
         rows = [
             torch.lerp(model, torch.from_numpy(near), share)
             .gather(1, held_out.labels[:, None])
@@ -354,7 +332,7 @@ def test_lambda_is_chosen_with_a_model_that_has_not_seen_validation(
         ]
         return grid[int(torch.stack(rows).argmax())]
 
-    alone = tuned(tiny_task, data.train)
-    both = tuned(tiny_task, data.train_and_validation())
-    found = served(tiny_task, data, knn_weights=grid, tuning=memory.tuning)
+    alone = tuned(data.train)
+    both = tuned(data.train_and_validation())
+    found = served_tuned(data, knn_weights=grid, tuning=memory.tuning)
     assert found.knn_weight == best(alone) != best(both)

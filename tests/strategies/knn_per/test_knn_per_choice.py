@@ -1,4 +1,4 @@
-"""On what a client of kNN-Per chooses λ, k, σ and the class prior, and what it tells."""
+"""On what a client of kNN-Per chooses λ, k, σ and class prior, and what it tells."""
 
 from dataclasses import fields, replace
 
@@ -18,35 +18,39 @@ from knnper.strategies.core.memory import (
     validation_evidence,
 )
 from knnper.strategies.core.method import NoSettings
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.knn_per import LocalMemory
-from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
+from tests.strategies.knn_per.small_task import (
+    NUM_CLASSES,
+    TASK,
+    client,
+    draw,
+    oracle,
+    served,
+)
 
 
-def test_the_weight_is_tuned_with_the_training_split_only(
-    tiny_task: Task, draw: Draw
-) -> None:
+def test_the_weight_is_tuned_with_the_training_split_only() -> None:
     # Each validation image would find itself, with its own label, in the full store.
     train, validation = draw("train", 30), draw("validation", 10)
     mislabelled = Examples(validation.images, (validation.labels + 1) % NUM_CLASSES)
     grid = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0))
     data = ClientData(train, mislabelled)
-    weights = tiny_task.initial_weights
+    weights = TASK.initial_weights
     knn = oracle(
-        tiny_task.embed(weights, train.images),
+        TASK.embed(weights, train.images),
         train.labels,
-        tiny_task.embed(weights, mislabelled.images),
+        TASK.embed(weights, mislabelled.images),
         grid,
     )
-    model = tiny_task.probabilities(weights, mislabelled.images).numpy()
+    model = TASK.probabilities(weights, mislabelled.images).numpy()
     num_right = [
         (scores.argmax(axis=1) == mislabelled.labels.numpy()).sum()
         for scores in (model, knn)
     ]
 
     assert num_right[1] <= num_right[0]  # so that 0 is right, and self-matches wrong
-    assert served(tiny_task, data, grid).describe() == {
+    assert served(data, grid).describe() == {
         "knn_weight": 0.0,
         "num_stored": 40.0,
         "num_held_out": 10.0,
@@ -66,13 +70,11 @@ def test_the_weight_is_tuned_with_the_training_split_only(
     ],
 )
 def test_without_evidence_the_client_does_as_expected_of_its_size(
-    tiny_task: Task,
-    draw: Draw,
     num_train: int,
     num_validation: int,
     evidence: EvidenceName,
 ) -> None:
-    data = ClientData(draw("train", num_train), draw("validation", num_validation))
+    data = client(num_train, num_validation)
     expecting = TuningSettings(
         evidence=evidence,
         num_neighbors_grid=(3, 20),
@@ -82,7 +84,7 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
 
     def chosen(tuning: TuningSettings) -> dict[str, float]:
         settings = KnnSettings(knn_weights=(0.3, 0.7, 1.0), tuning=tuning)
-        predictor = served(tiny_task, data, settings)
+        predictor = served(data, settings)
         return {"knn_weight": predictor.knn_weight, **predictor.tuning}
 
     nothing = {"num_held_out": 0, "num_left_out": 0, "num_neighbors": 10}
@@ -95,8 +97,6 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
     [("validation", 9, 0), ("leave_one_out", 0, 29), ("auto", 0, 29)],
 )
 def test_what_was_chosen_and_on_what_is_reported(
-    tiny_task: Task,
-    draw: Draw,
     evidence: EvidenceName,
     num_held_out: int,
     num_left_out: int,
@@ -107,8 +107,8 @@ def test_what_was_chosen_and_on_what_is_reported(
         num_neighbors_grid=(4,),
         kernel_scale_grid=(0.5,),
     )
-    data = ClientData(draw("train", 20), draw("validation", 9))
-    described = {**served(tiny_task, data, KnnSettings(tuning=tuning)).describe()}
+    data = client(20, 9)
+    described = {**served(data, KnnSettings(tuning=tuning)).describe()}
 
     assert described.pop("knn_weight") in KnnSettings().knn_weights
     assert described == {
@@ -120,12 +120,12 @@ def test_what_was_chosen_and_on_what_is_reported(
     }
 
 
-def test_where_all_is_fixed_nothing_is_scored(tiny_task: Task, draw: Draw) -> None:
+def test_where_all_is_fixed_nothing_is_scored() -> None:
     tuning = TuningSettings(num_neighbors_grid=(4,), kernel_scale_grid=(0.5,))
     settings = KnnSettings(knn_weights=(0.7,), tuning=tuning)
-    data = ClientData(draw("train", 20), draw("validation", 9))
+    data = client(20, 9)
 
-    assert served(tiny_task, data, settings).describe() == {
+    assert served(data, settings).describe() == {
         "knn_weight": 0.7,
         "num_stored": 29,
         "num_held_out": 0,
@@ -140,24 +140,20 @@ def test_where_all_is_fixed_nothing_is_scored(tiny_task: Task, draw: Draw) -> No
     [(20, 10, 10, 0), (20, 9, 0, 29), (0, 10, 0, 10)],
 )
 def test_enough_validation_examples_are_preferred(
-    tiny_task: Task,
-    draw: Draw,
     num_train: int,
     num_validation: int,
     num_held_out: int,
     num_left_out: int,
 ) -> None:
     tuning = TuningSettings(evidence="auto", min_validation=10)
-    data = ClientData(draw("train", num_train), draw("validation", num_validation))
-    described = served(tiny_task, data, KnnSettings(tuning=tuning)).describe()
+    data = client(num_train, num_validation)
+    described = served(data, KnnSettings(tuning=tuning)).describe()
 
     scored = (described["num_held_out"], described["num_left_out"])
     assert scored == (num_held_out, num_left_out)
 
 
-def test_a_stored_example_is_no_evidence_for_itself(
-    tiny_task: Task, draw: Draw
-) -> None:
+def test_a_stored_example_is_no_evidence_for_itself() -> None:
     # All images are equal and their labels differ: each is wrong about every other.
     image = draw("train", 1).images
     examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
@@ -165,18 +161,18 @@ def test_a_stored_example_is_no_evidence_for_itself(
     settings = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0), tuning=tuning)
     data = ClientData(examples, draw("validation", 0))
 
-    assert served(tiny_task, data, settings).describe()["knn_weight"] == 0.0
+    assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
-def test_the_chosen_combination_is_served(tiny_task: Task, draw: Draw) -> None:
-    data = ClientData(draw("train", 40), draw("validation", 20))
+def test_the_chosen_combination_is_served() -> None:
+    data = client(40, 20)
     tuning = TuningSettings(
         criterion="log_loss",
         evidence="leave_one_out",
         num_neighbors_grid=(1, 5, 15),
         kernel_scale_grid=(0.1, 10.0),
     )
-    tuned = served(tiny_task, data, KnnSettings(tuning=tuning))
+    tuned = served(data, KnnSettings(tuning=tuning))
     chosen = tuned.describe()
     fixed = KnnSettings(
         num_neighbors=int(chosen["num_neighbors"]),
@@ -186,7 +182,7 @@ def test_the_chosen_combination_is_served(tiny_task: Task, draw: Draw) -> None:
     images = draw("test", 30).images
 
     assert chosen["num_neighbors"] in tuning.num_neighbors_grid
-    assert torch.equal(served(tiny_task, data, fixed)(images), tuned(images))
+    assert torch.equal(served(data, fixed)(images), tuned(images))
 
 
 PRIOR = ClassPriorSettings((1.0, 10.0, 100.0))
@@ -205,15 +201,13 @@ def three_shares(embeddings: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tuning", [TuningSettings(), BY_LOSS])
-def test_without_strengths_it_is_the_papers(
-    tiny_task: Task, draw: Draw, tuning: TuningSettings
-) -> None:
-    data = ClientData(draw("train", 30), draw("validation", 10))
+def test_without_strengths_it_is_the_papers(tuning: TuningSettings) -> None:
+    data = client(30, 10)
     images = draw("test", 20).images
     # Shares of the classes alone change nothing.
     neutral = ClassPriorSettings((), (0.1, 0.2, 0.3, 0.4))
     paper, same = (
-        served(tiny_task, data, KnnSettings(tuning=tuning, class_prior=one))
+        served(data, KnnSettings(tuning=tuning, class_prior=one))
         for one in (ClassPriorSettings(), neutral)
     )
 
@@ -222,33 +216,31 @@ def test_without_strengths_it_is_the_papers(
     assert "class_prior" not in same.describe()
 
 
-def test_what_is_served_mixes_the_adapted_model(tiny_task: Task, draw: Draw) -> None:
+def test_what_is_served_mixes_the_adapted_model() -> None:
     data = ClientData(
         of_classes(draw("train", 60), 0, 1), of_classes(draw("validation", 20), 0, 1)
     )
-    images, weights = draw("test", 20).images, tiny_task.initial_weights
+    images, weights = draw("test", 20).images, TASK.initial_weights
     settings = KnnSettings(knn_weights=(0.3,), class_prior=PRIOR)
-    predictor = served(tiny_task, data, settings)
+    predictor = served(data, settings)
 
     both = data.train_and_validation()
     counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
-    alone = adapted(tiny_task.probabilities(weights, images), counts, ClassPrior(PRIOR))
+    alone = adapted(TASK.probabilities(weights, images), counts, ClassPrior(PRIOR))
     knn = predictor.explain(images).vote.probabilities
     assert knn is not None
     torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)
     assert predictor.describe()["class_prior"] == 1
 
 
-def test_it_is_used_where_it_predicts_the_clients_examples(
-    tiny_task: Task, draw: Draw
-) -> None:
+def test_it_is_used_where_it_predicts_the_clients_examples() -> None:
     # An untrained model says little, so that a client of two classes gains much.
     settings = KnnSettings(tuning=BY_LOSS, class_prior=PRIOR)
     test = of_classes(draw("test", 100), 0, 1)
     data = ClientData(of_classes(draw("train", 60), 0, 1), draw("validation", 0))
-    predictor = served(tiny_task, data, settings)
+    predictor = served(data, settings)
 
-    before = tiny_task.probabilities(tiny_task.initial_weights, test.images)
+    before = TASK.probabilities(TASK.initial_weights, test.images)
     after = predictor.explain(test.images).adapted_probabilities
     assert after is not None
     right = [int((one.argmax(dim=1) == test.labels).sum()) for one in (before, after)]
@@ -307,7 +299,7 @@ def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
 @pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (9, 2)])
 def test_clients_of_few_examples_and_of_one_class_are_served(
-    tiny_task: Task, draw: Draw, sizes: tuple[int, int], evidence: str
+    sizes: tuple[int, int], evidence: str
 ) -> None:
     train, validation = draw("train", sizes[0]), draw("validation", sizes[1])
     one_class = Examples(train.images, torch.full_like(train.labels, 2))
@@ -316,12 +308,12 @@ def test_clients_of_few_examples_and_of_one_class_are_served(
         class_prior=PRIOR,
     )
     images = draw("test", 7).images
-    predictor = served(tiny_task, ClientData(one_class, validation), settings)
+    predictor = served(ClientData(one_class, validation), settings)
 
     found = predictor(images)
     torch.testing.assert_close(found.sum(dim=1), torch.ones(7))
     if sum(sizes) == 0:
-        model = tiny_task.probabilities(tiny_task.initial_weights, images)
+        model = TASK.probabilities(TASK.initial_weights, images)
         assert torch.equal(found, model)
 
 
@@ -394,10 +386,8 @@ def test_a_client_learns_from_training_and_validation_alone() -> None:
     assert [one.name for one in fields(ClientData)] == ["train", "validation"]
 
 
-def test_shares_of_other_classes_are_refused_before_anything_is_trained(
-    tiny_task: Task,
-) -> None:
+def test_shares_of_other_classes_are_refused_before_anything_is_trained() -> None:
     wrong = KnnSettings(class_prior=ClassPriorSettings((1.0,), (0.5, 0.5)))
-    method = FedAvg(tiny_task, NoSettings())
+    method = FedAvg(TASK, NoSettings())
     with pytest.raises(ConfigError, match="expected 4 numbers, one for each class"):
-        LocalMemory(tiny_task, method, wrong)
+        LocalMemory(TASK, method, wrong)
