@@ -25,10 +25,10 @@ from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, build_task
-from knnper.strategies.core.memory import KnnSettings, default_memory
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
+from knnper.strategies.knn_per import KnnSettings, default_memory
 
 
 class ModelError(KnnPerError):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.drift import (
     ClientDrift,
     DriftSettings,

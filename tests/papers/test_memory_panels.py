@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.figures import PartRecord
 from papers.memory import (
     PANELS,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from knnper.datastore.tuning import candidates
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.memory import (
     Embedded,
     NewClient,

@@ -13,12 +13,19 @@ from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
 from knnper.models.networks import MlpSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
 from knnper.strategies.core.method import NEWCOMER, NoSettings
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, local_round
+from knnper.strategies.fedbasis import (
+    Bases,
+    BasesState,
+    BasesUpdate,
+    FedBasis,
+    FedBasisSettings,
+    layers,
+    local_round,
+)
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO = FedBasisSettings(

@@ -9,10 +9,14 @@ from knnper.errors import RunError
 from knnper.experiment import TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.strategies.core.bases import BasesUpdate
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, num_warm_rounds
+from knnper.strategies.fedbasis import (
+    BasesUpdate,
+    FedBasis,
+    FedBasisSettings,
+    num_warm_rounds,
+)
 from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
 
 TWO = FedBasisSettings(num_bases=2, major_basis=False, blocks="whole")

@@ -16,13 +16,12 @@ from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method, NoSettings
 from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import LocalMemory, memorize
+from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.trained_methods import MakeClient, MakeTask
 

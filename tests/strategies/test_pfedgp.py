@@ -20,11 +20,10 @@ from knnper.experiment import TrainingSettings
 from knnper.loading import parse_settings
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.knn_per import KnnSettings, memorize
 from knnper.strategies.pfedgp import (
     GaussianProcessPredictor,
     PFedGP,

@@ -20,7 +20,9 @@ from knnper.models.networks import (
     ResNet18Settings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.bases import (
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import mini_batches
+from knnper.strategies.fedbasis import (
     BasesUpdate,
     Blocks,
     Combination,
@@ -34,8 +36,6 @@ from knnper.strategies.core.bases import (
     train_jointly,
     whole_model,
 )
-from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import mini_batches
 from tests.strategies.tiny import noisy, normed_task
 
 MakeTask = Callable[[TrainingSettings], Task]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from knnper.seeding import RandomKey
-from knnper.strategies.core.gaussian_process import (
+from knnper.strategies.pfedgp import (
     ClassTree,
     Kernel,
     KernelName,

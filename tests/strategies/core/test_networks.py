@@ -8,21 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.seeding import RandomKey
-from knnper.strategies.core.networks import (
+from knnper.strategies.fedattn import (
     Attention,
-    Hypernetwork,
     KnownClients,
-    Layer,
     Memory,
     attend,
-    generate,
     gradients,
-    hypernetwork_gradients,
     nearest,
     new_attention,
-    new_hypernetwork,
     nobody,
     step,
+)
+from knnper.strategies.pfedhn import (
+    Hypernetwork,
+    Layer,
+    generate,
+    hypernetwork_gradients,
+    new_hypernetwork,
 )
 
 ATTENTION = Attention(

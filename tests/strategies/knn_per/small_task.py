@@ -11,10 +11,9 @@ from knnper.experiment import Choice, TrainingSettings
 from knnper.models.catalogue import build_model
 from knnper.models.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.knn_per import KnnSettings, memorize
 
 NUM_CLASSES = 4
 INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))

@@ -18,7 +18,6 @@ from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import EvidenceName, TuningSettings
 from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
@@ -27,7 +26,7 @@ from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings
 from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
-from knnper.strategies.knn_per import LocalMemory, memorize
+from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     TASK,

@@ -11,15 +11,15 @@ from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
 from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
 from knnper.datastore.tuning import EvidenceName, PriorPoint, TuningSettings
 from knnper.errors import ConfigError
-from knnper.strategies.core.memory import (
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import (
     KnnSettings,
+    LocalMemory,
     left_out_evidence,
     remember,
     validation_evidence,
 )
-from knnper.strategies.core.method import NoSettings
-from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.knn_per import LocalMemory
 from tests.strategies.knn_per.small_task import (
     NUM_CLASSES,
     TASK,
