@@ -198,11 +198,6 @@ class Apfl(Method):
 def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
     """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree.
 
-    Parameters
-    ----------
-    shared, own
-        w and v, of the same shape.
-    mixing_weight
-        α.
+    ``shared``, ``own``: w and v, of the same shape. ``mixing_weight``: α.
     """
     return torch.lerp(shared, own, mixing_weight)

@@ -116,10 +116,7 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
     All distances are asked of FAISS, and sorted again: among equally distant clients
     those of the first rows come first, which FAISS does not promise.
 
-    Parameters
-    ----------
-    representation
-        z, shape (p,); compared by the Euclidean distance.
+    ``representation``: z, shape (p,); compared by the Euclidean distance.
     """
     use_one_thread()
     index = faiss.IndexFlatL2(len(representation))
@@ -133,10 +130,7 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
 def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> Tensor:
     """Return W_V M softmax((W_K Z)ᵀ W_Q z / √d_k), shape (d_v,).
 
-    Parameters
-    ----------
-    representation
-        z, shape (p,), of the client that asks.
+    ``representation``: z, shape (p,), of the client that asks.
     """
     query = attention.query @ representation
     keys = neighbors.representations @ attention.key.T
@@ -149,10 +143,7 @@ def gradients(
 ) -> tuple[Tensor, ...]:
     """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``.
 
-    Parameters
-    ----------
-    trained
-        What local training made of M̃, shape (d_v,).
+    ``trained``: What local training made of M̃, shape (d_v,).
     """
     matrices = (attention.query, attention.key, attention.value)
     leaves = [matrix.detach().requires_grad_() for matrix in matrices]

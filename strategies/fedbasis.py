@@ -86,12 +86,8 @@ class Blocks:
     def combine(self, models: Tensor, shares: Tensor) -> Tensor:
         """Return θ = Σ_k a_k v_k, shape (num_weights,).
 
-        Parameters
-        ----------
-        models
-            v_k, shape (k, num_weights).
-        shares
-            a_k of each block, shape (k, B).
+        ``models``: v_k, shape (k, num_weights). ``shares``: a_k of each block, shape
+        (k, B).
         """
         return (self.spread(shares) * models).sum(dim=0)
 
@@ -177,16 +173,9 @@ def bases_after(
     and s, the same for all, sums up the g. So θ = ρ θ(0) + c s with c = Σ_k a_k²:
     training θ alone, its gradient times c, gives s and with it all bases.
 
-    Parameters
-    ----------
-    bases
-        v_k(0), shape (k, num_parameters).
-    shares
-        a_k of each parameter, shape (k, num_parameters).
-    combined, trained
-        θ before and after, shape (num_parameters,).
-    kept
-        ρ, see `kept_by_decay`.
+    ``bases``: v_k(0), shape (k, num_parameters). ``shares``: a_k of each parameter,
+    shape (k, num_parameters). ``combined``, ``trained``: θ before and after, shape
+    (num_parameters,). ``kept``: ρ, see `kept_by_decay`.
     """
     total = (trained - kept * combined) / shares.square().sum(dim=0)
     return kept * bases + shares * total
@@ -245,11 +234,8 @@ def clustered(
 ) -> tuple[Tensor, ...]:
     """Return the means of the updates' models in ``count`` clusters.
 
-    Parameters
-    ----------
-    center
-        Any point amid the models' parameters, shape (num_parameters,): differences
-        from it are small, and so more exact. Buffers are not compared.
+    ``center``: Any point amid the models' parameters, shape (num_parameters,):
+    differences from it are small, and so more exact. Buffers are not compared.
     """
     first = slice(0, len(center))
     moved = torch.stack([update.models[0][first] - center for update in updates])
@@ -264,13 +250,8 @@ def clustered(
 class Combination:
     """A client's ψ, and what it makes of bases; uniform at first.
 
-    Parameters
-    ----------
-    models
-        The major basis v' if there is one, then v_1 ... v_K, shape (k, num_weights),
-        on the model's device.
-    learning_rate
-        Of ψ.
+    ``models``: The major basis v' if there is one, then v_1 ... v_K, shape (k,
+    num_weights), on the model's device. ``learning_rate``: Of ψ.
     """
 
     def __init__(
@@ -298,10 +279,7 @@ class Combination:
     def describe(self, free: Tensor | None) -> dict[str, float]:
         """Return each basis's α, the mean over the blocks that are combined.
 
-        Parameters
-        ----------
-        free
-            Which weights are not, bool of shape (num_weights,); None is none.
+        ``free``: Which weights are not, bool of shape (num_weights,); None is none.
         """
         alpha = self.alpha().cpu()
         if free is not None:
@@ -313,11 +291,8 @@ class Combination:
     def step(self, products: Tensor) -> None:
         """Let ψ make a step of SGD.
 
-        Parameters
-        ----------
-        products
-            v_k · ∇L(θ) over each block, shape (k, B): the gradient of the shares
-            (Eq. 8).
+        ``products``: v_k · ∇L(θ) over each block, shape (k, B): the gradient of the
+        shares (Eq. 8).
         """
         psi = self._psi.clone().requires_grad_()
         shares = self._with_major(torch.softmax(psi, dim=0))
@@ -341,11 +316,8 @@ def learn_combination(
 ) -> LocalResult:
     """Train ψ with the bases frozen; return the combined model after it.
 
-    Parameters
-    ----------
-    free
-        Which weights are trained themselves instead of being combined, bool of shape
-        (num_weights,); they start from their combination. None is none.
+    ``free``: Which weights are trained themselves instead of being combined, bool of
+    shape (num_weights,); they start from their combination. None is none.
     """
     num_parameters = task.model.num_parameters
     blocks = combination.blocks.of_parameters(task.model)
@@ -387,12 +359,7 @@ def train_bases(
 
     Only θ is trained, from which the bases follow: see `bases_after`.
 
-    Parameters
-    ----------
-    combination
-        The bases before, and α.
-    temperature
-        τ of α†.
+    ``combination``: The bases before, and α. ``temperature``: τ of α†.
     """
     num_parameters = task.model.num_parameters
     shares = combination.blocks.spread(combination.shares(temperature))

@@ -79,10 +79,7 @@ def left_out_evidence(
 
     Each is looked up among all others, and the class prior comes from all others.
 
-    Parameters
-    ----------
-    positions
-        Of the examples among the stored ones, by id, int64 of shape (m,).
+    ``positions``: Of the examples among the stored ones, by id, int64 of shape (m,).
     """
     contents = store.contents()
     ids = contents.ids[positions.numpy()]
@@ -220,10 +217,7 @@ def remember(
 ) -> Tuned:
     """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
 
-    Parameters
-    ----------
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
+    ``head``: From representations (n, p) to the global model's probabilities (n, c).
     """
     kind = settings.evidence_of(len(train), len(validation))
     most, prior = max(settings.candidates().num_neighbors), settings.class_prior
@@ -327,12 +321,8 @@ def memorize(
     retrains on both (section 5).
     Where ``base`` was trained on both too, the choice is made with what it was before.
 
-    Parameters
-    ----------
-    base
-        Gives φ and the distribution of the global model, or of any other.
-    settings
-        k, kernel, σ, the grid of λ, how to choose, and the store.
+    ``base``: Gives φ and the distribution of the global model, or of any other.
+    ``settings``: k, kernel, σ, the grid of λ, how to choose, and the store.
     """
     embedded = _embedded(base, data)
     store = _empty_store(embedded, num_classes, settings, rng)

@@ -85,10 +85,7 @@ def class_tree(embeddings: Tensor, labels: Tensor) -> ClassTree:
     means, top down. Departure: it starts from the two means that are farthest apart,
     where the paper draws two at random: the same data give the same tree.
 
-    Parameters
-    ----------
-    embeddings, labels
-        Shapes (n, p) and (n,).
+    ``embeddings``, ``labels``: Shapes (n, p) and (n,).
     """
     means = {
         label: embeddings[labels == label].double().mean(dim=0)
@@ -220,12 +217,8 @@ class Posterior:
         Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
         Eq. 3.21 and 3.24, with the observations Ω⁻¹κ of precision Ω.
 
-        Parameters
-        ----------
-        covariance
-            Between the examples and the points, shape (n, m).
-        prior
-            Variance of f at the points, shape (m,).
+        ``covariance``: Between the examples and the points, shape (n, m). ``prior``:
+        Variance of f at the points, shape (m,).
         """
         coefficients = self.signs / 2 - self.precision * self.mean  # K⁻¹ Σκ
         explained = _whitened(self.factor, self.precision, covariance)
@@ -246,12 +239,8 @@ def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posteri
 
     Gradients flow through the covariance, with ω as constants.
 
-    Parameters
-    ----------
-    covariance
-        K, float64 of shape (..., n, n).
-    signs
-        y, ±1 or 0, float64 of shape (..., n).
+    ``covariance``: K, float64 of shape (..., n, n). ``signs``: y, ±1 or 0, float64 of
+    shape (..., n).
     """
     with torch.no_grad():
         precision = signs.abs() / 4
@@ -393,10 +382,7 @@ def fit_classifier(
 
     O(n³) at the root, and less in every node below it, where fewer examples are.
 
-    Parameters
-    ----------
-    embeddings, labels
-        Shapes (n, p) and (n,); there may be none.
+    ``embeddings``, ``labels``: Shapes (n, p) and (n,); there may be none.
     """
 
     def fitted(split: Split) -> Node:
@@ -453,12 +439,8 @@ def predictive_losses(
     a level have no example in common, so they are one Gaussian process whose
     covariance is zero between them, and all levels are solved at once.
 
-    Parameters
-    ----------
-    covariance
-        Between the examples, float64 of shape (n, n).
-    labels
-        int64, shape (n,).
+    ``covariance``: Between the examples, float64 of shape (n, n). ``labels``: int64,
+    shape (n,).
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]

@@ -70,10 +70,7 @@ def new_hypernetwork(
 ) -> Hypernetwork:
     """Return φ that generates models close to ``parameters``.
 
-    Parameters
-    ----------
-    parameters
-        Bias of the last layer, shape (num_parameters,).
+    ``parameters``: Bias of the last layer, shape (num_parameters,).
     """
     with rng.torch():
         hidden = [_new_layer(i, o) for i, o in itertools.pairwise(hidden_sizes)]
@@ -96,12 +93,8 @@ def hypernetwork_gradients(
 ) -> Gradients:
     """Return the vector-Jacobian products of θ = h(v; φ) with Δθ = θ - θ̃.
 
-    Parameters
-    ----------
-    hypernetwork, embedding
-        φ and v, shape (embedding_dim,).
-    trained
-        θ̃, what local training made of θ: shape (num_parameters,).
+    ``hypernetwork``, ``embedding``: φ and v, shape (embedding_dim,). ``trained``: θ̃,
+    what local training made of θ: shape (num_parameters,).
     """
     layers = tuple(
         Layer(_differentiable(layer.weight), _differentiable(layer.bias))
@@ -123,10 +116,7 @@ def hypernetwork_step(
 ) -> Hypernetwork:
     """Return φ after one step of SGD against ``directions``.
 
-    Parameters
-    ----------
-    hypernetwork
-        φ.
+    ``hypernetwork``: φ.
     """
 
     def stepped(tensor: Tensor, direction: Tensor) -> Tensor:

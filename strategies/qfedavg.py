@@ -128,10 +128,7 @@ def fair_terms(
 ) -> tuple[Tensor, float]:
     """Return Δ_k, float64 of shape (d,), and h_k of one client.
 
-    Parameters
-    ----------
-    parameters, trained
-        w and w̄_k, each of shape (d,).
+    ``parameters``, ``trained``: w and w̄_k, each of shape (d,).
     """
     gradient = lipschitz * (parameters.double() - trained.double())
     positive = torch.tensor(loss, dtype=torch.float64) + 1e-10

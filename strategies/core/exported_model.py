@@ -213,11 +213,8 @@ def global_model(
 ) -> GlobalModel:
     """Return the model that a run of ``experiment`` ended with.
 
-    Parameters
-    ----------
-    weights
-        w, shape (num_weights,): of the server's last state, or of the payload that a
-        client is handed.
+    ``weights``: w, shape (num_weights,): of the server's last state, or of the payload
+    that a client is handed.
     """
     card = card_of(experiment, learned)
     return GlobalModel(card, task, weights, fingerprint_of(card, weights))
@@ -285,10 +282,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
 
     Where the very same model is there already, nothing is done.
 
-    Raises
-    ------
-    ModelError
-        If the folder holds something else.
+    Raises ModelError if the folder holds something else.
     """
     if folder.exists():
         _require_same(folder, model)

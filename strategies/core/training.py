@@ -197,12 +197,7 @@ class LocalModel:
 def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.optim.SGD:
     """Return the optimizer of local training, as the training section says.
 
-    Parameters
-    ----------
-    parameters
-        What is trained, shape (num_parameters,).
-    learning_rate
-        η.
+    ``parameters``: What is trained, shape (num_parameters,). ``learning_rate``: η.
     """
     return torch.optim.SGD(
         [parameters],
@@ -426,10 +421,7 @@ def trained_on_both_splits(  # noqa: PLR0913 (as `local_sgd`)
 ) -> ModelPredictor:
     """Return what is served of a client that trains one model by SGD now.
 
-    Parameters
-    ----------
-    weights
-        Where to start, shape (num_weights,).
+    ``weights``: Where to start, shape (num_weights,).
     """
 
     def train(examples: Examples) -> ModelPredictor:
@@ -461,17 +453,11 @@ def pull(
     (1 + η λ), with which a step of SGD of rate η and weight decay d is the proximal
     one. Momentum comes on top of it, as on top of any gradient.
 
-    Parameters
-    ----------
-    center
-        c, shape (num_parameters,), or (num_weights,), whose buffers are left out.
-    weight
-        λ, 0 or more. With 0 the gradient stays exactly as it is.
-    learning_rate, weight_decay
-        η and d of the steps that are made.
-    where
-        Which parameters are pulled, bool of the shape of ``center``; None is all. The
-        others' gradient stays as it is.
+    ``center``: c, shape (num_parameters,), or (num_weights,), whose buffers are left
+    out. ``weight``: λ, 0 or more. With 0 the gradient stays exactly as it is.
+    ``learning_rate``, ``weight_decay``: η and d of the steps that are made. ``where``:
+    Which parameters are pulled, bool of the shape of ``center``; None is all. The
+    others' gradient stays as it is.
     """
     shrunk = 1 / (1 + learning_rate * weight)
     strength = weight * shrunk
