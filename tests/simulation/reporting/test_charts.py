@@ -5,24 +5,35 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from knnper.errors import RunError
+from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.charts import (
+    as_svg,
+    draw_curves,
+    draw_partition,
     draw_reliability,
     draw_scatters,
     draw_store_sizes,
     draw_weights,
+    first_counts,
+    learning_curves,
+    ordered_counts,
     panels_of,
+    report_style,
     scatters,
     size_classes,
     weight_counts,
 )
 from knnper.simulation.reports.figure import SERIES
 from knnper.simulation.reports.runs import Setup, client_rows, load_run, setups_of
+from knnper.simulation.workbench import ClientCounts, LabelCounts
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 
@@ -210,3 +221,139 @@ def test_a_damaged_table_is_refused(paths: list[Path]) -> None:
     (paths[0] / "clients.csv").write_text("client,accuracy\na,0.5\n")
     with pytest.raises(RunError, match=r"clients\.csv is missing or damaged"):
         client_rows(setups_of(map(load_run, paths))[0])
+
+
+def setups(*paths: Path) -> list[Setup]:
+    return setups_of(map(load_run, paths))
+
+
+def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path) -> None:
+    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0, 0.5])
+    second = made_run(tmp_path / "b", seed=1, losses=[3.0, 2.0])
+    (curve,) = learning_curves(setups(first, second), "train_loss")
+    assert curve.rounds == (1, 2)
+    assert curve.by_seed == ((2.0, 1.0), (3.0, 2.0))
+    assert curve.mean == [2.5, 1.5]
+
+
+def test_a_seed_without_its_file_is_left_out(tmp_path: Path) -> None:
+    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0])
+    second = made_run(tmp_path / "b", seed=1, losses=())
+    (curve,) = learning_curves(setups(first, second), "train_loss")
+    assert curve.by_seed == ((2.0, 1.0),)
+
+
+def test_rounds_without_the_figure_are_left_out(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a", losses=[2.0, float("nan"), 1.0])
+    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 0.5})
+    (curve,) = learning_curves(setups(path), "train_loss")
+    assert (curve.rounds, curve.mean) == ((1, 3), [2.0, 1.0])
+    (curve,) = learning_curves(setups(path), "validation_accuracy")
+    assert (curve.rounds, curve.mean) == ((4,), [0.5])
+
+
+def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / "a", losses=[2.0, 1.0]),
+        made_run(tmp_path / "b", method="fedavg", losses=[2.0, 1.0]),
+        made_run(tmp_path / "c", method="local", losses=[2.0, 0.0]),
+    ]
+    found = learning_curves(setups(*paths), "train_loss")
+    assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
+    colors = dict(zip(("kNN-Per", "FedAvg", "Local"), SERIES, strict=False))
+    picture = draw_curves(setups(*paths), colors)
+    assert picture is not None
+    assert "of kNN-Per, FedAvg goes from 2.000 in round 1 to 1.000" in (
+        picture.alternative
+    )
+
+
+@pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
+def test_axes_are_whole_and_rounds_are_integers(
+    tmp_path: Path, losses: list[float]
+) -> None:
+    path = made_run(tmp_path / "a", losses=losses)
+    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
+    with report_style():
+        picture = draw_curves(setups(path), {"kNN-Per": SERIES[0]})
+    assert picture is not None
+    picture.figure.draw_without_rendering()
+    loss, accuracy = picture.figure.axes
+    low, high = loss.get_ylim()
+    assert low == 0.0
+    assert high > max(losses)
+    low, high = accuracy.get_ylim()
+    assert low <= 0.0
+    assert high > 1.0
+    assert min(accuracy.get_yticks()) == 0.0
+    assert max(accuracy.get_yticks()) == 1.0
+    assert all(tick == int(tick) for tick in accuracy.get_xticks())
+
+
+@pytest.mark.parametrize("figure", ["train_loss", "validation_accuracy"])
+def test_no_rounds_no_curve(tmp_path: Path, figure: str) -> None:
+    path = made_run(tmp_path / "a", losses=())
+    assert learning_curves(setups(path), figure) == []
+    assert draw_curves(setups(path), {"kNN-Per": SERIES[0]}) is None
+
+
+def client(name: str, seen: bool, *train: int) -> ClientCounts:
+    return ClientCounts(name, seen, train, validation=(1, 0, 0), test=(9, 9, 9))
+
+
+COUNTS = LabelCounts(
+    ("cat", "dog", "owl"),
+    (
+        client("0", False, 0, 5, 0),
+        client("1", True, 0, 0, 4),
+        client("2", True, 2, 0, 0),
+        client("3", True, 6, 1, 0),
+    ),
+)
+
+
+def test_clients_are_ordered_by_group_and_most_frequent_label() -> None:
+    by_class, num_seen = ordered_counts(COUNTS)
+    # Clients 3, 2, 1 and 0; training and validation together, without the test split.
+    expected = [[7, 3, 1, 1], [1, 0, 0, 5], [0, 0, 4, 0]]
+    np.testing.assert_array_equal(by_class, expected)
+    assert num_seen == 3
+
+
+def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    setups = setups_of(map(load_run, paths))
+    assert first_counts(setups) is None
+    assert draw_partition(setups) is None
+    (paths[1] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
+    assert first_counts(setups) == ("1", COUNTS)
+    picture = draw_partition(setups)
+    assert picture is not None
+    assert picture.alternative == (
+        "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
+        "validation examples, median 5.5; a client has 2 of the 3 labels (median)."
+    )
+
+
+def test_labels_are_drawn_literally(tmp_path: Path) -> None:
+    one = ClientCounts("0", True, (1, 1), (0, 0), (0, 0))
+    counts = LabelCounts(("$10 to $20_", "bell\x07"), (one,))
+    path = made_run(tmp_path / "run")
+    (path / "partition.json").write_text(json.dumps(asdict(counts)))
+    picture = draw_partition(setups_of([load_run(path)]))
+    assert picture is not None
+    svg = as_svg(picture, "split")
+    assert "$10 to $20_" in svg
+    assert ">bell <" in svg
+
+
+def test_many_labels_are_not_all_named(tmp_path: Path) -> None:
+    names = tuple(f"label {number}" for number in range(62))
+    one = ClientCounts("0", True, (1,) * 62, (0,) * 62, (0,) * 62)
+    path = made_run(tmp_path / "run")
+    counts = asdict(LabelCounts(names, (one, one)))
+    (path / "partition.json").write_text(json.dumps(counts))
+    picture = draw_partition(setups_of([load_run(path)]))
+    assert picture is not None
+    named = [text.get_text() for text in picture.figure.axes[1].get_yticklabels()]
+    assert named == list(names[::3])
