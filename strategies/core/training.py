@@ -1,8 +1,9 @@
 """Local training: the one loop of SGD, and what a client trains after the rounds.
 
-When nothing is left to choose, a client learns from both of its splits. Whatever comes on top and chooses on the
-validation split, as a memory chooses λ, must not ask a model that has seen it: it gets
-the one that was trained in the same way on the training split alone.
+When nothing is left to choose, a client learns from both of its splits. Whatever comes
+on top and chooses on the validation split, as a memory chooses λ, must not ask a model
+that has seen it: it gets the one that was trained in the same way on the training split
+alone.
 """
 
 import contextlib
