@@ -1,8 +1,7 @@
 """What methods ask of a task: predictions, layers, a sample of the server's data."""
 
 import dataclasses
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from knnper.data.examples import Examples
 from knnper.errors import ConfigError
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import unlike_sent, wrong_shape
-from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import draw_sample, first_layers, layers_left, taken
 from knnper.strategies.core.training import local_sgd
 from tests.strategies.tiny import KEY, noisy, normed_task
@@ -38,12 +35,6 @@ def test_head_of_the_embeddings_is_the_model() -> None:
     assert torch.equal(task.head(weights, embeddings), expected)
     logits = task.logits(weights, images)
     torch.testing.assert_close(logits.softmax(dim=1), expected)
-
-
-def test_no_images() -> None:
-    task, images = normed_task(), noisy(0, 0, seed=1).train.images
-    assert task.embed(task.initial_weights, images).shape == (0, 4)
-    assert task.probabilities(task.initial_weights, images).shape == (0, 3)
 
 
 def test_what_leaves_in_bfloat16_is_float32_and_close() -> None:
@@ -87,42 +78,28 @@ class Layered(EmbeddingModel):
         return features
 
 
-@pytest.fixture
-def model() -> FlatModel:
-    return FlatModel(Layered())
-
-
-LAYERS = [
-    {"body.0", "body.1", "body.2"},
-    {"body.5", "body.6"},
-    {"classifier.1"},
-]
+MODEL = FlatModel(Layered())
+LAYERS = [{"body.0", "body.1", "body.2"}, {"body.5", "body.6"}, {"classifier.1"}]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
-def test_normalisation_belongs_to_the_layer_before(
-    model: FlatModel, count: int
-) -> None:
-    mask = model.named(first_layers(model, count).float())
+def test_normalisation_belongs_to_the_layer_before(count: int) -> None:
+    mask = MODEL.named(first_layers(MODEL, count).float())
     found = {name.rpartition(".")[0] for name, part in mask.items() if part.all()}
     left_out = {name.rpartition(".")[0] for name, part in mask.items() if part.any()}
+    # Statistics, which have no gradient, go with their module.
     assert found == left_out == set().union(*LAYERS[:count])
 
 
-def test_statistics_go_with_their_module(model: FlatModel) -> None:
-    mask = model.named(first_layers(model, 1).float())
-    assert torch.equal(mask["body.2.running_var"], torch.ones(3))
+def test_one_layer_at_least_is_left() -> None:
+    assert [layers_left(MODEL, taken, "num_x") for taken in (0, 1, 2)] == [3, 2, 1]
+    with pytest.raises(ConfigError, match=r"method\.num_x: found 3, .* most 2"):
+        layers_left(MODEL, 3, "num_x")
 
 
-def test_one_layer_at_least_is_left(model: FlatModel) -> None:
-    assert [layers_left(model, taken, "num_x") for taken in (0, 1, 2)] == [3, 2, 1]
-    message = r"method\.num_x: found 3, expected at most 2: of the model's 3 layers"
-    with pytest.raises(ConfigError, match=message):
-        layers_left(model, 3, "num_x")
-
-
-def pairs(examples: Examples) -> Any:
-    return zip(examples.images, examples.labels, strict=True)
+def pairs(examples: Examples) -> list[tuple[tuple[int, ...], int]]:
+    both = zip(examples.images, examples.labels, strict=True)
+    return [(tuple(image.flatten().tolist()), int(label)) for image, label in both]
 
 
 def test_clients_get_other_examples() -> None:
@@ -143,44 +120,5 @@ def test_so_many_are_taken(count: int, expected: int) -> None:
     found = taken(sample, task.spec, count, RandomKey(3))
     assert len(found) == expected
     assert found.images.dtype == torch.uint8
-    known = {(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(proxy)}
-    got = [(tuple(i.flatten().tolist()), int(y)) for i, y in pairs(found)]
-    assert set(got) <= known
-    assert len(set(got)) == expected
-
-
-@dataclass(frozen=True)
-class Several(Record):
-    """Tensors of any number, and one that may be missing."""
-
-    models: tuple[Tensor, ...]
-    loss: Tensor | None = None
-
-
-def several(*lengths: int, loss: Tensor | None = None) -> Several:
-    return Several(tuple(torch.zeros(length) for length in lengths), loss)
-
-
-@pytest.mark.parametrize(
-    ("shape", "problem"),
-    [
-        ((), None),
-        (None, None),
-        ((1,), "loss: expected shape (), found (1,)"),
-        ((0,), "loss: expected shape (), found (0,)"),
-    ],
-)
-def test_a_field_has_its_shape_or_is_missing(
-    shape: tuple[int, ...] | None, problem: str | None
-) -> None:
-    loss = None if shape is None else torch.zeros(shape)
-    assert wrong_shape(several(loss=loss), loss=()) == problem
-
-
-@pytest.mark.parametrize("lengths", [(3,), (3, 3, 3), (3, 2), ()])
-def test_as_many_come_back_as_were_sent_and_as_large(lengths: tuple[int, ...]) -> None:
-    assert unlike_sent(several(3, 3), several(3, 3), "models") is None
-    found = [(length,) for length in lengths]
-    assert unlike_sent(several(3, 3), several(*lengths), "models") == (
-        f"models: expected tensors of shapes [(3,), (3,)], found {found}"
-    )
+    assert set(pairs(found)) <= set(pairs(proxy))
+    assert len(set(pairs(found))) == expected

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,6 +37,17 @@ from knnper.strategies.core.training import (
 )
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
+
+
+def trained(
+    task: Task,
+    examples: Examples,
+    rate: float = 0.1,
+    rng: RandomKey = KEY,
+    **given: Any,
+) -> LocalResult:
+    """Return what local training makes of the task's initial weights."""
+    return local_sgd(task, task.initial_weights, examples, rate, rng, **given)
 
 
 def same(first: LocalResult, second: LocalResult) -> bool:
@@ -70,7 +81,7 @@ def test_equals_a_plain_loop() -> None:
             optimizer.step()
             losses.append(loss.item())
 
-    result = local_sgd(task, task.initial_weights, train, 0.05, KEY)
+    result = trained(task, train, 0.05)
 
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
@@ -78,8 +89,7 @@ def test_equals_a_plain_loop() -> None:
 
 
 def test_one_step_by_hand() -> None:
-    task = linear_task()
-    result = local_sgd(task, torch.zeros(2), white([0]).train, 0.5, KEY)
+    result = trained(linear_task(), white([0]).train, 0.5)
     # x = 1, p = (½, ½), label 0: gradient (½ - 1, ½); step 0.5 times that; loss ln 2.
     assert torch.equal(result.weights, torch.tensor([0.25, -0.25]))
     assert result.num_steps == 1
@@ -103,25 +113,11 @@ def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]
         batches.append(moved.tolist())
         gradient.zero_()
 
-    start = torch.zeros(2 * num_examples)
-    key = RandomKey(5)
-    local_sgd(
-        task, start, examples, 0.1, key, num_epochs=num_epochs, gradient_hook=record
-    )
+    trained(task, examples, num_epochs=num_epochs, gradient_hook=record)
     return batches
 
 
-def test_the_incomplete_last_batch_is_left_out() -> None:
-    task = linear_task(batch_size=2, num_pixels=5)
-    assert [len(batch) for batch in batches_of(task, 5, num_epochs=2)] == [2, 2, 2, 2]
-
-
-# The factory that the fixture returns keeps nothing from one example to the next.
-@settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=30, deadline=None)
 @given(num=st.integers(1, 12), size=st.integers(1, 6), epochs=st.integers(0, 3))
 def test_an_epoch_takes_every_example_at_most_once(
     num: int, size: int, epochs: int
@@ -130,6 +126,7 @@ def test_an_epoch_takes_every_example_at_most_once(
     per_epoch = max(1, num // size)
     batches = batches_of(task, num, epochs)
     assert len(batches) == epochs * per_epoch
+    assert {len(batch) for batch in batches} <= {min(size, num)}
     for start in range(0, len(batches), per_epoch):
         taken = list(itertools.chain(*batches[start : start + per_epoch]))
         assert len(set(taken)) == min(size, num) * per_epoch
@@ -156,9 +153,7 @@ def test_length_of_the_training(
     training: TrainingSettings, num_epochs: int | None, steps: int
 ) -> None:
     task, train = linear_task(training), white([0, 1, 0, 1, 0, 1]).train
-    result = local_sgd(
-        task, task.initial_weights, train, 0.1, KEY, num_epochs=num_epochs
-    )
+    result = trained(task, train, num_epochs=num_epochs)
     assert result.num_steps == steps
 
 
@@ -181,18 +176,15 @@ def test_the_hook_changes_the_gradient_and_sees_the_parameters() -> None:
 
 def test_weights_of_one_change_no_bit() -> None:
     task = normed_task(local_epochs=2, batch_size=3)
-    train, start = noisy(8, 0, seed=2).train, task.initial_weights
-    plain = local_sgd(task, start, train, 0.1, KEY)
-    ones = local_sgd(task, start, train, 0.1, KEY, example_weights=torch.ones(8))
-    assert same(plain, ones)
+    train = noisy(8, 0, seed=2).train
+    assert same(
+        trained(task, train), trained(task, train, example_weights=torch.ones(8))
+    )
 
 
 def test_example_weights_scale_each_examples_loss() -> None:
-    task = linear_task()
-    factors = torch.tensor([0.5, 0.0])
-    result = local_sgd(
-        task, torch.zeros(2), white([0, 1]).train, 1.0, KEY, example_weights=factors
-    )
+    factors, examples = torch.tensor([0.5, 0.0]), white([0, 1]).train
+    result = trained(linear_task(), examples, 1.0, example_weights=factors)
     # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
     assert result.weights.tolist() == [0.125, -0.125]
     assert result.train_loss == pytest.approx(math.log(2) / 4)
@@ -205,6 +197,7 @@ def test_example_weights_scale_each_examples_loss() -> None:
         ([1.0] * 10, (4, 8.0)),
         ([1.0] + [0.0] * 9, (4, 1.0)),
         ([0.0] * 10, (4, 0.0)),
+        ([1.0, 1.0, 2.0] + [0.0] * 5 + [9.0] * 2, (4, 16 / 6)),
     ],
 )
 def test_what_was_trained_on_is_told(
@@ -223,15 +216,8 @@ def test_what_was_trained_on_is_told(
     )
     factors = None if weights is None else torch.tensor(weights)
     examples = noisy(10, 0, seed=1).train
-    start = task.initial_weights
-    local_sgd(task, start, examples, 0.05, KEY, example_weights=factors)
+    trained(task, examples, 0.05, example_weights=factors)
     assert told == [expected]
-
-
-def test_who_outweighs_the_others_counts_for_more() -> None:
-    visited, weights = torch.tensor([True] * 3 + [False]), torch.tensor([1.0, 1, 2, 9])
-    number = module_of_local_sgd._effective_number(visited, weights)
-    assert number == pytest.approx(16 / 6)
 
 
 def test_without_examples_nothing_is_done() -> None:
@@ -243,23 +229,16 @@ def test_without_examples_nothing_is_done() -> None:
     assert math.isnan(result.train_loss)
 
 
-def test_a_batch_of_one_under_batch_norm() -> None:
-    task = normed_task()
-    result = local_sgd(task, task.initial_weights, noisy(1, 0, seed=3).train, 0.1, KEY)
-    assert math.isfinite(result.train_loss)
-    assert bool(result.weights.isfinite().all())
-
-
 def test_the_key_alone_decides_and_the_global_generator_is_left_alone() -> None:
     task = normed_task(batch_size=2)
     task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator, union-attr]
-    train, start = noisy(8, 0, seed=4).train, task.initial_weights
+    train = noisy(8, 0, seed=4).train
     before = torch.get_rng_state()
-    first = local_sgd(task, start, train, 0.1, KEY)
+    first = trained(task, train)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    assert same(first, local_sgd(task, start, train, 0.1, KEY))
-    assert not same(first, local_sgd(task, start, train, 0.1, KEY.child("other")))
+    assert same(first, trained(task, train))
+    assert not same(first, trained(task, train, 0.1, KEY.child("other")))
 
 
 def test_batches_are_augmented_with_the_keys_numbers() -> None:
@@ -276,8 +255,7 @@ def test_batches_are_augmented_with_the_keys_numbers() -> None:
         gradient.zero_()
 
     examples = Examples(images, torch.zeros(1, dtype=torch.int64))
-    start = torch.zeros(4)
-    local_sgd(task, start, examples, 0.1, KEY, gradient_hook=record)
+    trained(task, examples, gradient_hook=record)
     draws = KEY.child("augmentation").numpy()
     assert seen == [bool(draws.integers(0, 2, 1)) for _ in range(40)]
     assert 0 < sum(seen) < 40
@@ -289,7 +267,7 @@ def test_training_in_bfloat16_is_close_to_float32() -> None:
     halved = dataclasses.replace(training, precision="bfloat16")
     mixed_task = dataclasses.replace(task, training=halved)
     start = task.initial_weights
-    exact = local_sgd(task, start, train, 0.05, KEY)
+    exact = trained(task, train, 0.05)
     mixed = local_sgd(mixed_task, start, train, 0.05, KEY)
     assert mixed.weights.dtype == torch.float32
     assert not torch.equal(mixed.weights, exact.weights)
@@ -301,41 +279,23 @@ def test_training_in_bfloat16_is_close_to_float32() -> None:
     assert same(mixed, local_sgd(mixed_task, start, train, 0.05, KEY))
 
 
-def test_the_given_weights_stay_as_they_are() -> None:
-    task, start = linear_task(), torch.zeros(2)
-    local_sgd(task, start, white([0, 1, 1]).train, 0.1, KEY)
-    assert torch.equal(start, torch.zeros(2))
-
-
 class TestTrainable:
     """A part of the weights is trained, the rest stays."""
 
-    def test_nothing_else_moves(self) -> None:
-        training = TrainingSettings(batch_size=4, momentum=0.9, weight_decay=0.1)
-        task = normed_task(training)
-        examples = noisy(13, 0, seed=1).train
-        everything = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
-        head = local_sgd(
-            task, task.initial_weights, examples, 0.1, KEY, trainable=task.head_mask
-        ).weights
-        assert torch.equal(head != task.initial_weights, task.head_mask)
-        assert bool((everything != task.initial_weights).all())
+    EXAMPLES = noisy(13, 0, seed=1).train
 
-    def test_the_model_is_as_before(self) -> None:
-        task = normed_task(batch_size=4)
-        examples = noisy(13, 0, seed=1).train
-        before = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
-        local_sgd(
-            task, task.initial_weights, examples, 0.1, KEY, trainable=task.head_mask
-        )
-        after = local_sgd(task, task.initial_weights, examples, 0.1, KEY).weights
-        assert torch.equal(before, after)
+    def test_nothing_else_moves_and_the_model_is_as_before(self) -> None:
+        task = normed_task(batch_size=4, momentum=0.9, weight_decay=0.1)
+        everything = trained(task, self.EXAMPLES)
+        head = trained(task, self.EXAMPLES, trainable=task.head_mask).weights
+        assert torch.equal(head != task.initial_weights, task.head_mask)
+        assert bool((everything.weights != task.initial_weights).all())
+        assert same(trained(task, self.EXAMPLES), everything)
 
     def test_of_the_head_alone_the_body_is_passed_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        training = TrainingSettings(batch_size=4, local_epochs=5, momentum=0.9)
-        task, train = normed_task(training), noisy(13, 0, seed=1).train
+        task = normed_task(batch_size=4, local_epochs=5, momentum=0.9)
         module, passed = task.model.module, list[int]()
         embed = module.embed
 
@@ -344,50 +304,23 @@ class TestTrainable:
             return embed(x)
 
         monkeypatch.setattr(module, "embed", counting)
-
-        def trained(**given: Any) -> Tensor:
-            return local_sgd(
-                task,
-                task.initial_weights,
-                train,
-                0.1,
-                KEY,
-                trainable=task.head_mask,
-                **given,
-            ).weights
-
-        found = trained()
+        head = {"trainable": task.head_mask}
+        found = trained(task, self.EXAMPLES, **head).weights
         assert passed == [13]
         # Another name for the same objective: the way that passes each mini-batch.
-        slowly = trained(objective=lambda *given: cross_entropy(*given))
+        same_objective = {"objective": lambda *given: cross_entropy(*given)}
+        slowly = trained(task, self.EXAMPLES, **head, **same_objective).weights
         assert passed == [13, *(15 * [4])]
         torch.testing.assert_close(found, slowly)
 
-    def test_with_nothing_to_train_nothing_is_done(self) -> None:
+    def test_nothing_and_everything(self) -> None:
         task = normed_task(batch_size=4)
-        nothing = torch.zeros(task.model.num_weights, dtype=torch.bool)
-        found = local_sgd(
-            task,
-            task.initial_weights,
-            noisy(13, 0, seed=1).train,
-            0.1,
-            KEY,
-            trainable=nothing,
-        )
-        assert torch.equal(found.weights, task.initial_weights)
-        assert found.num_steps == 0
-
-    def test_with_everything_it_is_ordinary(self) -> None:
-        task, examples = (
-            normed_task(batch_size=4),
-            noisy(13, 0, seed=1).train,
-        )
-        everything = torch.ones(task.model.num_weights, dtype=torch.bool)
-        expected = local_sgd(task, task.initial_weights, examples, 0.1, KEY)
-        found = local_sgd(
-            task, task.initial_weights, examples, 0.1, KEY, trainable=everything
-        )
-        assert torch.equal(found.weights, expected.weights)
+        mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
+        nothing = trained(task, self.EXAMPLES, trainable=mask)
+        assert torch.equal(nothing.weights, task.initial_weights)
+        assert nothing.num_steps == 0
+        everything = trained(task, self.EXAMPLES, trainable=~mask)
+        assert torch.equal(everything.weights, trained(task, self.EXAMPLES).weights)
 
 
 class TestSteps:
@@ -398,15 +331,9 @@ class TestSteps:
             model.independent_batch()
             return sgd_step(model)
 
-        task, examples = (
-            normed_task(batch_size=4),
-            noisy(13, 0, seed=1).train,
-        )
-        expected = local_sgd(task, task.initial_weights, examples, 0.1, KEY)
-        found = local_sgd(
-            task, task.initial_weights, examples, 0.1, KEY, local_step=step
-        )
-        assert torch.equal(found.weights, expected.weights)
+        task, examples = normed_task(batch_size=4), noisy(13, 0, seed=1).train
+        found = trained(task, examples, local_step=step).weights
+        assert torch.equal(found, trained(task, examples).weights)
 
     def test_a_gradient_elsewhere_leaves_the_parameters(self) -> None:
         def step(model: LocalModel) -> Tensor:
@@ -417,13 +344,8 @@ class TestSteps:
             return loss
 
         # At (½, -½), x = 1, label 0: p_1 = 1 / (1 + e) and the gradient (-p_1, p_1).
-        task = linear_task(batch_size=1)
-        image = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
-        examples = Examples(image, torch.tensor([0]))
-        result = local_sgd(task, torch.zeros(2), examples, 1.0, KEY, local_step=step)
-        torch.testing.assert_close(
-            result.weights, torch.tensor([0.2689414, -0.2689414])
-        )
+        found = trained(linear_task(), white([0]).train, 1.0, local_step=step).weights
+        torch.testing.assert_close(found, torch.tensor([-1, 1]) * -0.2689414)
 
     def test_another_objective(self) -> None:
         def squared(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -431,10 +353,7 @@ class TestSteps:
             return squares
 
         # d/dw (w - 1)² = -2 at 0, and nothing on the other logit.
-        task = linear_task(batch_size=1)
-        image = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
-        examples = Examples(image, torch.tensor([0]))
-        result = local_sgd(task, torch.zeros(2), examples, 0.25, KEY, objective=squared)
+        result = trained(linear_task(), white([0]).train, 0.25, objective=squared)
         assert result.weights.tolist() == [0.5, 0.0]
         assert result.train_loss == 1.0
 
@@ -540,40 +459,28 @@ def test_buffers_of_the_center_are_left_out() -> None:
 
 def test_a_strong_pull_does_not_diverge() -> None:
     task = normed_task(batch_size=3, local_epochs=30)
-    examples, rate = noisy(6, 0, seed=1).train, 0.3
-    center = torch.zeros_like(task.initial_weights)
     # η λ = 3: the explicit step p - η λ p multiplies p by -2 each time.
-    result = local_sgd(
-        task,
-        task.initial_weights,
-        examples,
-        rate,
-        RandomKey(1),
-        gradient_hook=pull(center, 10.0, rate, weight_decay=0.0),
-    )
+    hook = pull(torch.zeros_like(task.initial_weights), 10.0, 0.3, weight_decay=0.0)
+    result = trained(task, noisy(6, 0, seed=1).train, 0.3, gradient_hook=hook)
     assert float(result.weights[: task.model.num_parameters].abs().max()) < 1
 
 
 def test_no_weight_is_plain_sgd_in_every_bit() -> None:
-    training = TrainingSettings(
-        batch_size=3, local_epochs=3, momentum=0.9, weight_decay=0.1
+    task = normed_task(batch_size=3, local_epochs=3, momentum=0.9, weight_decay=0.1)
+    examples, hook = (
+        noisy(6, 0, seed=1).train,
+        pull(task.initial_weights + 1, 0, 0.1, 0.1),
     )
-    task, examples = normed_task(training), noisy(6, 0, seed=1).train
-    start, hook = task.initial_weights, pull(task.initial_weights + 1, 0.0, 0.1, 0.1)
-    plain = local_sgd(task, start, examples, 0.1, RandomKey(1))
-    found = local_sgd(task, start, examples, 0.1, RandomKey(1), gradient_hook=hook)
-    assert torch.equal(found.weights, plain.weights)
+    found = trained(task, examples, gradient_hook=hook)
+    assert torch.equal(found.weights, trained(task, examples).weights)
 
 
 def test_what_is_not_pulled_decays_as_ever() -> None:
-    task = normed_task(weight_decay=0.5)
-    examples, start = noisy(6, 0, seed=1).train, task.initial_weights
-    head = task.head_mask
-    hook = pull(torch.zeros_like(start), 1e30, 0.1, 0.5, head)
-    plain = local_sgd(task, start, examples, 0.1, RandomKey(1)).weights
-    found = local_sgd(
-        task, start, examples, 0.1, RandomKey(1), gradient_hook=hook
-    ).weights
+    task, examples = normed_task(weight_decay=0.5), noisy(6, 0, seed=1).train
+    head, center = task.head_mask, torch.zeros_like(task.initial_weights)
+    hook = pull(center, 1e30, 0.1, 0.5, head)
+    plain = trained(task, examples).weights
+    found = trained(task, examples, gradient_hook=hook).weights
     assert torch.equal(found[~head], plain[~head])
     torch.testing.assert_close(found[head], torch.zeros(int(head.sum())))
 
@@ -595,8 +502,7 @@ def test_without_validation_data_it_trains_once() -> None:
         trained_on.append(len(examples))
         return ModelPredictor(task, torch.full((2,), float(len(examples))))
 
-    data = ClientData(white([0, 1, 1]).train, white([0]).train)
-    found = on_both_splits(data, train)
+    found = on_both_splits(white([0, 1, 1], [0]), train)
     assert trained_on == [4]
     assert found.without_validation().weights.tolist() == [3.0, 3.0]
     assert found.without_validation().without_validation().weights[0] == 3.0
@@ -609,58 +515,52 @@ def test_without_validation_data_it_trains_once() -> None:
 
 def test_it_is_the_one_training_loop() -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
-    start, head = task.initial_weights, task.head_mask
-    hook = pull(start, 0.5, 0.2, 0.0)
-
-    def alone(examples: Examples) -> Tensor:
-        return local_sgd(
-            task,
-            start,
-            examples,
-            0.2,
-            KEY,
-            num_epochs=3,
-            gradient_hook=hook,
-            trainable=head,
-        ).weights
-
-    found = trained_on_both_splits(
-        task,
-        start,
-        data,
-        KEY,
-        num_epochs=3,
-        learning_rate=0.2,
-        gradient_hook=hook,
-        trainable=head,
+    start = task.initial_weights
+    given: dict[str, Any] = {
+        "num_epochs": 3,
+        "gradient_hook": pull(start, 0.5, 0.2, 0.0),
+        "trainable": task.head_mask,
+    }
+    found = trained_on_both_splits(task, start, data, KEY, learning_rate=0.2, **given)
+    both, alone = (
+        trained(task, examples, 0.2, **given).weights
+        for examples in (data.train_and_validation(), data.train)
     )
-    assert torch.equal(found.weights, alone(data.train_and_validation()))
-    assert torch.equal(found.without_validation().weights, alone(data.train))
+    assert torch.equal(found.weights, both)
+    assert torch.equal(found.without_validation().weights, alone)
+
+
+BEGINNING = (
+    "apfl",
+    "ditto",
+    "fed_mtl",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "l2gd",
+    "lg_fedavg",
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    "name",
     [
-        ("ditto", DittoSettings(prox_weights=(0.1,))),
-        *(
-            (name, METHODS[name].settings_type())
-            for name in (
-                "apfl",
-                "fed_mtl",
-                "fedbn",
-                "fedper",
-                "fedrep",
-                "l2gd",
-                "lg_fedavg",
-                "pfedme",
-            )
-        ),
+        "apfl",
+        "ditto",
+        "fed_mtl",
+        "fedbn",
+        "fedper",
+        "fedrep",
+        "l2gd",
+        "lg_fedavg",
+        "pfedme",
     ],
 )
-def test_newcomers_of_all_methods_learn_from_the_same_data(
-    name: str, settings: Any
-) -> None:
+def test_newcomers_of_all_methods_learn_from_the_same_data(name: str) -> None:
     task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
+    settings = (
+        DittoSettings((0.1,)) if name == "ditto" else METHODS[name].settings_type()
+    )
     method = METHODS[name](task, settings)
     state = method.init(("a",), RandomKey(1))
     payload = method.broadcast(state, NEWCOMER, RandomKey(2))
