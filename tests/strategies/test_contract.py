@@ -546,3 +546,30 @@ def test_what_is_served_without_validation_has_not_seen_it(
             continue
         assert alone[one].describe() == alone[other].describe()
         assert torch.equal(alone[one](queries), alone[other](queries))
+
+
+ALWAYS_TRAIN = (
+    "fedavg_plus",
+    "fedbasis",
+    "fedem",
+    "fedrep",
+    "local",
+    "per_fedavg",
+    "pfedgp",
+    "pfedme",
+)
+"""What train for everyone in the end; these do for newcomers."""
+
+TRAIN_NEWCOMERS = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedavg")
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [(name, "a") for name in ALWAYS_TRAIN]
+    + [(name, NEWCOMER) for name in ALWAYS_TRAIN + TRAIN_NEWCOMERS],
+)
+def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> None:
+    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
+    served = personal(run, known_as, noisy(9, 5, seed=4))
+    assert isinstance(served, EmbeddingPredictor)
+    assert not torch.equal(served(queries), served.without_validation()(queries))

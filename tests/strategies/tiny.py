@@ -12,7 +12,9 @@ from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.models.networks import TolerantBatchNorm2d
 from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
 
 KEY = RandomKey(11)
@@ -130,3 +132,23 @@ def run_rounds(
             updates.append((name, update))
         state = method.aggregate(state, iter(updates))
     return state, memory
+
+
+def one_model_of(
+    method: Method, payload: Any, memory: Any, data: ClientData, rng: RandomKey = KEY
+) -> ModelPredictor:
+    """Return what a client is served, which is one model."""
+    predictor = method.personalize(payload, memory, data, rng)
+    assert isinstance(predictor, ModelPredictor)
+    return predictor
+
+
+def of_name(name: str, task: Task, **settings: Any) -> Method:
+    """Return a method of the catalogue with these settings."""
+    return METHODS[name](task, METHODS[name].settings_type(**settings))
+
+
+def topped(on_top: str, task: Task, **settings: Any) -> Method:
+    """Return FedAvg with a personalisation of the catalogue on top."""
+    top = PERSONALIZERS[on_top]
+    return top(task, of_name("fedavg", task), top.settings_type(**settings))

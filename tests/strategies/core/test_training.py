@@ -231,7 +231,7 @@ def test_without_examples_nothing_is_done() -> None:
 
 def test_the_key_alone_decides_and_the_global_generator_is_left_alone() -> None:
     task = normed_task(batch_size=2)
-    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator, union-attr]
+    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator]
     train = noisy(8, 0, seed=4).train
     before = torch.get_rng_state()
     first = trained(task, train)
