@@ -3,8 +3,8 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from knnper import strategies
 from knnper.data.examples import ClientData, Examples
-from knnper.experiment import MultiStepSchedule
+from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.records import fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
@@ -24,16 +24,60 @@ from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import NoState, Record, Update
 from knnper.strategies.core.task import Task
 from tests.strategies.tiny import noisy, normed_task
-from tests.strategies.trained_methods import (
-    CLIENTS,
-    TRAINING,
-    WITH_ROUNDS,
-    Trained,
-    build,
-    client_update,
-    train_on_four_pixels,
-    trained,
-)
+
+TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
+CLIENTS = ("a", "b", "c")
+WITH_ROUNDS = sorted(set(METHODS) - {"local"})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A method, its clients' data, and what is known after one round."""
+
+    task: Task
+    method: Method
+    data: dict[str, ClientData]
+    before: Any
+    updates: Sequence[tuple[str, Any]]
+    memory: dict[str, Any]
+    state: Any
+
+
+def build(spec: type[Method], task: Task, on_top: str | None = None) -> Method:
+    """Return a method with what it has on top, or with ``on_top``."""
+    top = PERSONALIZERS[on_top or spec.personalization]
+    method = spec(task, spec.settings_type())
+    return top(task, method, top.settings_type())
+
+
+def client_update(
+    method: Method,
+    state: Any,
+    client: str,
+    data: ClientData,
+    memory: Any = None,
+    server_round: int = 1,
+) -> tuple[Any, Any]:
+    """Return what ``client`` keeps of a round and what it sends."""
+    rng = RandomKey(server_round).child(client)
+    payload = method.broadcast(state, client, rng)
+    return method.client_update(payload, memory, data, server_round, rng)
+
+
+def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
+    """Return a round of a method with its defaults; the server has data of its own."""
+    proxy = noisy(7, 0, seed=2).train
+    task = replace(normed_task(TRAINING), proxy=lambda: proxy, **of_task)
+    method = build(METHODS[name], task, on_top)
+    data = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate(CLIENTS)}
+    before = method.init(CLIENTS, RandomKey(1))
+    if method.num_rounds == 0:
+        return Trained(task, method, data, before, (), {}, before)
+    results = {c: client_update(method, before, c, data[c]) for c in CLIENTS}
+    updates = [(client, results[client][1]) for client in CLIENTS]
+    memory = {client: results[client][0] for client in CLIENTS}
+    state = method.aggregate(before, iter(updates))
+    return Trained(task, method, data, before, updates, memory, state)
 
 
 def personal(run: Trained, client: str, data: ClientData, seed: int = 3) -> Predictor:
@@ -65,7 +109,7 @@ def test_the_entry_is_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_round_moves_the_model(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     assert run.method.num_rounds == TRAINING.num_rounds
     assert fingerprint(run.state) != fingerprint(run.before)
     for client, update in run.updates:
@@ -77,7 +121,7 @@ def test_a_round_moves_the_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_round_is_deterministic(name: str) -> None:
-    first, second = train_on_four_pixels(name), train_on_four_pixels(name)
+    first, second = train(name), train(name)
     assert fingerprint(first.state) == fingerprint(second.state)
     for client in CLIENTS:
         assert fingerprint(first.memory[client]) == fingerprint(second.memory[client])
@@ -85,7 +129,7 @@ def test_a_round_is_deterministic(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_records_survive_the_codec(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     method = run.method
     pairs: list[tuple[type[Record], Any]] = [
         (method.state_type, run.before),
@@ -104,7 +148,7 @@ def test_records_survive_the_codec(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_no_argument_of_a_round_is_changed(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     arguments = [run.state, payload, run.memory["a"]]
     arguments += [update for _, update in run.updates]
@@ -128,7 +172,7 @@ def test_no_argument_of_a_round_is_changed(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_result_is_independent_of_what_was_trained_before(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     again = client_update(run.method, run.before, "a", run.data["a"])
     assert fingerprint(again[1]) == fingerprint(run.updates[0][1])
     assert fingerprint(again[0]) == fingerprint(run.memory["a"])
@@ -136,7 +180,7 @@ def test_a_result_is_independent_of_what_was_trained_before(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
     expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
     assert expected.keys() == found.keys()
@@ -153,7 +197,7 @@ def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
 def test_every_client_is_served_probabilities(
     name: str, num_train: int, num_validation: int, labels: int, known_as: str
 ) -> None:
-    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
     data = noisy(num_train, num_validation, seed=9, labels=labels)
     served, again = (personal(run, known_as, data)(queries) for _ in range(2))
     assert served.shape == (5, 3)
@@ -165,7 +209,7 @@ def test_every_client_is_served_probabilities(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_queries_give_no_rows(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     predictor = personal(run, "a", run.data["a"])
     assert predictor(run.data["a"].train.images[:0]).shape == (0, 3)
     assert all(isinstance(value, float) for value in predictor.describe().values())
@@ -173,7 +217,7 @@ def test_no_queries_give_no_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> None:
-    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
     payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
     served = [
@@ -198,8 +242,8 @@ NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
     ],
 )
 def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
-    found = train_on_four_pixels(name, on_top)
-    own = train_on_four_pixels(trained_as(name), AS_IT_IS)
+    found = train(name, on_top)
+    own = train(trained_as(name), AS_IT_IS)
     assert found.method.num_rounds == own.method.num_rounds
     # What is on top may send more along; of the method's own nothing differs.
     expected, tensors = (take_apart(run.state).tensors for run in (own, found))
@@ -218,25 +262,21 @@ TRAINED_FURTHER = {"apfl", "ditto", "mapper", "per_fedavg", "pfedme"}
 @pytest.mark.parametrize("name", METHODS)
 def test_flags_are_what_the_method_does(name: str) -> None:
     trainings: list[int] = []
-    task = replace(
-        normed_task(TRAINING),
-        proxy=lambda: noisy(7, 0, seed=2).train,
-        on_trained=lambda num_steps, _: trainings.append(num_steps),
-    )
-    run, queries = trained(name, task, noisy, AS_IT_IS), noisy(5, 0, seed=10).train
+    run = train(name, AS_IT_IS, on_trained=lambda steps, _: trainings.append(steps))
+    queries = noisy(5, 0, seed=10).train.images
     trainings.clear()
     served = {
-        client: personal(run, client, run.data["a"])(queries.images)
+        client: personal(run, client, run.data["a"])(queries)
         for client in ("a", NEWCOMER)
     }
     payloads = {
-        fingerprint(run.method.broadcast(run.state, client, RandomKey(2)))
+        fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
         for client in (*CLIENTS, NEWCOMER)
     }
     # Once a cluster of clustered_fl has split, its clients are sent different models.
     is_global = False
     if hasattr(run.state, "weights"):
-        of_all = task.probabilities(run.state.weights, queries.images)
+        of_all = run.task.probabilities(run.state.weights, queries)
         is_global = torch.equal(served[NEWCOMER], of_all)
     expected = is_global or name in TRAINED_FURTHER
     assert METHODS[name].ends_with_global_model == expected
@@ -268,18 +308,8 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_clients_that_are_personalised_together_are_sent_the_same(name: str) -> None:
-    run = train_on_four_pixels(name)
-    payloads = {
-        fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
-        for client in (*CLIENTS, NEWCOMER)
-    }
-    assert len(payloads) == 1
-
-
-@pytest.mark.parametrize("name", TOGETHER)
 def test_together_clients_are_served_what_they_would_be_alone(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     tests = {client: noisy(5, 0, seed=20).train.images for client in CLIENTS}
 
@@ -355,7 +385,7 @@ def assert_finite(*records: Any) -> None:
 def test_a_client_with_little_to_learn_from_takes_part(
     name: str, num_train: int, labels: int
 ) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     data, memory, state = noisy(num_train, 0, 9, labels=labels), None, run.before
     for server_round in (1, 2):
         memory, update = client_update(
@@ -469,7 +499,7 @@ def at_three_rates(name: str) -> list[Method]:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
-    run = train_on_four_pixels(name)
+    run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
 
     def second_round(method: Method) -> list[str]:
@@ -483,7 +513,7 @@ def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
 
 @pytest.mark.parametrize("name", BEGINNING)
 def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(name: str) -> None:
-    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
 
     def served(method: Method) -> Tensor:
@@ -529,7 +559,7 @@ def validation_splits() -> list[Examples]:
 def test_what_is_served_without_validation_has_not_seen_it(
     name: str, on_top: str | None, known_as: str
 ) -> None:
-    run, queries = train_on_four_pixels(name, on_top), noisy(5, 0, seed=10).train.images
+    run, queries = train(name, on_top), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, known_as, RandomKey(2))
     memory, own = run.memory.get(known_as), run.data["a"].train
     chosen, alone = [], []
@@ -569,7 +599,7 @@ TRAIN_NEWCOMERS = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fe
     + [(name, NEWCOMER) for name in ALWAYS_TRAIN + TRAIN_NEWCOMERS],
 )
 def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> None:
-    run, queries = train_on_four_pixels(name), noisy(5, 0, seed=10).train.images
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
     served = personal(run, known_as, noisy(9, 5, seed=4))
     assert isinstance(served, EmbeddingPredictor)
     assert not torch.equal(served(queries), served.without_validation()(queries))

@@ -1,7 +1,5 @@
 """Blocks of a model, and bases that are found again from their combination."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,8 +35,6 @@ from knnper.strategies.fedbasis import (
     whole_model,
 )
 from tests.strategies.tiny import noisy, normed_task
-
-MakeTask = Callable[[TrainingSettings], Task]
 
 ROW = InputSpec((1, 1, 3), num_classes=2, mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOR = InputSpec((32, 32, 3), num_classes=2, mean=(0.5,) * 3, std=(0.25,) * 3)

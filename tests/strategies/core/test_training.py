@@ -304,12 +304,16 @@ class TestTrainable:
             return embed(x)
 
         monkeypatch.setattr(module, "embed", counting)
-        head = {"trainable": task.head_mask}
-        found = trained(task, self.EXAMPLES, **head).weights
+        head = task.head_mask
+        found = trained(task, self.EXAMPLES, trainable=head).weights
         assert passed == [13]
         # Another name for the same objective: the way that passes each mini-batch.
-        same_objective = {"objective": lambda *given: cross_entropy(*given)}
-        slowly = trained(task, self.EXAMPLES, **head, **same_objective).weights
+        slowly = trained(
+            task,
+            self.EXAMPLES,
+            trainable=head,
+            objective=lambda *given: cross_entropy(*given),
+        ).weights
         assert passed == [13, *(15 * [4])]
         torch.testing.assert_close(found, slowly)
 
