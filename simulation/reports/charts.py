@@ -1,4 +1,4 @@
-"""Learning curves: loss and accuracy by round."""
+"""The charts of a report, each with a text for whoever cannot see it."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,7 +29,7 @@ from knnper.simulation.reports.figure import (
     SOFT,
     Color,
     boxes_told,
-    font_families,
+    ink,
 )
 from knnper.simulation.reports.runs import (
     GROUPS,
@@ -88,26 +88,18 @@ def report_style() -> Iterator[None]:
     """Draw as a report does, inside the block."""
     with rc_context(
         {
-            "font.family": font_families(),
+            **ink(),
             "font.size": 9,
             "axes.titlesize": 9,
             "axes.titlelocation": "left",
             "axes.titleweight": "bold",
             "axes.labelsize": 9,
-            "axes.labelcolor": INK.light,
-            "axes.titlecolor": INK.light,
-            "axes.edgecolor": SOFT.light,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
             "grid.color": FAINT.light,
             "grid.linewidth": 0.7,
-            "text.color": INK.light,
-            "xtick.color": SOFT.light,
-            "ytick.color": SOFT.light,
-            "xtick.labelcolor": INK.light,
-            "ytick.labelcolor": INK.light,
             "lines.linewidth": 1.6,
             "figure.facecolor": "none",
             "axes.facecolor": "none",
@@ -150,11 +142,8 @@ def name_sides(panels: Sequence[Axes], horizontal: str, vertical: str) -> None:
 
 
 def whole_fractions(axes: Axes, *, both: bool = False) -> None:
-    """Make the vertical axis, or both, one of fractions: all of it, in percent.
-
-    An axis that ends at the data's ends makes small differences look large, and cuts
-    the marks there in half.
-    """
+    """Make the vertical axis, or both, one of fractions: all of it, in percent."""
+    # One that ends at the data's ends makes small differences look large.
     axes.set_ylim(-_MARGIN, 1 + _MARGIN)
     if both:
         axes.set_xlim(-_MARGIN, 1 + _MARGIN)
@@ -761,8 +750,8 @@ def _panels(setup: Setup) -> list[Panel]:
         if result.personal.num_examples > 0
     ]
     groups = {
-        "seen": [result for result in tested if result.seen],
-        "unseen": [result for result in tested if not result.seen],
+        group: [one for one in tested if one.seen == (group == "seen")]
+        for group in GROUPS
     }
     return [
         Panel(
@@ -826,19 +815,6 @@ class Scatter:
     num_equal: int
     num_worse: int
 
-    @classmethod
-    def of(cls, clients: Sequence[ClientRow]) -> "Scatter":
-        """Return the scatter of clients."""
-        points = Counter(
-            (one.seen, one.accuracy_global, one.accuracy) for one in clients
-        )
-        return cls(
-            points,
-            num_better=sum(one.accuracy > one.accuracy_global for one in clients),
-            num_equal=sum(one.accuracy == one.accuracy_global for one in clients),
-            num_worse=sum(one.accuracy < one.accuracy_global for one in clients),
-        )
-
     @property
     def verdict(self) -> str:
         """The counts as text."""
@@ -876,8 +852,14 @@ def draw_scatters(
 def _scatter(setup: Setup) -> Scatter | None:
     if not setup.has_reference:
         return None
-    scatter = Scatter.of(client_rows(setup))
-    return scatter if scatter.num_better + scatter.num_worse else None
+    clients = client_rows(setup)
+    num_better = sum(one.accuracy > one.accuracy_global for one in clients)
+    num_worse = sum(one.accuracy < one.accuracy_global for one in clients)
+    if not num_better + num_worse:
+        return None
+    points = Counter((one.seen, one.accuracy_global, one.accuracy) for one in clients)
+    num_equal = len(clients) - num_better - num_worse
+    return Scatter(points, num_better, num_equal, num_worse)
 
 
 def _scatter_draw(axes: Axes, scatter: Scatter, color: Color) -> None:
@@ -920,12 +902,8 @@ class SizeClass:
 
 
 def size_classes(clients: Sequence[ClientRow]) -> list[SizeClass]:
-    """Return classes of about as many clients each, the smallest memories first.
-
-    There are `MOST_CLASSES` at most, of `FEWEST_CLIENTS` at least where there are as
-    many. Clients with memories of the same size are never parted. Clients without a
-    memory are left out.
-    """
+    """Return classes of about as many clients each, the smallest memories first."""
+    # Clients with memories of the same size are never parted.
     sized = sorted(
         (one for one in clients if one.num_stored is not None),
         key=lambda one: one.num_stored or 0,
@@ -954,12 +932,17 @@ def draw_store_sizes(
     figure, panels = small_multiples(len(found))
     compared = {setup.label for setup in setups if setup.has_reference}
     for axes, (label, classes) in zip(panels, found.items(), strict=True):
-        _store_size_draw(axes, classes, colors[label])
+        sizes = [one.mean_size for one in classes]
+        own = [one.accuracy for one in classes]
+        axes.plot(sizes, own, "o-", color=colors[label].light, markersize=4)
         if label in compared:
-            _draw_reference(axes, classes)
+            unpersonalised = [one.accuracy_global for one in classes]
+            style: Any = {"markersize": 3.5, "linewidth": 1.2}
+            axes.plot(sizes, unpersonalised, "s--", color=SOFT.light, **style)
         axes.set_title(wrapped(label))
         whole_fractions(axes)
-    if _is_wide([one.mean_size for classes in found.values() for one in classes]):
+    every = [one.mean_size for classes in found.values() for one in classes]
+    if min(every) > 0 and max(every) / min(every) > _WIDE_RANGE:
         panels[0].set_xscale("log")
     else:
         whole_numbers(panels[0].xaxis)
@@ -984,27 +967,6 @@ def _size_class(clients: Sequence[ClientRow]) -> SizeClass:
             (one.accuracy_global for one in clients), tests
         ),
     )
-
-
-def _store_size_draw(axes: Axes, classes: Sequence[SizeClass], color: Color) -> None:
-    sizes = [one.mean_size for one in classes]
-    own = [one.accuracy for one in classes]
-    axes.plot(sizes, own, "o-", color=color.light, markersize=4)
-
-
-def _draw_reference(axes: Axes, classes: Sequence[SizeClass]) -> None:
-    axes.plot(
-        [one.mean_size for one in classes],
-        [one.accuracy_global for one in classes],
-        "s--",
-        color=SOFT.light,
-        markersize=3.5,
-        linewidth=1.2,
-    )
-
-
-def _is_wide(sizes: Sequence[float]) -> bool:
-    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE_RANGE
 
 
 def _told(label: str, classes: Sequence[SizeClass], is_compared: bool) -> str:

@@ -42,11 +42,11 @@ from knnper.simulation.batches.runner import (
 )
 from knnper.simulation.batches.tables import (
     csv_of,
-    csv_text,
     rows_of,
     run_rows,
     table_of,
 )
+from knnper.simulation.reports.tables import csv_text
 from knnper.simulation.run import simulate
 from knnper.strategies.core.task import EmbeddingPool, Task
 from tests.simulation.batches.doomed import Doomed, chat, die
