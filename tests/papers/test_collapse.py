@@ -175,7 +175,6 @@ def test_the_command_draws_and_goes_on(
     assert list(about["variants"]) == list(VARIANTS)
     assert about["experiment"]["method"]["num_bases"] == 2
     assert about["seconds"] > 0
-
     monkeypatch.delattr(papers.collapse, "follow_bases")
     assert CliRunner().invoke(app, command).exit_code == 0
     other = CliRunner().invoke(app, [*command, "--set", "run.seed=1"])

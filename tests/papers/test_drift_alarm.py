@@ -93,9 +93,7 @@ def test_one_example_by_hand() -> None:
     alarm = DriftAlarm(100.0, KEY)
     tie_break = ((KEY.child(1).entropy(8) >> 12) + 0.5) / 2**52
     p = tie_break / 4
-
     state = alarm.update(alarm.start(np.array([3.0, 1.0, 2.0])), np.array([9.0]))
-
     exponents = (0.2, 0.4, 0.6, 0.8)
     bets = [e * q ** (e - 1) for q in (p, 1 - p) for e in exponents]
     assert np.exp(state.log_statistic) == pytest.approx(sum(bets) / 8)
@@ -107,9 +105,7 @@ def test_one_example_by_hand() -> None:
 def test_the_statistic_by_its_definition(seed: int) -> None:
     scores = RandomKey(seed).numpy().integers(0, 30, size=60).astype(np.float64)
     alarm = DriftAlarm(1e6, RandomKey(seed))
-
     state = alarm.update(alarm.start(scores[:20]), scores[20:])
-
     expected = by_definition(scores[:20], scores[20:], RandomKey(seed))
     assert np.exp(state.log_statistic) == pytest.approx(expected)
 
@@ -128,7 +124,6 @@ def test_a_batch_is_its_examples_one_by_one(
         whole = alarm.update(whole, np.array(batch, np.float64))
         for score in batch:
             single = alarm.update(single, np.array([score], np.float64))
-
     assert same(whole, single)
 
 
@@ -140,7 +135,6 @@ def test_the_alarm_stays_at_the_example_that_set_it_off() -> None:
     for score in [1e3] * 10 + [100.0] * 200:
         state = alarm.update(state, np.array([score]))
         alarmed.append((state.alarmed_at, state.log_statistic >= np.log(50.0)))
-
     first = [reached for _, reached in alarmed].index(True) + 1
     assert 1 < first <= 10
     assert [at for at, _ in alarmed] == [None] * (first - 1) + [first] * (211 - first)
@@ -148,9 +142,7 @@ def test_the_alarm_stays_at_the_example_that_set_it_off() -> None:
 
 def test_a_long_shift_does_not_overflow() -> None:
     alarm = DriftAlarm(50.0, KEY)
-
     state = alarm.update(alarm.start(np.zeros(5000)), np.arange(1.0, 1001.0))
-
     assert 700 < state.log_statistic < np.inf
 
 
@@ -163,7 +155,6 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
         alarm = DriftAlarm(run_length, RandomKey(seed, ("alarm",)))
         state = alarm.update(alarm.start(scores[:50]), scores[50:])
         num_alarmed += state.alarmed_at is not None
-
     assert 0 < num_alarmed <= num_streams * length / run_length
 
 
@@ -174,7 +165,6 @@ def test_as_many_examples_as_stated_come_before_a_false_alarm() -> None:
         alarm = DriftAlarm(run_length, RandomKey(seed, ("alarm",)))
         state = alarm.update(alarm.start(scores[:20]), scores[20:])
         lengths.append(state.alarmed_at or 1000)
-
     assert run_length <= np.mean(lengths) < 8 * run_length
 
 
@@ -195,7 +185,6 @@ def shifted(seed: int, labels: list[int]) -> tuple[int | None, int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_new_labels_are_seen_within_ten_examples(seed: int) -> None:
     alarmed_at, num_scored = shifted(seed, NEW_LABELS)
-
     assert alarmed_at is not None
     assert 200 < alarmed_at <= 210
     assert num_scored == 300
@@ -204,7 +193,6 @@ def test_new_labels_are_seen_within_ten_examples(seed: int) -> None:
 def test_a_narrowing_to_the_densest_label_is_seen() -> None:
     """p-values become uniform in [2/3, 1], where the best bet's log grows by 0.34."""
     alarms = [shifted(seed, [0])[0] for seed in range(20)]
-
     delays = [(alarmed_at or 1000) - 200 for alarmed_at in alarms]
     assert min(delays) > 0
     assert 25 <= np.median(delays) <= 50
@@ -222,11 +210,9 @@ def test_other_labels_of_the_same_inputs_are_seen_by_label_only() -> None:
     alarm = DriftAlarm(1e5, KEY.child("alarm"))
     by_label = alarm.start(label_scores(memory, *reference, 5))
     by_input = alarm.start(neighbor_scores(memory, reference[0], 5))
-
     relabelled = label_scores(memory, embeddings, (labels + 1) % 3, 5)
     by_label = alarm.update(by_label, relabelled)
     by_input = alarm.update(by_input, neighbor_scores(memory, embeddings, 5))
-
     assert by_label.alarmed_at is not None
     assert by_label.alarmed_at <= 10
     assert by_input.alarmed_at is None
@@ -261,7 +247,6 @@ THRESHOLDS = np.linspace(0.0, 1.0, 41)
 
 def test_p_values_by_hand() -> None:
     ranked = RankedScores(np.array([1.0, 2.0, 2.0, 3.0]))
-
     assert ranked.add(2.0, 0.5) == (1 + 0.5 * 3) / 5
     assert ranked.add(0.0, 0.25) == (5 + 0.25) / 6
     assert ranked.add(np.inf, 0.25) == 0.25 / 7
@@ -271,7 +256,6 @@ def test_p_values_by_hand() -> None:
 
 def test_p_values_keep_away_from_the_ends() -> None:
     below_one = np.nextafter(1.0, 0.0)
-
     assert RankedScores(np.ones(3)).add(2.0, 1e-300) > 0
     assert RankedScores(np.ones(3)).add(0.0, below_one) < 1
     assert np.isfinite(log_bets(np.array([2.0**-53, 1 - 2.0**-53]))).all()
@@ -289,13 +273,11 @@ def test_the_last_of_exchangeable_scores_has_a_uniform_p_value(
         low = RankedScores(others).add(score, 0.0)
         high = RankedScores(others).add(score, 1.0)
         probability += np.clip((THRESHOLDS - low) / (high - low), 0, 1) / len(scores)
-
     assert probability == pytest.approx(THRESHOLDS, abs=1e-9)
 
 
 def test_bets_by_hand() -> None:
     bets = np.exp(log_bets(np.array([0.25, 0.75])))
-
     assert bets.shape == (2, NUM_BETS)
     strongest = EXPONENTS.index(0.2)
     assert bets[0, strongest] == pytest.approx(0.2 * 0.25**-0.8)
@@ -308,7 +290,6 @@ def test_uniform_p_values_win_nothing_on_average() -> None:
     step = 0.001
     s = np.arange(step / 2, 36, step)
     bets = np.exp(log_bets(np.exp(-s))[:, : NUM_BETS // 2] - s[:, None])
-
     missing = np.exp(-36 * np.array(EXPONENTS))
     assert bets.sum(axis=0) * step + missing == pytest.approx(1, abs=1e-4)
 
@@ -322,7 +303,6 @@ EMPTY = ListedMemory(torch.empty(0, 1), torch.empty(0, dtype=torch.int64))
 
 def test_mean_distance_to_the_nearest() -> None:
     queries = torch.tensor([[0.5], [4.0]])
-
     assert neighbor_scores(LINE, queries, 1).tolist() == [0.5, 1.0]
     assert neighbor_scores(LINE, queries, 2).tolist() == [0.5, 2.0]
     assert neighbor_scores(LINE, queries, 9) == pytest.approx([3.5 / 3, 8 / 3])
@@ -338,7 +318,6 @@ def test_leaving_oneself_out_among_equal_examples() -> None:
     memory = ListedMemory(
         torch.tensor([[1.0]] * 5 + [[2.0]]), torch.zeros(6, dtype=torch.int64)
     )
-
     assert leave_one_out_scores(memory, 2).tolist() == [0, 0, 0, 0, 0, 1]
 
 
@@ -355,21 +334,18 @@ class ForgetfulMemory(ListedMemory):
 def test_leaving_oneself_out_where_the_search_misses_it() -> None:
     line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
     memory = ForgetfulMemory(line, torch.tensor([0, 0, 1, 1]))
-
     assert leave_one_out_scores(memory, 1).tolist() == [1.0, 1.0, 2.0, 4.0]
 
 
 def test_mean_distance_to_the_nearest_of_the_same_label() -> None:
     queries = torch.tensor([[4.0], [4.0], [4.0], [0.0]])
     labels = torch.tensor([0, 1, 2, 1])
-
     assert label_scores(LINE, queries, labels, 1).tolist() == [3, 1, np.inf, 3]
     assert label_scores(LINE, queries, labels, 2).tolist() == [3.5, 1, np.inf, 3]
 
 
 def test_no_examples_have_no_scores() -> None:
     none, no_labels = torch.empty(0, 1), torch.empty(0, dtype=torch.int64)
-
     assert neighbor_scores(LINE, none, 2).shape == (0,)
     assert label_scores(LINE, none, no_labels, 2).shape == (0,)
 

@@ -233,7 +233,6 @@ def test_the_drift_figure(
     assert about["settings"]["seed"] == 0
     assert about["settings"]["shift_at"] == 2
     assert about["seconds"] > 0
-
     # What is finished is not made again, and gives the same numbers.
     before = (output / "drift.csv").read_bytes()
     monkeypatch.delattr(papers.drift, "follow_client")

@@ -297,7 +297,6 @@ def test_a_failing_file_does_not_stop_the_others(tmp_path: Path) -> None:
     page = tmp_path / "out/report.html"
     assert f"The report is in {page}" in done.stderr.replace("\n", "")
     assert "This file failed." in page.read_text()
-
     again = run(tmp_path, *files, "--skip-missing-data")
     assert again.exit_code == 0, again.output
     assert "This file was left out." in page.read_text()
@@ -508,7 +507,6 @@ def test_older_code_is_told(tmp_path: Path) -> None:
     assert "1 of the 1 parts of the figure in" in told[1]
     page = (output / BASE["name"] / "report.html").read_text()
     assert "another version of this code" in page
-
     # As it says.
     shutil.rmtree(output / BASE["name"])
     (anew,) = make_files(tmp_path, BASE)
@@ -536,7 +534,6 @@ def test_faults_of_the_code_do_not_stop_the_other_files(
     text = place.read_text()
     assert text.startswith("Traceback")
     assert 'raise KeyError("lost")' in text
-
     wrong = {**BASE, "training": {"num_rounds": 3}}
     mended, refused = make_files(tmp_path, {**SWEEP, "seeds": [1]}, wrong)
     assert mended.failure is None

@@ -151,11 +151,9 @@ def test_the_figure_is_made_and_goes_on(
     about = json.loads((tmp_path / "f/three-approaches.json").read_text())
     assert about["settings"]["users"] == 4
     assert about["least_loss"] == least_losses(4)
-
     # What is finished is not made again, and gives the same numbers.
     monkeypatch.delattr(figure_module, "Measurements")
     assert make().tables == shown.tables
-
     # Methods have the colours that they have in reports.
     left, right = shown.charts[0].draw().axes
     colors = {line.get_label(): line.get_color() for line in left.lines}
