@@ -220,20 +220,15 @@ def test_other_labels_of_the_same_inputs_are_seen_by_label_only() -> None:
 
 @pytest.mark.parametrize("run_length", [1.0, 0.0, np.nan, np.inf])
 def test_a_run_length_of_at_most_one_is_refused(run_length: float) -> None:
-    with pytest.raises(ValueError, match=r"run_length of more than 1 .* 10000 is usu"):
+    with pytest.raises(ValueError, match=r"run_length of more than 1"):
         DriftAlarm(run_length, KEY)
 
 
-def test_no_reference_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"reference scores .*, found none; score held"
-    ):
-        DriftAlarm(10.0, KEY).start(np.empty(0))
-
-
-def test_scores_that_are_no_numbers_are_refused() -> None:
+def test_no_reference_and_no_numbers_are_refused() -> None:
     alarm = DriftAlarm(10.0, KEY)
-    with pytest.raises(ValueError, match="NaN at position 1; check the embeddings"):
+    with pytest.raises(ValueError, match="found none"):
+        alarm.start(np.empty(0))
+    with pytest.raises(ValueError, match="NaN at position 1"):
         alarm.start(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="NaN at position 0"):
         alarm.update(alarm.start(np.ones(2)), np.array([np.nan]))
@@ -351,12 +346,8 @@ def test_no_examples_have_no_scores() -> None:
 
 
 def test_too_few_stored_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"at least 1 stored .*, found 0; add examples"
-    ):
+    with pytest.raises(ValueError, match=r"at least 1 stored .*, found 0"):
         neighbor_scores(EMPTY, torch.zeros(1, 1), 1)
     one = ListedMemory(torch.zeros(1, 1), torch.tensor([0]))
-    with pytest.raises(
-        ValueError, match=r"at least 2 stored .*, found 1; add examples"
-    ):
+    with pytest.raises(ValueError, match=r"at least 2 stored .*, found 1"):
         leave_one_out_scores(one, 1)

@@ -110,16 +110,13 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
     assert "sweep: vary or variants or random" in told
 
 
-def test_an_empty_file_is_of_no_kind(tmp_path: Path) -> None:
-    path = tmp_path / "empty.yaml"
-    path.write_text("# nothing\n")
-    assert "found null, expected a key that tells its kind" in problems_of([path])
-
-
-def test_a_key_that_is_no_text_is_of_no_kind(tmp_path: Path) -> None:
-    path = tmp_path / "dated.yaml"
-    path.write_text("2024: x\n")
-    assert "the keys 2024, expected a key that tells its kind" in problems_of([path])
+@pytest.mark.parametrize(
+    ("text", "found"), [("# nothing\n", "null"), ("2024: x\n", "the keys 2024")]
+)
+def test_files_of_no_kind(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    assert f"{found}, expected a key that tells its kind" in problems_of([path])
 
 
 def test_names_differ(tmp_path: Path) -> None:
