@@ -81,7 +81,7 @@ def problems_of(paths: Sequence[Path]) -> str:
         ({"figure": "drift", "options": {"steps": 9}}, "shift_at 50 with steps 9"),
         ({"base": None}, "base: expected the sections .* one of the two"),
         ({"experiment": "a.yaml"}, "base: expected the sections .* one of the two"),
-        ({"experiment": "a.yaml", "base": None}, "a.yaml: expected a readable"),
+        ({"experiment": "a.yaml", "base": None}, r"a\.yaml: there is no such file"),
         ({"set": {"training.round": 1}}, "training.round: unknown setting"),
         ({"figure": "three-approaches", "options": {}}, "base: found one, .* none"),
         ({"set": {"a.b": 1}, "figure": "three-approaches", "options": {}}, "set: foun"),
@@ -105,7 +105,7 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
     told = problems_of(paths)
     assert f"{paths[0]}: x: found 'lost', which is not varied" in told
     assert f"{paths[1]}: options.deals: found 0" in told
-    assert "none.yaml: expected a readable text file" in told
+    assert "none.yaml: there is no such file" in told
     assert "the keys name, varry, expected a key that tells its kind" in told
     assert "sweep: vary or variants or random" in told
 
