@@ -1,4 +1,4 @@
-"""The charts of a report, each with a text for whoever cannot see it."""
+"""Learning curves: loss and accuracy by round."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -143,7 +143,7 @@ def name_sides(panels: Sequence[Axes], horizontal: str, vertical: str) -> None:
 
 def whole_fractions(axes: Axes, *, both: bool = False) -> None:
     """Make the vertical axis, or both, one of fractions: all of it, in percent."""
-    # One that ends at the data's ends makes small differences look large.
+    # One that ends at the data's ends exaggerates differences and cuts marks in half.
     axes.set_ylim(-_MARGIN, 1 + _MARGIN)
     if both:
         axes.set_xlim(-_MARGIN, 1 + _MARGIN)
@@ -352,57 +352,38 @@ def as_svg(picture: Picture, name: str) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         picture.figure.savefig(text, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
-    _remove(root, f"{_SVG}metadata", f"{_SVG}style")
-    for element in root.iter():
-        _localise(element, name)
-    _inline_svg_name(root, picture.alternative)
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _remove(root: ElementTree.Element, *tags: str) -> None:
-    """Remove what is about the file, and the style, which would be the whole page's."""
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag in tags:
+            # What is about the file, and a style, which would be the whole page's.
+            if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
                 parent.remove(child)
-
-
-def _localise(element: ElementTree.Element, name: str) -> None:
-    """Take an element out of its XML document and into the page."""
-    element.tag = _without_namespace(element.tag)
-    attributes = {
-        _without_namespace(key): _SHADE.sub(_shade, _prefixed(key, value, name))
-        for key, value in element.attrib.items()
-    }
-    element.attrib.clear()
-    element.attrib.update(attributes)
-
-
-def _without_namespace(tag: str) -> str:
-    return tag.rpartition("}")[2]
-
-
-def _prefixed(key: str, value: str, name: str) -> str:
-    """Begin an id, or a reference to one, with the chart's name."""
-    if key == "id":
-        return f"{name}-{value}"
-    value = value.replace("url(#", f"url(#{name}-")
-    if key.endswith("href") and value.startswith("#"):
-        return f"#{name}-{value[1:]}"
-    return value
-
-
-def _shade(found: re.Match[str]) -> str:
-    return _SHADES[found.group().lower()]
-
-
-def _inline_svg_name(root: ElementTree.Element, alternative: str) -> None:
-    """Give the chart its alternative text, and let the page say how large it is."""
+    for element in root.iter():
+        _localise(element, name)
+    # The page says how large it is.
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.set("role", "img")
     # Not a title element: browsers would show that over the chart.
-    root.set("aria-label", one_line(alternative))
+    root.set("aria-label", one_line(picture.alternative))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _localise(element: ElementTree.Element, name: str) -> None:
+    """Take an element out of its XML document and into the page.
+
+    Each id, and each reference to one, begins with the chart's name.
+    """
+    element.tag = element.tag.rpartition("}")[2]
+    for key, value in list(element.attrib.items()):
+        del element.attrib[key]
+        plain = key.rpartition("}")[2]
+        if key == "id":
+            value = f"{name}-{value}"
+        elif plain == "href" and value.startswith("#"):
+            value = f"#{name}-{value[1:]}"
+        value = value.replace("url(#", f"url(#{name}-")
+        shaded = _SHADE.sub(lambda found: _SHADES[found.group().lower()], value)
+        element.attrib[plain] = shaded
 
 
 NUM_BINS = 20
@@ -501,15 +482,16 @@ def draw_averages(
     if not rows:
         return None
     groups = [name for name in GROUPS if any(row.group == name for row in rows)]
-    models = list(dict.fromkeys(_model(row) for row in rows))
-    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(models)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    models = list(dict.fromkeys((row.label, row.is_reference) for row in rows))
+    size = (WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(models))
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, sharex=True, squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         own = [row for row in rows if row.group == group]
         for row in own:
             color = SOFT if row.is_reference else colors[row.label]
-            _overview_draw(axes, models.index(_model(row)), row, color)
+            height = models.index((row.label, row.is_reference))
+            _draw_average(axes, height, row, color)
         axes.set_title(f"{group} clients")
         axes.set_xlabel(f"average {split} accuracy (%)")
         axes.grid(visible=False, axis="y")
@@ -521,14 +503,13 @@ def draw_averages(
     names = [chart_text(label) for label, _ in models]
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
-    return Picture(figure, _overview_alternative(rows, split))
+    told = (
+        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
+    )
+    return Picture(figure, f"Average {split} accuracy: {'; '.join(told)}.")
 
 
-def _model(row: Row) -> tuple[str, bool]:
-    return row.label, row.is_reference
-
-
-def _overview_draw(axes: Axes, height: int, row: Row, color: Color) -> None:
+def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
     figure = row.figures["average"]
     if figure.mean is None:
         return
@@ -545,13 +526,6 @@ def _overview_draw(axes: Axes, height: int, row: Row, color: Color) -> None:
         verticalalignment="center",
         fontsize=8,
     )
-
-
-def _overview_alternative(rows: Sequence[Row], split: str) -> str:
-    told = (
-        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
-    )
-    return f"Average {split} accuracy: {'; '.join(told)}."
 
 
 MOST_NAMED = 30
@@ -677,9 +651,13 @@ class Reliability:
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
         """Return the bins of all evaluations pooled."""
-        counts = _pooled([one.bin_counts for one in evaluations])
-        correct = _pooled([one.bin_correct for one in evaluations])
-        confidence = _pooled([one.bin_confidence for one in evaluations])
+
+        def pooled(bins: str) -> list[float]:
+            values = zip(*(getattr(one, bins) for one in evaluations), strict=True)
+            return list(map(math.fsum, values))
+
+        counts, correct = pooled("bin_counts"), pooled("bin_correct")
+        confidence = pooled("bin_confidence")
         held = [place for place, count in enumerate(counts) if count]
         return cls(
             confidence=tuple(confidence[place] / counts[place] for place in held),
@@ -750,8 +728,8 @@ def _panels(setup: Setup) -> list[Panel]:
         if result.personal.num_examples > 0
     ]
     groups = {
-        group: [one for one in tested if one.seen == (group == "seen")]
-        for group in GROUPS
+        "seen": [result for result in tested if result.seen],
+        "unseen": [result for result in tested if not result.seen],
     }
     return [
         Panel(
@@ -774,10 +752,6 @@ def _reported(run: Run) -> list[ClientResult]:
         return []
     handed = run.folder.distributed.reported(model).values()
     return [result for result in handed if result is not None]
-
-
-def _pooled(bins: Sequence[Sequence[float]]) -> list[float]:
-    return [math.fsum(values) for values in zip(*bins, strict=True)]
 
 
 def _reliability_draw(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
@@ -815,6 +789,19 @@ class Scatter:
     num_equal: int
     num_worse: int
 
+    @classmethod
+    def of(cls, clients: Sequence[ClientRow]) -> "Scatter":
+        """Return the scatter of clients."""
+        points = Counter(
+            (one.seen, one.accuracy_global, one.accuracy) for one in clients
+        )
+        return cls(
+            points,
+            num_better=sum(one.accuracy > one.accuracy_global for one in clients),
+            num_equal=sum(one.accuracy == one.accuracy_global for one in clients),
+            num_worse=sum(one.accuracy < one.accuracy_global for one in clients),
+        )
+
     @property
     def verdict(self) -> str:
         """The counts as text."""
@@ -825,7 +812,14 @@ class Scatter:
 
 def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
     """Return the scatters by label, of the setups that personalise anything."""
-    return first_found((setup.label, _scatter(setup)) for setup in setups)
+    found = (
+        (setup.label, Scatter.of(client_rows(setup)) if setup.has_reference else None)
+        for setup in setups
+    )
+    return first_found(
+        (label, one if one and one.num_better + one.num_worse else None)
+        for label, one in found
+    )
 
 
 def draw_scatters(
@@ -847,19 +841,6 @@ def draw_scatters(
     return Picture(
         figure, f"Clients that their own model serves, by method. {'; '.join(told)}."
     )
-
-
-def _scatter(setup: Setup) -> Scatter | None:
-    if not setup.has_reference:
-        return None
-    clients = client_rows(setup)
-    num_better = sum(one.accuracy > one.accuracy_global for one in clients)
-    num_worse = sum(one.accuracy < one.accuracy_global for one in clients)
-    if not num_better + num_worse:
-        return None
-    points = Counter((one.seen, one.accuracy_global, one.accuracy) for one in clients)
-    num_equal = len(clients) - num_better - num_worse
-    return Scatter(points, num_better, num_equal, num_worse)
 
 
 def _scatter_draw(axes: Axes, scatter: Scatter, color: Color) -> None:
@@ -903,7 +884,6 @@ class SizeClass:
 
 def size_classes(clients: Sequence[ClientRow]) -> list[SizeClass]:
     """Return classes of about as many clients each, the smallest memories first."""
-    # Clients with memories of the same size are never parted.
     sized = sorted(
         (one for one in clients if one.num_stored is not None),
         key=lambda one: one.num_stored or 0,
@@ -936,13 +916,13 @@ def draw_store_sizes(
         own = [one.accuracy for one in classes]
         axes.plot(sizes, own, "o-", color=colors[label].light, markersize=4)
         if label in compared:
-            unpersonalised = [one.accuracy_global for one in classes]
-            style: Any = {"markersize": 3.5, "linewidth": 1.2}
-            axes.plot(sizes, unpersonalised, "s--", color=SOFT.light, **style)
+            reference = [one.accuracy_global for one in classes]
+            (line,) = axes.plot(sizes, reference, "s--", color=SOFT.light)
+            line.set(markersize=3.5, linewidth=1.2)
         axes.set_title(wrapped(label))
         whole_fractions(axes)
-    every = [one.mean_size for classes in found.values() for one in classes]
-    if min(every) > 0 and max(every) / min(every) > _WIDE_RANGE:
+    sizes = [one.mean_size for classes in found.values() for one in classes]
+    if 0 < min(sizes) < max(sizes) / _WIDE_RANGE:
         panels[0].set_xscale("log")
     else:
         whole_numbers(panels[0].xaxis)

@@ -1,6 +1,4 @@
-"""The statistic by its definition, its false alarms, and how soon it sees a shift."""
-
-from dataclasses import dataclass
+"""The alarm: p-values, bets and scores by hand, false alarms, delays."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.examples import Contents, Ids, Neighbors
+from knnper.datastore.store import memory_store
 from knnper.seeding import RandomKey
 from papers.drift_alarm import (
     EXPONENTS,
@@ -19,38 +17,83 @@ from papers.drift_alarm import (
     RankedScores,
     Scores,
     label_scores,
-    leave_one_out_scores,
     log_bets,
     neighbor_scores,
 )
 
+THRESHOLDS = np.linspace(0.0, 1.0, 41)
+
+
+def test_p_values_by_hand() -> None:
+    ranked = RankedScores(np.array([1.0, 2.0, 2.0, 3.0]))
+    assert ranked.add(2.0, 0.5) == (1 + 0.5 * 3) / 5
+    assert ranked.add(0.0, 0.25) == (5 + 0.25) / 6
+    assert ranked.add(np.inf, 0.25) == 0.25 / 7
+    assert ranked.add(np.inf, 0.25) == 0.5 / 8
+    assert ranked.ascending().tolist() == [0, 1, 2, 2, 2, 3, np.inf, np.inf]
+
+
+def test_p_values_keep_away_from_the_ends() -> None:
+    below_one = np.nextafter(1.0, 0.0)
+    assert RankedScores(np.ones(3)).add(2.0, 1e-300) > 0
+    assert RankedScores(np.ones(3)).add(0.0, below_one) < 1
+    assert np.isfinite(log_bets(np.array([2.0**-53, 1 - 2.0**-53]))).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_the_last_of_exchangeable_scores_has_a_uniform_p_value(
+    scores: list[int],
+) -> None:
+    """Given all scores, any is as likely to be the last; θ spreads it evenly."""
+    probability = np.zeros(len(THRESHOLDS))
+    for last, score in enumerate(scores):
+        others = np.sort(np.array(scores[:last] + scores[last + 1 :], np.float64))
+        low = RankedScores(others).add(score, 0.0)
+        high = RankedScores(others).add(score, 1.0)
+        probability += np.clip((THRESHOLDS - low) / (high - low), 0, 1) / len(scores)
+    assert probability == pytest.approx(THRESHOLDS, abs=1e-9)
+
+
+def test_bets_by_hand() -> None:
+    bets = np.exp(log_bets(np.array([0.25, 0.75])))
+    assert bets.shape == (2, NUM_BETS)
+    strongest = EXPONENTS.index(0.2)
+    assert bets[0, strongest] == pytest.approx(0.2 * 0.25**-0.8)
+    assert bets[1, strongest] == pytest.approx(0.2 * 0.75**-0.8)
+    assert bets[0, NUM_BETS // 2 :] == pytest.approx(bets[1, : NUM_BETS // 2])
+
+
+def test_uniform_p_values_win_nothing_on_average() -> None:
+    """The integral of g over p = exp(-s); those of 1 - p are the same by symmetry."""
+    step = 0.001
+    s = np.arange(step / 2, 36, step)
+    bets = np.exp(log_bets(np.exp(-s))[:, : NUM_BETS // 2] - s[:, None])
+    missing = np.exp(-36 * np.array(EXPONENTS))
+    assert bets.sum(axis=0) * step + missing == pytest.approx(1, abs=1e-4)
+
+
+LINE = memory_store(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]), 3)
+
+
+def test_mean_distance_to_the_nearest() -> None:
+    queries = torch.tensor([[0.5], [4.0]])
+    assert neighbor_scores(LINE, queries, 1).tolist() == [0.5, 1.0]
+    assert neighbor_scores(LINE, queries, 2).tolist() == [0.5, 2.0]
+    assert neighbor_scores(LINE, queries, 9) == pytest.approx([3.5 / 3, 8 / 3])
+
+
+def test_mean_distance_to_the_nearest_of_the_same_label() -> None:
+    queries = torch.tensor([[4.0], [4.0], [4.0], [0.0]])
+    labels = torch.tensor([0, 1, 2, 1])
+    assert label_scores(LINE, queries, labels, 1).tolist() == [3, 1, np.inf, 3]
+    assert label_scores(LINE, queries, labels, 2).tolist() == [3.5, 1, np.inf, 3]
+    none, no_labels = torch.empty(0, 1), torch.empty(0, dtype=torch.int64)
+    assert label_scores(LINE, none, no_labels, 2).shape == (0,)
+    assert neighbor_scores(LINE, none, 2).shape == (0,)
+
+
 CENTERS = 4.0 * np.eye(8)
-
-
-@dataclass(frozen=True)
-class ListedMemory:
-    """Examples with the ids 1, 2, ..."""
-
-    embeddings: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def contents(self) -> Contents:
-        ids = np.arange(1, len(self) + 1)
-        return Contents(ids, self.labels.numpy(), ids.astype(np.float64))
-
-    def vectors(self, ids: Ids) -> Tensor:
-        return self.embeddings[torch.from_numpy(ids) - 1]
-
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        differences = queries.double()[:, None] - self.embeddings.double()
-        squared = differences.square().sum(dim=2)
-        positions = squared.argsort(dim=1, stable=True)[:, :num_neighbors]
-        return Neighbors(
-            squared.gather(1, positions), self.labels[positions], positions + 1
-        )
 
 
 def draw(num_examples: int, labels: list[int], key: RandomKey) -> tuple[Tensor, Tensor]:
@@ -171,7 +214,7 @@ def test_as_many_examples_as_stated_come_before_a_false_alarm() -> None:
 def shifted(seed: int, labels: list[int]) -> tuple[int | None, int]:
     """Return when the alarm went off, with 200 known examples and then 100 others."""
     key = RandomKey(seed)
-    memory = ListedMemory(*draw(300, KNOWN_LABELS, key.child("stored")))
+    memory = memory_store(*draw(300, KNOWN_LABELS, key.child("stored")), 8)
     reference, _ = draw(300, KNOWN_LABELS, key.child("held-out"))
     before, _ = draw(200, KNOWN_LABELS, key.child("before"))
     after, _ = draw(100, labels, key.child("after"))
@@ -204,7 +247,7 @@ def test_no_shift_is_not_seen(seed: int) -> None:
 
 
 def test_other_labels_of_the_same_inputs_are_seen_by_label_only() -> None:
-    memory = ListedMemory(*draw(300, KNOWN_LABELS, KEY.child("stored")))
+    memory = memory_store(*draw(300, KNOWN_LABELS, KEY.child("stored")), 8)
     reference = draw(200, KNOWN_LABELS, KEY.child("held-out"))
     embeddings, labels = draw(100, KNOWN_LABELS, KEY.child("after"))
     alarm = DriftAlarm(1e5, KEY.child("alarm"))
@@ -220,134 +263,18 @@ def test_other_labels_of_the_same_inputs_are_seen_by_label_only() -> None:
 
 @pytest.mark.parametrize("run_length", [1.0, 0.0, np.nan, np.inf])
 def test_a_run_length_of_at_most_one_is_refused(run_length: float) -> None:
-    with pytest.raises(ValueError, match=r"run_length of more than 1"):
+    with pytest.raises(ValueError, match=r"run_length of more than 1 .* 10000 is usu"):
         DriftAlarm(run_length, KEY)
 
 
-def test_no_reference_and_no_numbers_are_refused() -> None:
+def test_what_cannot_be_compared_is_refused() -> None:
     alarm = DriftAlarm(10.0, KEY)
-    with pytest.raises(ValueError, match="found none"):
-        alarm.start(np.empty(0))
-    with pytest.raises(ValueError, match="NaN at position 1"):
+    with pytest.raises(ValueError, match="NaN at position 1; check the embeddings"):
         alarm.start(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="NaN at position 0"):
         alarm.update(alarm.start(np.ones(2)), np.array([np.nan]))
-
-
-# p-values by hand, and their uniformity; bets and their expectation.
-
-
-THRESHOLDS = np.linspace(0.0, 1.0, 41)
-
-
-def test_p_values_by_hand() -> None:
-    ranked = RankedScores(np.array([1.0, 2.0, 2.0, 3.0]))
-    assert ranked.add(2.0, 0.5) == (1 + 0.5 * 3) / 5
-    assert ranked.add(0.0, 0.25) == (5 + 0.25) / 6
-    assert ranked.add(np.inf, 0.25) == 0.25 / 7
-    assert ranked.add(np.inf, 0.25) == 0.5 / 8
-    assert ranked.ascending().tolist() == [0, 1, 2, 2, 2, 3, np.inf, np.inf]
-
-
-def test_p_values_keep_away_from_the_ends() -> None:
-    below_one = np.nextafter(1.0, 0.0)
-    assert RankedScores(np.ones(3)).add(2.0, 1e-300) > 0
-    assert RankedScores(np.ones(3)).add(0.0, below_one) < 1
-    assert np.isfinite(log_bets(np.array([2.0**-53, 1 - 2.0**-53]))).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
-def test_the_last_of_exchangeable_scores_has_a_uniform_p_value(
-    scores: list[int],
-) -> None:
-    """Given all scores, any is as likely to be the last; θ spreads it evenly."""
-    probability = np.zeros(len(THRESHOLDS))
-    for last, score in enumerate(scores):
-        others = np.sort(np.array(scores[:last] + scores[last + 1 :], np.float64))
-        low = RankedScores(others).add(score, 0.0)
-        high = RankedScores(others).add(score, 1.0)
-        probability += np.clip((THRESHOLDS - low) / (high - low), 0, 1) / len(scores)
-    assert probability == pytest.approx(THRESHOLDS, abs=1e-9)
-
-
-def test_bets_by_hand() -> None:
-    bets = np.exp(log_bets(np.array([0.25, 0.75])))
-    assert bets.shape == (2, NUM_BETS)
-    strongest = EXPONENTS.index(0.2)
-    assert bets[0, strongest] == pytest.approx(0.2 * 0.25**-0.8)
-    assert bets[1, strongest] == pytest.approx(0.2 * 0.75**-0.8)
-    assert bets[0, NUM_BETS // 2 :] == pytest.approx(bets[1, : NUM_BETS // 2])
-
-
-def test_uniform_p_values_win_nothing_on_average() -> None:
-    """The integral of g over p = exp(-s); those of 1 - p are the same by symmetry."""
-    step = 0.001
-    s = np.arange(step / 2, 36, step)
-    bets = np.exp(log_bets(np.exp(-s))[:, : NUM_BETS // 2] - s[:, None])
-    missing = np.exp(-36 * np.array(EXPONENTS))
-    assert bets.sum(axis=0) * step + missing == pytest.approx(1, abs=1e-4)
-
-
-# Scores of examples on a line, by hand.
-
-
-LINE = ListedMemory(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]))
-EMPTY = ListedMemory(torch.empty(0, 1), torch.empty(0, dtype=torch.int64))
-
-
-def test_mean_distance_to_the_nearest() -> None:
-    queries = torch.tensor([[0.5], [4.0]])
-    assert neighbor_scores(LINE, queries, 1).tolist() == [0.5, 1.0]
-    assert neighbor_scores(LINE, queries, 2).tolist() == [0.5, 2.0]
-    assert neighbor_scores(LINE, queries, 9) == pytest.approx([3.5 / 3, 8 / 3])
-
-
-def test_leaving_oneself_out() -> None:
-    assert leave_one_out_scores(LINE, 1).tolist() == [1.0, 1.0, 2.0]
-    assert leave_one_out_scores(LINE, 2).tolist() == [2.0, 1.5, 2.5]
-    assert leave_one_out_scores(LINE, 9).tolist() == [2.0, 1.5, 2.5]
-
-
-def test_leaving_oneself_out_among_equal_examples() -> None:
-    memory = ListedMemory(
-        torch.tensor([[1.0]] * 5 + [[2.0]]), torch.zeros(6, dtype=torch.int64)
-    )
-    assert leave_one_out_scores(memory, 2).tolist() == [0, 0, 0, 0, 0, 1]
-
-
-class ForgetfulMemory(ListedMemory):
-    """Finds everything but the example of which the query is a copy."""
-
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        found = super().search(queries, num_neighbors + 1)
-        return Neighbors(
-            found.squared_distances[:, 1:], found.labels[:, 1:], found.ids[:, 1:]
-        )
-
-
-def test_leaving_oneself_out_where_the_search_misses_it() -> None:
-    line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
-    memory = ForgetfulMemory(line, torch.tensor([0, 0, 1, 1]))
-    assert leave_one_out_scores(memory, 1).tolist() == [1.0, 1.0, 2.0, 4.0]
-
-
-def test_mean_distance_to_the_nearest_of_the_same_label() -> None:
-    queries = torch.tensor([[4.0], [4.0], [4.0], [0.0]])
-    labels = torch.tensor([0, 1, 2, 1])
-    assert label_scores(LINE, queries, labels, 1).tolist() == [3, 1, np.inf, 3]
-    assert label_scores(LINE, queries, labels, 2).tolist() == [3.5, 1, np.inf, 3]
-
-
-def test_no_examples_have_no_scores() -> None:
-    none, no_labels = torch.empty(0, 1), torch.empty(0, dtype=torch.int64)
-    assert neighbor_scores(LINE, none, 2).shape == (0,)
-    assert label_scores(LINE, none, no_labels, 2).shape == (0,)
-
-
-def test_too_few_stored_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at least 1 stored .*, found 0"):
-        neighbor_scores(EMPTY, torch.zeros(1, 1), 1)
-    one = ListedMemory(torch.zeros(1, 1), torch.tensor([0]))
-    with pytest.raises(ValueError, match=r"at least 2 stored .*, found 1"):
-        leave_one_out_scores(one, 1)
+    with pytest.raises(ValueError, match=r"reference scores .*, found none; score"):
+        alarm.start(np.empty(0))
+    nothing = memory_store(torch.empty(0, 1), torch.empty(0, dtype=torch.int64), 2)
+    with pytest.raises(ValueError, match=r"at least 1 example, found 0; add some"):
+        neighbor_scores(nothing, torch.zeros(1, 1), 1)
