@@ -35,15 +35,7 @@ _LAYOUT = (
 
 @dataclass(frozen=True)
 class LeafFiles:
-    """The files of one data set below ``root``, in the order of their names.
-
-    Attributes
-    ----------
-    divided
-        The files of both splits, where LEAF has made them.
-    whole
-        Else those of all users' samples.
-    """
+    """The files of one data set below ``root``, in the order of their names."""
 
     root: Path
     divided: Mapping[Split, tuple[Path, ...]]
