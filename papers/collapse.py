@@ -31,11 +31,16 @@ from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
-from knnper.strategies.fedbasis import FedBasisSettings, local_round
+from knnper.strategies.fedbasis import (
+    Bases,
+    BasesState,
+    BasesUpdate,
+    FedBasisSettings,
+    local_round,
+)
 from papers.figures import Drawing, FigureFolder, PartRecord
 
 
@@ -259,20 +264,17 @@ def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
             yield variant, server_round, similarity, entropy if known else None
 
 
-_LINES = (
-    (INK, ":"),
-    (SERIES[0], ":"),
-    (SERIES[0], "-"),
-    (SERIES[1], ":"),
-    (SERIES[1], "-"),
-)
+_COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
+
+_DASHES = ":", ":", "-", ":", "-"
 
 
 @styled
 def _picture(found: Mapping[str, PartRecord]) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (variant, record), (color, dashes) in zip(found.items(), _LINES, strict=True):
+    lines = zip(found.items(), _COLORS, _DASHES, strict=True)
+    for (variant, record), color, dashes in lines:
         known = [value is not None for value in record["similarity"]]
         rounds = [at for at, here in enumerate(known) if here]
         for axes, name in ((left, "similarity"), (right, "entropy")):
