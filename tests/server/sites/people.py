@@ -10,11 +10,6 @@ from tests.server.fake_grid import FakeGrid
 
 class People:
     """Who is behind which node; an answer to any question but who they are may be set.
-
-    Parameters
-    ----------
-    names
-        By node id.
     """
 
     def __init__(self, names: dict[int, str]) -> None:
