@@ -46,6 +46,7 @@ import json
 import logging
 import math
 import os
+import platform
 import re
 import select
 import signal
@@ -74,7 +75,13 @@ from flwr.proto.task_pb2 import Task
 
 from knnper import lifeline
 from knnper.errors import RunError
-from knnper.files import FileLock, LockHeldError, lock_holder, make_private
+from knnper.files import (
+    FileLock,
+    LockHeldError,
+    lock_holder,
+    make_private,
+    write_atomically,
+)
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
 from knnper.transport.flower_protocol import (
@@ -354,6 +361,45 @@ def holder(state: Path) -> int | None:
 def is_locked(state: Path) -> bool:
     """Return whether a node runs on this state folder."""
     return holder(state) is not None
+
+
+_NOTE_FILE = "node.json"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A state folder's note of the node that is online."""
+
+    state: Path
+    place: str
+
+    @staticmethod
+    def of(state: Path, lock: int) -> Activation:
+        """Return the note of a folder whose lock is held as the descriptor ``lock``."""
+        machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+        return Activation(state, f"{machine}:{os.fstat(lock).st_ino}")
+
+    def note(self, node_id: int) -> None:
+        """Write down that the node is online."""
+        content = {"node_id": str(node_id), "place": self.place}
+        write_atomically(self._path, json.dumps(content))
+
+    def forget(self) -> None:
+        """Write down that it has left."""
+        self._path.unlink(missing_ok=True)
+
+    def left_behind(self) -> int | None:
+        """Return the id of a node of this folder that did not leave; None without."""
+        try:
+            content = json.loads(self._path.read_text())
+            return int(content["node_id"]) if content["place"] == self.place else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def _path(self) -> Path:
+        return self.state / _NOTE_FILE
 
 
 _FLOWER = Path(flwr.__file__).parent

@@ -9,7 +9,7 @@ import torch
 from knnper.errors import CheckpointError
 from knnper.records import fingerprint
 from knnper.server.checkpoint import CheckpointFolder, History
-from knnper.server.comparison import Norms
+from knnper.server.screening import Norms
 from knnper.strategies.core.records import ModelState
 
 
