@@ -50,12 +50,7 @@ REPLY_S = 0.01
 
 
 class Pace:
-    """Waits that grow with the time in which nothing came.
-
-    Asking costs the server some milliseconds, so that a node without work asks once a
-    second; in the middle of a run it asks at once, and a round is made longer by a
-    twentieth of what the node has waited for it.
-    """
+    """Waits that grow with the time in which nothing came: asking costs the server."""
 
     def __init__(self) -> None:
         self._last_work = time.monotonic()
