@@ -58,7 +58,7 @@ _REPORT_S = 60.0
 def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
-    """Be a node of the federation until it has handed over a model."""
+    """Be a node of the federation until it has distributed a model."""
     site_state = state_of(settings)
     deadline = time.monotonic() + patience_s
     serving = site_state.served()
@@ -76,7 +76,7 @@ def join(
                 )
             if time.monotonic() >= deadline:
                 raise SiteStateError(
-                    f"the server handed over no model within {patience_s:g} s. It does "
+                    f"the server distributed no model within {patience_s:g} s. It does "
                     "so after a run, and as long as run.federation.stay_s says: knnper "
                     "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
                     "with an exported model: knnper site onboard --model FOLDER"

@@ -85,7 +85,7 @@ class Discretion:
         return ClientResults((), failures, withheld=names)
 
 
-_SOURCE = "the model that the server handed over"
+_SOURCE = "the model that the server distributed"
 
 
 def state_of(settings: ClientSettings) -> SiteState:

@@ -16,21 +16,7 @@ def finished_run(
     unseen_fraction: float = 0.0,
     **model: object,
 ) -> Path:
-    """Return the folder ``run`` in ``parent`` with a finished run.
-
-    Parameters
-    ----------
-    parent
-        Where to.
-    method
-        Its name.
-    seed
-        Of the run.
-    unseen_fraction
-        Part of the six clients that take no part in training.
-    model
-        Settings of the model, beside its name and size.
-    """
+    """Return the folder ``run`` in ``parent`` with a finished run."""
     document = {
         "name": "trained",
         "data": {"name": "digits"},

@@ -1,20 +1,12 @@
 """Models with one weight in the head, small enough to train by hand."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData, InputSpec, Normalizer
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelPayload
+from knnper.models.flat import EmbeddingModel
 from knnper.strategies.core.task import Task
-
-SPEC = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
+from tests.strategies.tiny import ONE_PIXEL, task_of
 
 
 class OppositeLogits(nn.Module):
@@ -48,25 +40,9 @@ def task_on_one_feature(
 ) -> Task:
     """Return the task of `OnOneFeature` that starts from these weights."""
     initial = torch.tensor(weights, dtype=torch.float32)
-    return Task(
-        model=FlatModel(OnOneFeature(body)),
-        initial_weights=initial,
-        fresh_weights=lambda rng: initial,
-        normalize=Normalizer(SPEC),
-        spec=SPEC,
-        training=training,
-    )
+    return task_of(lambda: OnOneFeature(body), ONE_PIXEL, training, initial)
 
 
 def two_weights_task(training: TrainingSettings, a: float, b: float) -> Task:
     """Return the task with z = a x, whose weights are (a, b) at first."""
     return task_on_one_feature(nn.Linear(1, 1, bias=False), training, a, b)
-
-
-def one_model_of(
-    method: Method, payload: ModelPayload, part: Any, data: ClientData, rng: RandomKey
-) -> ModelPredictor:
-    """Return what a client is served, which is one model."""
-    predictor = method.personalize(payload, part, data, rng)
-    assert isinstance(predictor, ModelPredictor)
-    return predictor

@@ -90,9 +90,9 @@ def test_the_servers_refusal_is_told(state: State) -> None:
     )
 
 
-def test_a_model_with_another_fingerprint_was_handed_over(state: State) -> None:
+def test_a_model_with_another_fingerprint_was_distributed(state: State) -> None:
     state.places.folder.mkdir()
-    reason = "the model that the server handed over: expected the model 12, found 34"
+    reason = "the model that the server distributed: expected the model 12, found 34"
     note_refusal(state.places.folder, "model", reason)
     finding = state.last_refusal()
     assert finding.verdict is Verdict.PROBLEM

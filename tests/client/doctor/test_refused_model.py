@@ -48,7 +48,7 @@ def test_the_doctor_names_it(tmp_path: Path) -> None:
     checks = list(client_checks(settings))
     finding = looked_at(checks, "refusals")
     assert finding.verdict is Verdict.PROBLEM
-    assert "the model that the server handed over: expected the model" in finding.found
+    assert "the server distributed: expected the model" in finding.found
     assert "install the same versions on both sides" in finding.mend
     # Nothing of it is installed.
     assert looked_at(checks, "model").verdict is Verdict.SKIPPED
