@@ -112,57 +112,42 @@ def test_a_personal_model_alone_is_local() -> None:
     assert torch.equal(predictor.weights, alone.weights)
 
 
-class TestBuffers:
-    """Those that are served were collected at the parameters that are."""
-
-    def after_a_round(
-        self, task: Task, mixing_weight: float
-    ) -> tuple[ModelPredictor, torch.Tensor, torch.Tensor]:
-        """Return what client a serves, the global model and its personal one."""
-        clients = {name: noisy(9, 0, seed=i) for i, name in enumerate("ab")}
-        method = Apfl(task, ApflSettings(mixing_weight))
-        state, memory = run_rounds(method, clients, num_rounds=2)
-        found = served(method, state, memory["a"], clients["a"])
-        return found, state.weights, memory["a"].personal
-
-    @pytest.mark.parametrize("mixing_weight", [0.1, 0.9, 1.0])
-    def test_they_are_those_of_the_mixed_model(self, mixing_weight: float) -> None:
-        task = normed_task(EVERYTHING)
-        ends = self.after_a_round(task, mixing_weight)
-        found, shared, own = ends
-        cut = task.model.num_parameters
-        assert not torch.equal(own[cut:], shared[cut:])
-        assert torch.equal(found.weights[cut:], own[cut:])
-        expected = mixed(shared[:cut], own[:cut], mixing_weight)
-        assert torch.equal(found.weights[:cut], expected)
-
-    def test_without_a_personal_part_they_are_the_global_models(self) -> None:
-        task = normed_task(EVERYTHING)
-        found, shared, own = self.after_a_round(task, 0.0)
-        assert torch.equal(found.weights, shared)
-        assert not torch.equal(own, shared)
+@pytest.mark.parametrize("mixing_weight", [0.0, 0.1, 0.9, 1.0])
+def test_buffers_are_collected_at_the_parameters_that_are_served(
+    mixing_weight: float,
+) -> None:
+    task = normed_task(EVERYTHING)
+    clients = {name: noisy(9, 0, seed=i) for i, name in enumerate("ab")}
+    method = Apfl(task, ApflSettings(mixing_weight))
+    state, memory = run_rounds(method, clients, num_rounds=2)
+    found = served(method, state, memory["a"], clients["a"]).weights
+    shared, own, cut = state.weights, memory["a"].personal, task.model.num_parameters
+    assert not torch.equal(own[cut:], shared[cut:])
+    assert torch.equal(found[cut:], (own if mixing_weight else shared)[cut:])
+    expected = mixed(shared[:cut], own[:cut], mixing_weight)
+    assert torch.equal(found[:cut], expected)
 
 
-class TestNewcomers:
-    def test_the_shared_model_is_fixed(self) -> None:
-        task = linear_task(learning_rate=1.0)
-        method = Apfl(task, ApflSettings(mixing_weight=0.5, unseen_epochs=1))
-        state = method.init(("a",), RandomKey(1))
-        predictor = served(method, state, None, white([0]))
-        # v = ½ · ½, and v̄ = ½ v + ½ · 0.
-        assert predictor.weights.tolist() == [0.125, -0.125]
-        assert predictor.describe() == {"mixing_weight": 0.5}
+def test_the_shared_model_is_fixed() -> None:
+    task = linear_task(learning_rate=1.0)
+    method = Apfl(task, ApflSettings(mixing_weight=0.5, unseen_epochs=1))
+    state = method.init(("a",), RandomKey(1))
+    predictor = served(method, state, None, white([0]))
+    # v = ½ · ½, and v̄ = ½ v + ½ · 0.
+    assert predictor.weights.tolist() == [0.125, -0.125]
+    assert predictor.describe() == {"mixing_weight": 0.5}
 
-    @pytest.mark.parametrize("mixing_weight", [0.0, 1.0])
-    def test_both_ends(self, mixing_weight: float) -> None:
-        task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
-        settings = ApflSettings(mixing_weight, unseen_epochs=2)
-        method = Apfl(task, settings)
-        start = task.initial_weights
-        found = served(method, method.init(("a",), RandomKey(1)), None, data).weights
-        both, rng = data.train_and_validation(), RandomKey(6)
-        tuned = local_sgd(task, start, both, 0.1, rng, num_epochs=2)
-        assert torch.equal(found, tuned.weights if mixing_weight else start)
+
+@pytest.mark.parametrize("mixing_weight", [0.0, 1.0])
+def test_both_ends(mixing_weight: float) -> None:
+    task, data = normed_task(EVERYTHING), noisy(8, 3, seed=1)
+    settings = ApflSettings(mixing_weight, unseen_epochs=2)
+    method = Apfl(task, settings)
+    start = task.initial_weights
+    found = served(method, method.init(("a",), RandomKey(1)), None, data).weights
+    both, rng = data.train_and_validation(), RandomKey(6)
+    tuned = local_sgd(task, start, both, 0.1, rng, num_epochs=2)
+    assert torch.equal(found, tuned.weights if mixing_weight else start)
 
 
 def test_the_mixture_is_exact_where_it_must_be() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, no_examples
 from knnper.seeding import RandomKey
 from knnper.strategies.clustered_fl import (
     ClusteredFL,
@@ -177,30 +176,25 @@ def test_who_was_away_when_a_cluster_was_parted_finds_its_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "expected"),
-    [([1, 1], [0], 0), ([0, 0], [1], 1), ([1], [], 1), ([], [], 1)],
+    ("known_as", "train", "validation", "expected"),
+    [
+        (NEWCOMER, [1, 1], [0], 0),
+        (NEWCOMER, [0, 0], [1], 1),
+        (NEWCOMER, [1], [], 1),
+        (NEWCOMER, [], [], 1),
+        ("b", [0], [], 1),  # a member is served its cluster's, whatever fits
+    ],
 )
 def test_unseen_clients_join_by_their_validation_split(
-    train: list[int], validation: list[int], expected: int
+    known_as: str, train: list[int], validation: list[int], expected: int
 ) -> None:
     method = ClusteredFL(linear_task(), ClusteredFLSettings())
     state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 0, "b": 1, "c": 1})
-    payload = method.broadcast(state, NEWCOMER, KEY)
-    data = white(train, validation)
-    predictor = method.personalize(payload, None, data, KEY)
+    payload = method.broadcast(state, known_as, KEY)
+    predictor = method.personalize(payload, None, white(train, validation), KEY)
     assert predictor.describe() == {"cluster": float(expected)}
     served = predictor(white([0]).train.images)
     assert int(served.argmax()) == expected
-
-
-def test_a_member_is_served_its_clusters_model_whatever_fits() -> None:
-    task = linear_task()
-    method = ClusteredFL(task, ClusteredFLSettings())
-    state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 1})
-    data = ClientData(white([0]).train, no_examples(task.spec))
-    payload = method.broadcast(state, "a", KEY)
-    predictor = method.personalize(payload, None, data, KEY)
-    assert predictor.describe() == {"cluster": 1.0}
 
 
 def parallel(num_clients: int, seed: int) -> tuple[Tensor, list[Tensor]]:

@@ -49,6 +49,12 @@ def proxied(training: TrainingSettings = EVERYTHING) -> Task:
     return with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
 
 
+def white_task(labels: list[int], **training: Any) -> Task:
+    """Return a task of one step of rate 1 where the server has these labels."""
+    task = linear_task(learning_rate=1.0, num_rounds=1, **training)
+    return with_proxy(task, white(labels).train)
+
+
 def dapper(task: Task, *cover: float, **given: Any) -> Method:
     settings = DapperSettings(cover or (0.0, 0.5, 1.0), **given)
     return Dapper(task, of_name("fedavg", task), settings)
@@ -78,9 +84,7 @@ def served(
     [(1.0, None, 0.5), (0.0, None, -0.5), (1.0, 0.5, 0.25)],
 )
 def test_a_step_by_hand(share: float, rate: float | None, expected: float) -> None:
-    task = with_proxy(
-        linear_task(learning_rate=1.0, num_rounds=1), white([1] * 7).train
-    )
+    task = white_task([1] * 7)
     # At 0 the gradient of an example of label 0, the client's, is (-½, ½); that of one
     # of label 1, the server's, is (½, -½).
     method = dapper(task, share, learning_rate=rate)
@@ -93,10 +97,7 @@ def test_a_step_by_hand(share: float, rate: float | None, expected: float) -> No
 def test_a_client_takes_so_many_times_its_own_examples(
     factor: float, alike: bool
 ) -> None:
-    task = with_proxy(
-        linear_task(learning_rate=1.0, num_rounds=1, batch_size=1000),
-        white([0, 1] * 50).train,
-    )
+    task = white_task([0, 1] * 50, batch_size=1000)
     method = dapper(task, 0.0, sample_factor=factor)
     found = served(method, torch.zeros(2), white([0] * 1000))
     # Of one of the server's examples all that is drawn has its label: a step of ½. Of
@@ -105,10 +106,7 @@ def test_a_client_takes_so_many_times_its_own_examples(
 
 
 def test_lambda_is_the_probability_of_the_clients_own_examples() -> None:
-    task = with_proxy(
-        linear_task(learning_rate=1.0, num_rounds=1, batch_size=1000),
-        white([1] * 50).train,
-    )
+    task = white_task([1] * 50, batch_size=1000)
     found = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
     # One step of ½ (fraction of label 0) - ½ (fraction of label 1) = ½ (2 λ - 1); the
     # fraction's standard deviation is 0.014.
@@ -159,80 +157,77 @@ def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
         assert torch.equal(found.weights, expected.weights)
 
 
-class TestChoice:
-    @pytest.mark.parametrize(
-        ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
-    )
-    def test_on_validation(self, validation: list[int], expected: float) -> None:
-        task = with_proxy(
-            linear_task(learning_rate=1.0, num_rounds=1, batch_size=400),
-            white([1] * 7).train,
-        )
-        data = white([0] * 400, validation)
-        found = served(dapper(task), torch.zeros(2), data)
-        assert found.describe() == {"client_share": expected}
-
-    def test_of_equals_the_largest(self) -> None:
-        # The server's examples are the client's: every λ trains the same model.
-        task = with_proxy(
-            linear_task(learning_rate=1.0, num_rounds=1), white([0] * 7).train
-        )
-        method = dapper(task, 0.0, 0.5, 0.75)
-        found = served(method, torch.zeros(2), white([0] * 4, [0]))
-        assert found.describe() == {"client_share": 0.75}
-
-    def test_without_data_it_is_the_model_as_it_is(self) -> None:
-        task = proxied()
-        found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
-        assert torch.equal(found.weights, task.initial_weights)
+@pytest.mark.parametrize(
+    ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
+)
+def test_on_validation(validation: list[int], expected: float) -> None:
+    task = white_task([1] * 7, batch_size=400)
+    data = white([0] * 400, validation)
+    found = served(dapper(task), torch.zeros(2), data)
+    assert found.describe() == {"client_share": expected}
 
 
-class TestSample:
-    def test_it_travels_after_the_last_round_only(self) -> None:
-        training = replace(EVERYTHING, num_rounds=2)
-        task = with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
-        method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
-        plain = of_name("fedavg", task)
-        state: Any = method.init(("a",), key)
-        expected: Any = plain.init(("a",), key)
-        for server_round in (1, 2):
-            payload = method.broadcast(state, "a", key)
-            assert payload.sample is None
-            arguments = (None, data, server_round, key)
-            _, update = method.client_update(payload, *arguments)
-            state = method.aggregate(state, iter([("a", update)]))
-            _, update = plain.client_update(expected, *arguments)
-            expected = plain.aggregate(expected, iter([("a", update)]))
-        assert torch.equal(state.weights, expected.weights)
+def test_of_equals_the_largest() -> None:
+    # The server's examples are the client's: every λ trains the same model.
+    task = white_task([0] * 7)
+    method = dapper(task, 0.0, 0.5, 0.75)
+    found = served(method, torch.zeros(2), white([0] * 4, [0]))
+    assert found.describe() == {"client_share": 0.75}
+
+
+def test_without_data_it_is_the_model_as_it_is() -> None:
+    task = proxied()
+    found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
+    assert torch.equal(found.weights, task.initial_weights)
+
+
+def test_it_travels_after_the_last_round_only() -> None:
+    task = proxied(replace(EVERYTHING, num_rounds=2))
+    method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
+    plain = of_name("fedavg", task)
+    state: Any = method.init(("a",), key)
+    expected: Any = plain.init(("a",), key)
+    for server_round in (1, 2):
         payload = method.broadcast(state, "a", key)
-        assert payload.sample.images.shape == (9, 2, 2, 1)
-        for record_type, record in (
-            (method.state_type, state),
-            (method.payload_type, payload),
-        ):
-            assert type(record) is record_type
-            copied = put_together(record_type, take_apart(record))
-            assert fingerprint(copied) == fingerprint(record)
+        assert payload.sample is None
+        arguments = (None, data, server_round, key)
+        _, update = method.client_update(payload, *arguments)
+        state = method.aggregate(state, iter([("a", update)]))
+        _, update = plain.client_update(expected, *arguments)
+        expected = plain.aggregate(expected, iter([("a", update)]))
+    assert torch.equal(state.weights, expected.weights)
+    payload = method.broadcast(state, "a", key)
+    assert payload.sample.images.shape == (9, 2, 2, 1)
+    for record_type, record in (
+        (method.state_type, state),
+        (method.payload_type, payload),
+    ):
+        assert type(record) is record_type
+        copied = put_together(record_type, take_apart(record))
+        assert fingerprint(copied) == fingerprint(record)
 
-    def test_no_more_than_is_allowed(self) -> None:
-        task = proxied()
-        for most, expected in ((4, 4), (30, 9)):
-            method = dapper(task, most_sampled=most)
-            state = replace(method.init(("a",), RandomKey(1)), rounds_made=1)
-            payload = method.broadcast(state, "a", RandomKey(5))
-            assert len(payload.sample.images) == expected
 
-    def test_before_it_came_a_client_fine_tunes(self) -> None:
-        task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
-        method = dapper(task)
-        payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
-        found = method.personalize(payload, None, data, RandomKey(6))
-        assert found.describe() == {"client_share": 1.0}
+def test_no_more_than_is_allowed() -> None:
+    task = proxied()
+    for most, expected in ((4, 4), (30, 9)):
+        method = dapper(task, most_sampled=most)
+        state = replace(method.init(("a",), RandomKey(1)), rounds_made=1)
+        payload = method.broadcast(state, "a", RandomKey(5))
+        assert len(payload.sample.images) == expected
 
-    def test_a_server_without_examples_is_refused(self) -> None:
-        task = normed_task(EVERYTHING)
-        with pytest.raises(RunError, match="the server has none"):
-            served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
+
+def test_before_it_came_a_client_fine_tunes() -> None:
+    task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
+    method = dapper(task)
+    payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
+    found = method.personalize(payload, None, data, RandomKey(6))
+    assert found.describe() == {"client_share": 1.0}
+
+
+def test_a_server_without_examples_is_refused() -> None:
+    task = normed_task(EVERYTHING)
+    with pytest.raises(RunError, match="the server has none"):
+        served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
 
 
 def test_a_field_is_not_given_twice() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,8 +68,7 @@ def fedattn_of(task: Task, **settings: Any) -> Method:
 
 
 def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
-    predictor = one_model_of(method, payload, None, data, RandomKey(0))
-    return predictor.weights
+    return one_model_of(method, payload, None, data, RandomKey(0)).weights
 
 
 def test_first_round_by_hand() -> None:
@@ -124,30 +124,37 @@ def test_the_attention_steps_along_the_mean_of_the_returned_changes() -> None:
     )
 
 
-def test_biases_are_found_by_what_they_are() -> None:
-    task = normed_task()
-    found = bias_mask(task)
-    names = task.model.named(found.float())
-    chosen = sorted(name for name, part in names.items() if bool(part.any()))
-    assert chosen == ["classifier.bias", "features.0.bias", "features.1.bias"]
-    assert int(found.sum()) == 4 + 4 + 3
-
-
-def test_both_biases_of_an_lstm_are_biases() -> None:
+def lstm_task() -> Task:
     settings = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
     spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
     choice, training = Choice("stacked_lstm", settings), TrainingSettings()
-    task = build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
+    return build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "number"),
+    [
+        (
+            normed_task,
+            ["classifier.bias", "features.0.bias", "features.1.bias"],
+            4 + 4 + 3,
+        ),
+        # Four gates of five units, twice, and four classes.
+        (
+            lstm_task,
+            ["classifier.linear.bias", "layers.0.bias_hh_l0", "layers.0.bias_ih_l0"],
+            2 * 20 + 4,
+        ),
+    ],
+)
+def test_biases_are_found_by_what_they_are(
+    make: Callable[[], Task], expected: list[str], number: int
+) -> None:
+    task = make()
     found = bias_mask(task)
     names = task.model.named(found.float())
-    chosen = sorted(name for name, part in names.items() if bool(part.any()))
-    assert chosen == [
-        "classifier.linear.bias",
-        "layers.0.bias_hh_l0",
-        "layers.0.bias_ih_l0",
-    ]
-    # Four gates of five units, twice, and four classes.
-    assert int(found.sum()) == 2 * 20 + 4
+    assert sorted(name for name, part in names.items() if part.any()) == expected
+    assert int(found.sum()) == number
 
 
 def test_what_a_client_gets_is_weighed_by_the_attention() -> None:

@@ -30,6 +30,7 @@ from tests.strategies.tiny import (
     noisy,
     normed_task,
     of_name,
+    one_model_of,
     run_rounds,
     white,
 )
@@ -112,7 +113,7 @@ def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
     method = FedBasis(linear_task(training), settings)
     assert training.learning_rate_at(4) < 0.5
     payload = Bases((torch.zeros(2),))
-    served: Any = method.personalize(payload, None, white([0]), KEY)
+    served = one_model_of(method, payload, None, white([0]))
     # A step of ½, and one of 1 - σ(1).
     assert served.weights.tolist() == pytest.approx([expected, -expected], abs=1e-6)
 
@@ -185,7 +186,7 @@ def test_a_client_is_served_a_combination_and_its_own_head() -> None:
     seen = method.broadcast(state, "a", KEY)
     unseen = method.broadcast(state, NEWCOMER, KEY)
     assert all(map(torch.equal, seen.models, unseen.models))
-    served: Any = method.personalize(unseen, None, data, KEY)
+    served = one_model_of(method, unseen, None, data)
     alpha = list(served.describe().values())
     assert list(served.describe()) == [f"combination_{k}" for k in range(3)]
     assert sum(alpha) == pytest.approx(1.0)
@@ -202,9 +203,8 @@ def test_a_client_is_served_a_combination_and_its_own_head() -> None:
 def test_without_a_personal_classifier_the_head_is_combined_too() -> None:
     task, state = trained()
     settings = FedBasisSettings(blocks="whole", personal_classifier=False)
-    served: Any = FedBasis(task, settings).personalize(
-        Bases(state.models), None, noisy(9, 3, seed=7), KEY
-    )
+    method, payload = FedBasis(task, settings), Bases(state.models)
+    served = one_model_of(method, payload, None, noisy(9, 3, seed=7))
     expected = convex(task, state.models, list(served.describe().values()))
     number = task.model.num_parameters
     torch.testing.assert_close(served.weights[:number], expected[:number])
@@ -212,9 +212,8 @@ def test_without_a_personal_classifier_the_head_is_combined_too() -> None:
 
 def test_a_client_without_data_is_served_the_uniform_combination() -> None:
     task, state = trained()
-    served: Any = FedBasis(task, FedBasisSettings()).personalize(
-        Bases(state.models), None, noisy(0, 0, seed=1), KEY
-    )
+    method, payload = FedBasis(task, FedBasisSettings()), Bases(state.models)
+    served = one_model_of(method, payload, None, noisy(0, 0, seed=1))
     torch.testing.assert_close(served.weights, convex(task, state.models, [1 / 3] * 3))
     assert served.describe() == pytest.approx(dict.fromkeys(served.describe(), 1 / 3))
 

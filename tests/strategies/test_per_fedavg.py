@@ -1,25 +1,34 @@
 """Per-FedAvg on two parameters, and at an inner rate of 0."""
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import ClientData, Examples
 from knnper.experiment import TrainingSettings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalModel, local_sgd
 from knnper.strategies.per_fedavg import PerFedAvg, PerFedAvgSettings, hessian_product
-from tests.strategies.tiny import KEY, linear_task, of_name, run_rounds, white
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    white,
+)
 
 Variant = Literal["first_order", "hessian_free"]
 
 VARIANTS: tuple[Variant, ...] = ("first_order", "hessian_free")
+EVERYTHING = TrainingSettings(
+    batch_size=3, local_steps=5, learning_rate=0.1, momentum=0.5, weight_decay=0.01
+)
 WRONG = 0.2689414  # 1 - σ(1): p(1) where the logits are (½, -½)
 
 
@@ -36,14 +45,6 @@ def mixed(count: int, seed: int) -> ClientData:
     labels = torch.randint(0, 2, (count,), generator=generator)
     train = Examples(images, labels)
     return ClientData(train, train.take(torch.arange(0)))
-
-
-def with_everything(task: Task) -> Task:
-    """Return the task with momentum, weight decay and several steps a round."""
-    training = TrainingSettings(
-        batch_size=3, local_steps=5, learning_rate=0.1, momentum=0.5, weight_decay=0.01
-    )
-    return replace(task, training=training)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_round_weights_clients_by_their_examples() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_an_inner_step_it_is_fedavg(variant: Variant) -> None:
-    task = with_everything(linear_task(num_pixels=4))
+    task = linear_task(EVERYTHING, num_pixels=4)
     clients = {name: mixed(7 + seed, seed) for seed, name in enumerate("abc")}
     expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
     found, _ = run_rounds(method_of(task, variant, 0.0), clients, num_rounds=3)
@@ -127,12 +128,10 @@ def test_both_passes_of_a_difference_drop_the_same_units() -> None:
 
 
 def test_clients_are_served_the_adapted_model() -> None:
-    training = TrainingSettings(learning_rate=9.0, momentum=0.9, weight_decay=0.5)
-    task = linear_task(training)
-    train, validation = white([0, 0]).train, white([1, 1]).train
-    payload, data = ModelPayload(torch.zeros(2)), ClientData(train, validation)
+    task = linear_task(learning_rate=9.0, momentum=0.9, weight_decay=0.5)
+    payload, data = ModelPayload(torch.zeros(2)), white([0, 0], [1, 1])
     method = method_of(task, "first_order", inner=0.5, epochs=1)
-    predictor: Any = method.personalize(payload, None, data, KEY)
+    predictor = one_model_of(method, payload, None, data)
     # Both splits together pull to neither side; the training split alone makes a step
     # of α (½, -½) = (¼, -¼), with nothing of momentum, weight decay and β.
     assert predictor.weights.tolist() == [0.0, 0.0]
@@ -145,17 +144,16 @@ def test_steps_follow_one_another() -> None:
     task = linear_task()
     payload = ModelPayload(torch.zeros(2))
     method = method_of(task, "hessian_free", inner=1.0, epochs=2)
-    predictor: Any = method.personalize(payload, None, white([0]), KEY)
+    predictor = one_model_of(method, payload, None, white([0]))
     # ½, then 1 - σ(1) more.
     assert float(predictor.weights[0]) == pytest.approx(0.5 + WRONG, abs=1e-6)
     as_it_is = method_of(task, "hessian_free", inner=1.0, epochs=0)
-    unchanged: Any = as_it_is.personalize(payload, None, white([0]), KEY)
+    unchanged = one_model_of(as_it_is, payload, None, white([0]))
     assert torch.equal(unchanged.weights, payload.weights)
 
 
 def test_a_client_without_examples_changes_nothing() -> None:
     task = linear_task()
-    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
     payload, method = ModelPayload(torch.ones(2)), method_of(task, "hessian_free", 1.0)
-    _, update = method.client_update(payload, None, nothing, 1, KEY)
+    _, update = method.client_update(payload, None, white([]), 1, KEY)
     assert torch.equal(update.weights, payload.weights)

@@ -24,9 +24,10 @@ from tests.strategies.tiny import (
     of_name,
     one_model_of,
     run_rounds,
+    task_on_one_feature,
+    two_weights_task,
     white,
 )
-from tests.strategies.two_weights import task_on_one_feature, two_weights_task
 
 SIGMA_1 = 0.26894142  # σ(-1)
 SIGMA_2 = 0.11920292  # σ(-2)

@@ -17,7 +17,6 @@ from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
 from knnper.strategies.pfedme import PFedMe, PFedMeSettings
-from tests.strategies.small_updates import updates
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -26,6 +25,7 @@ from tests.strategies.tiny import (
     of_name,
     one_model_of,
     run_rounds,
+    updates,
     white,
 )
 
@@ -169,15 +169,6 @@ def test_an_infinite_pull_ends_at_the_mean() -> None:
     memory, update = method.client_update(payload, own, white([0, 1]), 1, KEY)
     torch.testing.assert_close(memory.weights, torch.ones(2))
     assert torch.equal(update.weights, memory.weights)
-
-
-def test_a_seen_client_is_served_its_own_model() -> None:
-    method = FedMTL(linear_task(), FedMTLSettings())
-    payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
-    served = one_model_of(method, payload, own, white([0]))
-    assert torch.equal(served.weights, own.weights)
-    assert not method.serves_global_model
-    assert not method.personalizes_by_inference
 
 
 def test_an_unseen_client_trains_on_both_splits() -> None:

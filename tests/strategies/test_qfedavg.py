@@ -13,13 +13,13 @@ from knnper.strategies.qfedavg import (
     QFedAvgState,
     QFedAvgUpdate,
 )
-from tests.strategies.small_updates import random_updates
 from tests.strategies.tiny import (
     KEY,
     linear_task,
     noisy,
     normed_task,
     of_name,
+    random_updates,
     run_rounds,
     white,
 )

@@ -19,39 +19,51 @@ from knnper.strategies.fedtrimmedavg import (
     FedTrimmedAvgSettings,
     trimmed_at_each_end,
 )
-from knnper.strategies.krum import Krum, KrumSettings, lowest
+from knnper.strategies.krum import Krum, KrumSettings
 from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
-from tests.strategies.small_updates import on_a_line, random_updates, updates
 from tests.strategies.tiny import (
     KEY,
     linear_task,
     noisy,
     normed_task,
     of_name,
+    on_a_line,
+    random_updates,
     run_rounds,
+    updates,
 )
 
 BEFORE = ModelState(torch.zeros(2))
 
 
-def test_the_closest_to_its_neighbours_by_hand() -> None:
-    method = Krum(linear_task(), KrumSettings(1))
-    # To the 5 - 1 - 2 = 2 closest: 0: 1 + 9 = 10; 1: 1 + 4 = 5; 3: 4 + 9 = 13;
-    # 10: 49 + 81; 100: 8100 + 9409.
-    after = method.aggregate(BEFORE, iter(on_a_line(0, 1, 3, 10, 100)))
-    assert after.weights.tolist() == [1, 0]
+SEVEN = (0, 1, 2, 3, 10, 10.1, 10.3)
+# Steps of the smallest size that float32 has at 10,000, where the squares of the
+# norms (10^8) would have lost them.
+STEPS = tuple(10_000 + step * 2**-10 for step in (0, 1, 3, 10, 100))
 
 
-def test_fewer_neighbours_count_where_more_are_bad() -> None:
-    held = on_a_line(0, 1, 2, 3, 10, 10.1, 10.3)
-    # f = 0: 5 neighbours; the middle of all, 3, has 0: 9 + 1 + 4 ... the least.
-    task = linear_task()
-    alone = Krum(task, KrumSettings(0)).aggregate(BEFORE, iter(held))
-    assert alone.weights.tolist() == [3, 0]
-    # f = 2: 3 neighbours, of which 10.1 has two at less than 0.21 and one at 7.1:
-    # 50.4; 1 has 1 + 1 + 4, as 2 has, and is the first.
-    expecting_two = Krum(task, KrumSettings(2)).aggregate(BEFORE, iter(held))
-    assert expecting_two.weights.tolist() == [1, 0]
+@pytest.mark.parametrize(
+    ("num_malicious", "line", "chosen"),
+    [
+        # To the 5 - 1 - 2 = 2 closest: 0: 1 + 9 = 10; 1: 1 + 4 = 5; 3: 4 + 9 = 13;
+        # 10: 49 + 81; 100: 8100 + 9409.
+        (1, (0, 1, 3, 10, 100), 1),
+        # 5 neighbours; the middle of all, 3, has 0: 9 + 1 + 4 ... the least.
+        (0, SEVEN, 3),
+        # 3 neighbours, of which 10.1 has two at less than 0.21 and one at 7.1: 50.4;
+        # 1 has 1 + 1 + 4, as 2 has, and is the first.
+        (2, SEVEN, 1),
+        (0, (-99, 101, 0, 2), 0),  # 0: 4 + 99²; 2: 4 + 99²
+        (0, (-99, 101, 2, 0), 2),
+        (0, range(40), 19),  # the two in the middle, to all but the farthest
+        (0, range(39, -1, -1), 20),
+        (1, STEPS, STEPS[1]),
+    ],
+)
+def test_krum_by_hand(num_malicious: int, line: Sequence[float], chosen: float) -> None:
+    method = Krum(linear_task(), KrumSettings(num_malicious))
+    after = method.aggregate(BEFORE, iter(on_a_line(*line)))
+    assert after.weights.tolist() == [chosen, 0]
 
 
 def test_one_attacker_is_not_followed() -> None:
@@ -68,40 +80,6 @@ def test_of_equal_scores_the_first_clients_wins() -> None:
     held = on_a_line(7, 8, 100)
     for order in (held, held[::-1]):
         assert method.aggregate(BEFORE, iter(order)).weights.tolist() == [7, 0]
-
-
-@pytest.mark.parametrize(
-    ("line", "first"),
-    [
-        ((-99, 101, 0, 2), 0),  # 0: 4 + 99²; 2: 4 + 99²
-        ((-99, 101, 2, 0), 2),
-        (range(40), 19),  # the two in the middle, to all but the farthest
-        (range(39, -1, -1), 20),
-    ],
-)
-def test_no_order_of_sorting_makes_a_later_client_win(
-    line: Sequence[float], first: float
-) -> None:
-    method = Krum(linear_task(), KrumSettings(0))
-    after = method.aggregate(BEFORE, iter(on_a_line(*line)))
-    assert after.weights.tolist() == [first, 0]
-
-
-def test_equal_scores_are_in_the_order_of_the_clients() -> None:
-    line = np.arange(40.0)
-    order = lowest((line[:, None] - line) ** 2, 0)
-    assert order[:6] == [19, 20, 18, 21, 17, 22]
-    everybody = lowest(np.zeros((40, 40)), 0)
-    assert everybody == list(range(40))
-
-
-def test_small_differences_of_large_weights_are_seen() -> None:
-    # Steps of the smallest size that float32 has at 10,000, where the squares of the
-    # norms (10^8) would have lost them.
-    steps = [10_000 + step * 2**-10 for step in (0, 1, 3, 10, 100)]
-    method = Krum(linear_task(), KrumSettings(1))
-    after = method.aggregate(BEFORE, iter(on_a_line(*steps)))
-    assert after.weights.tolist() == [steps[1], 0]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +112,7 @@ def test_the_mean_of_the_best_by_hand() -> None:
     task = linear_task()
     line = ([0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [10.0, 0.0], [100.0, 0.0])
     held = updates(*line, examples=[1, 3, 4, 2, 9])
-    # The scores are 10, 5, 13, 130, 17509 (test_krum.py): of two, the models 1 and 0,
+    # The scores are 10, 5, 13, 130, 17509 (above): of two, the models 1 and 0,
     # weighted by examples: 3 · 1 / 4.
     two = MultiKrum(task, MultiKrumSettings(1, 2)).aggregate(BEFORE, iter(held))
     assert two.weights.tolist() == [0.75, 0]
@@ -182,14 +160,6 @@ def test_both_phases_by_hand() -> None:
     # Krum would have selected {0, 1, 2, 3, 5}, and ended with 2.
     after = method.aggregate(BEFORE, iter(on_a_line(0, 1, 2, 3, 5, 7, 8)))
     assert after.weights.tolist() == [pytest.approx(10 / 3), 0]
-
-
-def test_krum_chooses_one_after_the_other() -> None:
-    line = np.array([0.0, 1, 2, 3, 5, 7, 8])
-    distances = (line[:, None] - line) ** 2
-    assert iterated_krum(distances, 1) == [2, 3, 5, 0, 4]
-    # Nobody is bad: everybody is chosen.
-    assert sorted(iterated_krum(distances, 0)) == list(range(7))
 
 
 @pytest.mark.parametrize(("num_clients", "num_malicious"), [(7, 1), (12, 2), (15, 3)])

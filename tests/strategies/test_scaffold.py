@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.data.examples import ClientData, no_examples
 from knnper.strategies.catalogue import PERSONALIZERS
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.task import Task
@@ -25,6 +24,7 @@ from tests.strategies.tiny import (
     noisy,
     normed_task,
     of_name,
+    one_model_of,
     run_rounds,
     white,
 )
@@ -133,7 +133,7 @@ def test_without_controls_it_is_fedavg() -> None:
 
 def test_a_client_without_steps_keeps_its_control() -> None:
     task = linear_task()
-    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
+    nothing = white([])
     payload = ScaffoldPayload(torch.ones(2), torch.tensor([1.0, 2.0]))
     before = ScaffoldClientState(torch.tensor([3.0, 4.0]))
     after, update = scaffold_of(task).client_update(payload, before, nothing, 1, KEY)
@@ -147,7 +147,7 @@ def test_the_global_model_is_trained_on_without_controls() -> None:
     tuned = on_top(task, Scaffold(task, ScaffoldSettings()), on_top.settings_type())
     far = torch.tensor([100.0, -100.0])
     payload = ScaffoldPayload(torch.zeros(2), control=far)
-    served: Any = tuned.personalize(payload, None, white([0]), KEY)
+    served = one_model_of(tuned, payload, None, white([0]))
     # A plain step of ½ from 0: the gradient is (-½, ½), whatever the controls are.
     assert served.weights.tolist() == [0.25, -0.25]
     assert not tuned.personalizes_by_inference

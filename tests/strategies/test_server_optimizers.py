@@ -7,7 +7,6 @@ from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
 from knnper.strategies.fedadam import FedAdam, FedAdamSettings, MomentState
 from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings, FedAvgMState
 from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
-from tests.strategies.small_updates import updates
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -15,6 +14,7 @@ from tests.strategies.tiny import (
     normed_task,
     of_name,
     run_rounds,
+    updates,
 )
 
 

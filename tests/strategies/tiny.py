@@ -1,4 +1,4 @@
-"""Tasks small enough to train by hand, their clients, and a serial loop of rounds."""
+"""Tasks small enough to train by hand, their clients, updates and rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +15,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 
 KEY = RandomKey(11)
@@ -152,3 +153,68 @@ def topped(on_top: str, task: Task, **settings: Any) -> Method:
     """Return FedAvg with a personalisation of the catalogue on top."""
     top = PERSONALIZERS[on_top]
     return top(task, of_name("fedavg", task), top.settings_type(**settings))
+
+
+class OppositeLogits(nn.Module):
+    """From z, shape (n, 1), to logits (b z, -b z)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        logit = self.weight * z
+        return torch.cat([logit, -logit], dim=1)
+
+
+class OnOneFeature(EmbeddingModel):
+    """A body from one pixel to one feature z, and `OppositeLogits`."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.embedding_dim, self.num_classes = 1, 2
+        self.body = body
+        self.classifier = OppositeLogits()
+
+    def embed(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x.flatten(start_dim=1))
+        return features
+
+
+def task_on_one_feature(
+    body: nn.Module, training: TrainingSettings, *weights: float
+) -> Task:
+    """Return the task of `OnOneFeature` that starts from these weights."""
+    initial = torch.tensor(weights, dtype=torch.float32)
+    return task_of(lambda: OnOneFeature(body), ONE_PIXEL, training, initial)
+
+
+def two_weights_task(training: TrainingSettings, a: float, b: float) -> Task:
+    """Return the task with z = a x, whose weights are (a, b) at first."""
+    return task_on_one_feature(nn.Linear(1, 1, bias=False), training, a, b)
+
+
+Updates = list[tuple[str, ModelUpdate]]
+
+
+def updates(*models: Sequence[float], examples: Sequence[int] = ()) -> Updates:
+    """Return one update a model, of one example each if it is not said."""
+    sizes = examples or [1] * len(models)
+    pairs = zip(models, sizes, strict=True)
+    return [
+        (chr(ord("a") + i), ModelUpdate(torch.tensor(model), size, 0.5))
+        for i, (model, size) in enumerate(pairs)
+    ]
+
+
+def on_a_line(*positions: float) -> Updates:
+    """Return updates of two weights, of which the second is 0."""
+    return updates(*([float(position), 0.0] for position in positions))
+
+
+def random_updates(num_clients: int, num_weights: int, seed: int) -> Updates:
+    """Return updates that differ in weights and numbers of examples."""
+    generator = RandomKey(seed).numpy()
+    models = generator.normal(size=(num_clients, num_weights)).astype("float32")
+    sizes = generator.integers(1, 9, num_clients)
+    return updates(*models.tolist(), examples=sizes.tolist())
