@@ -11,6 +11,4 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
         raise RunNotRunningException
 
     with pytest.raises(RunError, match="the run has ended meanwhile"):
-        flower_supernode._tidied_up(pull_objects)(
-            ["an object"], pull_object_fn=pull
-        )
+        flower_supernode._tidied_up(pull_objects)(["an object"], pull_object_fn=pull)
