@@ -16,9 +16,8 @@ from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
 from knnper.datastore.store import UNNAMED, empty_memory_store
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.memory import Tuned, remember
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.knn_per import Tuned, memorize, remember
 from tests.client.state.small_site import (
     NAME,
     TASK,
