@@ -5,8 +5,7 @@ import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from knnper.client.doctor import Credentials
-from knnper.client.flower_node import locked
-from knnper.client.node import Activation
+from knnper.client.flower_node import Activation, locked
 from knnper.transport.credentials import (
     issue_server_certificate,
     new_authority,

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from knnper.client.doctor import State
-from knnper.client.flower_node import holder, locked
+from knnper.client.flower_node import Activation, holder, locked
 from knnper.client.install import SiteState
 from knnper.client.limits import note_refusal
-from knnper.client.node import Activation
 from knnper.client.state import read_serving
 from knnper.files import write_atomically
 from knnper.strategies.core.exported_model import save_model

@@ -2,8 +2,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from knnper.client.flower_node import locked
-from knnper.client.node import Activation
+from knnper.client.flower_node import Activation, locked
 
 
 def _of(state: Path) -> Activation:

@@ -1,4 +1,5 @@
 import pytest
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import RunNotRunningException
 
 from knnper.client import flower_node as flower_supernode
@@ -10,4 +11,4 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
         raise RunNotRunningException
 
     with pytest.raises(RunError, match="the run has ended meanwhile"):
-        flower_supernode._pulling()(["an object"], pull_object_fn=pull)
+        flower_supernode._tidied_up(pull_objects)(["an object"], pull_object_fn=pull)
