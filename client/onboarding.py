@@ -51,7 +51,6 @@ def onboard(
 
 
 _ORDERLY_END_S = 5.0
-
 _REPORT_S = 60.0
 
 

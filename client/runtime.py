@@ -31,20 +31,16 @@ from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import EmbeddingPool
 
 R = TypeVar("R")
-
 _ASIDE = "aside"
-
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 class ClientStateStore:
-    """Client states in a folder, by client and round.
+    """Client states in a folder, by client and round."""
 
-    Those are kept that belong to a checkpoint of the server's: after a kill, or when
-    the run goes back to an older round, a client goes on from the state it had there,
-    not from one that the repeated rounds are about to make again. Such a state is put
-    aside until the run has passed its round: the server may think better of it.
-    """
+    # After a kill a client goes on from the state it had at the server's checkpoint.
+    # Newer ones are put aside until the run has passed their round: the server may go
+    # back to them.
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,11 +67,7 @@ class ClientStateStore:
     def save(
         self, client: str, server_round: int, state: object, keep: Collection[int]
     ) -> None:
-        """Write the client's state after a round, atomically.
-
-        The server may go back to the rounds ``keep``: the newest state at each of them
-        stays, and all that are newer than the latest.
-        """
+        """Write the client's state; those stay that the rounds ``keep`` go back to."""
         parts = take_apart(state)
         path = self._path(client, server_round)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,12 +218,8 @@ class ClientRuntime:
         reference: object,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        """Personalise, then read the test splits: once, and only here.
-
-        Several clients may be asked together; what each is served, and its figures, are
-        what they would be alone, in every bit. A client that cannot be served leaves
-        the others alone.
-        """
+        """Personalise, then read the test splits: once, and only here."""
+        # Every client's figures are, in every bit, what they would be alone.
         failures: dict[str, str] = {}
         rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)

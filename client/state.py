@@ -28,7 +28,6 @@ class SiteStateError(KnnPerError):
 
 
 _Identity = dict[str, str | None]
-
 _IDENTITY = TypeAdapter(_Identity)
 
 
@@ -81,10 +80,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
 
 
 def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
-    """Refuse a folder that is another client's; return whose it is, and write nothing.
-
-    Without a key (None) that of the folder is not asked for.
-    """
+    """Return whose folder it is; refuse another client's. Nothing is written."""
     known: _Identity = {}
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -181,8 +177,7 @@ class Accuracy:
 class Gain:
     """What the memory adds to the global model's accuracy; None is not known.
 
-    ``margin`` is half the width of its interval of 95 % (Agresti and Min, "Simple
-    improved confidence intervals for comparing matched proportions", 2005).
+    ``margin`` is half its interval of 95 % (Agresti and Min 2005, matched proportions).
     """
 
     expected: float | None = None
@@ -250,7 +245,6 @@ def write_serving(path: Path, serving: Serving) -> None:
 
 
 _PENDING_SERVING, _EXAMPLES = "serving.json", "examples.safetensors"
-
 _NAMES, _MOVED = "names", "moved"
 
 

@@ -51,11 +51,8 @@ from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import Server, SocketLimits, listen
 
 Schema = dict[str, Any]
-
 _FOUND = (Match.PARTIAL, Match.FULL)
-
 _BINARY: Schema = {"type": "string", "format": "binary"}
-
 _SCHEMAS = "#/components/schemas/{model}"
 
 
@@ -213,9 +210,7 @@ def _body(by_type: Schema) -> Schema:
 
 
 _STOPPING_S = 30
-
 _BETWEEN_NOTICES_S = 60
-
 _LOG = logging.getLogger(__name__)
 
 

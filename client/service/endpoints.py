@@ -289,7 +289,6 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 PICTURE_PATH = "/examples/{example}/image"
-
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

@@ -182,11 +182,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """Give what a request sends, to be held until its answer is known.
-
-        It is refused, as soon as that is known, where it is too large (413), comes too
-        slowly (408), or too many others are held (503).
-        """
+        """Give what a request sends, to be held until its answer is known."""
         self._require_size(int(request.headers.get("content-length", 0)))
         chunks, size = list[bytes](), 0
         try:
@@ -264,45 +260,31 @@ class Budget:
 
 
 JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
-
 PICTURES = ("image/png", "image/jpeg")
-
 FORM_FIELD = "image"
-
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
-
 MAX_LISTED = 10_000
-
 LATEST = 253_402_300_800.0  # the end of the year 9999
-
 _FORMATS = ("PNG", "JPEG")
-
 _MODES = {1: "L", 3: "RGB"}
 
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
-
 _NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
-
 _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
 
 _MAX_PART_HEADER = 4096
-
 _PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
-
 _IN_ORDER: Any = Field(union_mode="left_to_right")
 
 # What pydantic says of an alternative that was not meant, and the names it gives them.
 _OTHER_ALTERNATIVE = frozenset(("model_type", "list_type"))
-
 _ALTERNATIVES = frozenset(("Picture", "Text", "constrained-int"))
-
 _LONGEST_MESSAGE = 1000
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -322,7 +304,6 @@ Name = Annotated[
 ]  # as names of files are
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_whole)]
-
 Time = Annotated[float, Field(ge=0, le=LATEST, description="Seconds since 1970 (UTC).")]
 
 
@@ -377,12 +358,7 @@ class DeletionRequest(_Strict):
 
 
 class Reader:
-    """Reads what is sent for one model; made by `reader_of`.
-
-    ``prediction``, ``addition`` and ``deletion`` are the JSON bodies that are taken,
-    exactly, by which they are checked and described. What is refused is 400 (not what
-    it claims to be), 413 (too much), 415 (of another type) or 422 (not as described).
-    """
+    """Reads what is sent for one model; made by `reader_of`."""
 
     def __init__(
         self, spec: InputSpec, class_names: tuple[str, ...], limits: Limits
@@ -652,7 +628,7 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
     file = io.BytesIO(content)
     try:
         found_shape, in_columns, found = _NPY_HEADERS[npy.read_magic(file)](file)
-    # A damaged header is parsed as Python's literals are.
+    # Own code: numpy.load would copy, and believe the size that a header claims.
     except (
         KeyError,
         ValueError,
@@ -687,7 +663,8 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
 
 def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
     """Return type and content of the parts of ``multipart/form-data`` (RFC 7578)."""
-    # The libraries for forms write files to disk: what is sent must not leave memory.
+    # Own code: libraries for forms write files to disk, and take a form that is cut
+    # short without its last input.
     if not body.boundary.isascii() or not 1 <= len(body.boundary) <= 70:
         raise _malformed("a boundary of 1 to 70 characters in the content type")
     # The first delimiter has no line before it.

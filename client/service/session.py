@@ -20,19 +20,14 @@ from knnper.data.examples import no_examples
 from knnper.errors import KnnPerError
 
 T = TypeVar("T")
-
 _TRIALS = 3
-
 _LOG = logging.getLogger(__name__)
 
 
 class Current:
-    """Opens what is served as soon as it is there, and follows what is installed.
+    """Opens what is served as soon as it is there, and follows what is installed."""
 
-    ``open_served`` opens it; a `KnnPerError` means that there is nothing to serve yet.
-    Nothing that goes wrong ends this: what was served is served on, and every
-    ``poll_s`` seconds it looks again.
-    """
+    # Nothing that goes wrong ends this: what was served is served on.
 
     def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
         self._open, self._poll_s = open_served, poll_s
@@ -125,6 +120,9 @@ def _seconds_per_input(served: ServedModel) -> float:
 class Workers:
     """A few threads, with a queue that has an end; used from one event loop."""
 
+    # Own code: anyio's limiter frees the slot of a thread that nobody waits for, so
+    # that abandoned work would pile up.
+
     def __init__(
         self, name: str, num_threads: int, max_waiting: int, timeout_s: float
     ) -> None:
@@ -135,11 +133,8 @@ class Workers:
         self._num_pending = 0
 
     async def run(self, work: Callable[[], T], *, changes: bool = False) -> T:
-        """Return what ``work`` returns; refuse (503) what would take too long.
-
-        A thread cannot be stopped. What has begun and ``changes`` something is waited
-        for; else the thread alone goes on with it, and takes up other work afterwards.
-        """
+        """Return what ``work`` returns; refuse (503) what would take too long."""
+        # No thread can be stopped: what has begun and makes `changes` is waited for.
         if self._num_pending >= self._most:
             raise self._too_busy(f"{self._num_pending} requests wait already")
         self._num_pending += 1
@@ -174,7 +169,6 @@ def _look_away(answer: "asyncio.Future[T]") -> None:
 
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
-
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
