@@ -24,7 +24,7 @@ FOLDER ?= .golden
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
   tests/simulation/test_site_parity.py tests/simulation/test_trained_model.py
 
-.PHONY: help install demo figures test test-kernels test-slow check format docker-try bench clean
+.PHONY: help install demo figures test test-kernels test-slow check format docs docker-try bench clean
 .PHONY: golden golden-freeze
 .PHONY: $(BENCHMARKS:%=bench-%)
 help: ## Show the targets
@@ -84,6 +84,10 @@ check: $(STAMP) ## Format, lint, types, import layers
 format: $(STAMP) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP) ## Build the documentation, its reference made from the code: build/site
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
 
 docker-try: $(STAMP) ## Try the images: a federation in containers, in ten minutes
 	$(BIN)/python docker/try.py

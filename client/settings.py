@@ -86,7 +86,13 @@ class ServerTrust(Settings):
 
 @dataclass(frozen=True)
 class ServiceCertificate(Settings):
-    """What the service shows to those who ask it over TLS; both are PEM files."""
+    """What the service shows to those who ask it over TLS.
+
+    Attributes
+    ----------
+    certificate, key
+        PEM files.
+    """
 
     certificate: Path
     key: Path

@@ -230,6 +230,8 @@ class LiveView:
 
     def refresh(self) -> None:
         """See what another process has changed."""
+        # Whoever asks while another thread does this waits for it: otherwise it might
+        # find what was deleted before it asked.
         with self._refreshing:
             has_changed = self._rows.has_changed()
             self._is_behind |= has_changed

@@ -124,6 +124,7 @@ def require_new_names(rows: Rows, new: NewExamples) -> None:
 def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
     """Return ``new`` as a policy sees it."""
     first = num_offered + 1
+    # A clock that was set back must not make them the oldest.
     clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
     now = torch.full((len(new),), clock, dtype=torch.float64)
     arrivals = now if new.arrivals is None else new.arrivals

@@ -318,7 +318,7 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     return ", ".join(phrases)
 
 
-class BarObserver:
+class BarObserver(Observer):
     """Draws one bar for the rounds and one for the personalisation."""
 
     def __init__(self, progress: Progress) -> None:
@@ -352,7 +352,7 @@ class BarObserver:
         )
 
 
-class LineObserver:
+class LineObserver(Observer):
     """Writes a line now and then."""
 
     def __init__(

@@ -96,7 +96,23 @@ def make_figure(
 
 @dataclass(frozen=True)
 class FigureFileSettings(Settings):
-    """A figure's file."""
+    """A figure's file.
+
+    Attributes
+    ----------
+    name
+        Names its folder.
+    figure
+        Which figure it is.
+    experiment
+        The path of an experiment's file, from the folder of this one.
+    base
+        In place of ``experiment`` the sections of one.
+    set
+        Settings of the experiment by dotted key, on top of these.
+    options
+        What the figure itself may be told.
+    """
 
     name: Name
     figure: FigureName

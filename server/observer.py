@@ -3,15 +3,15 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 RoundRecord = Mapping[str, Any]
 """The figures of one round by name; under ``failures``, if there are any, why clients
 failed, by client."""
 
 
-class Observer(Protocol):
-    """Is told of every step of a run, in the process that leads it."""
+class Observer:
+    """Is told of every step of a run by the process that leads it; silent as it is."""
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""
@@ -29,26 +29,7 @@ class Observer(Protocol):
         """Say that the run has ended, in whatever way."""
 
 
-class SilentObserver:
-    """Wants to know nothing."""
-
-    def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Ignore that the rounds begin."""
-
-    def round_finished(self, record: RoundRecord) -> None:
-        """Ignore how a round went."""
-
-    def personalization_started(self, num_clients: int) -> None:
-        """Ignore that the personalisation begins."""
-
-    def client_personalized(self) -> None:
-        """Ignore that a client is personalised."""
-
-    def finished(self) -> None:
-        """Ignore the end."""
-
-
-class LoggingObserver:
+class LoggingObserver(Observer):
     """Writes a line a round to a log."""
 
     def __init__(self, log: logging.Logger) -> None:
@@ -76,9 +57,6 @@ class LoggingObserver:
         """Say how many clients are about to be personalised."""
         if num_clients:
             self._log.info("personalising %d clients", num_clients)
-
-    def client_personalized(self) -> None:
-        """Say nothing of a single client."""
 
     def finished(self) -> None:
         """Say that the run has ended."""

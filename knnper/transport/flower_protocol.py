@@ -55,6 +55,9 @@ AHEAD_S, AGO_S = 5, 300  # by how much the time of a signature may be off
 HEALTH = "/health"
 FLEET = "/v1/fleet/"
 CONTROL = "/v1/control/"
+ATTACKS = frozenset({f"{CONTROL}start-run", f"{CONTROL}register-node"})
+"""Paths of operators with which a client would get at the others."""
+
 ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
 REGISTER, UNREGISTER = f"{FLEET}register-node", f"{FLEET}unregister-node"
 PUSH_MESSAGES, PUSH_OBJECT = f"{FLEET}push-messages", f"{FLEET}push-object"

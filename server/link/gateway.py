@@ -49,7 +49,7 @@ from knnper.transport.diagnosis import (
 )
 from knnper.transport.flower_protocol import (
     ACTIVATE,
-    CONTROL,
+    ATTACKS,
     DEACTIVATE,
     HEALTH,
     PROTOBUF,
@@ -431,9 +431,8 @@ class Gateway:
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
-        kind = path if path in REQUESTS else "another path"
-        if path.startswith(CONTROL):  # an attempt at all clients
-            kind = CONTROL
+        is_known = path in REQUESTS or path in ATTACKS
+        kind = path if is_known else "another path"
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
             _host(scope),

@@ -5,7 +5,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -151,22 +151,9 @@ def _key_sha256(public_key: bytes) -> str:
 logger = logging.getLogger(__name__)
 
 
-class Registry(Protocol):
-    """What registration needs of Flower; see `ControlPort`."""
-
-    def nodes(self) -> list[Node]:
-        """Return all nodes that were ever registered."""
-
-    def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
-        """Register a client; return its node id."""
-
-    def unregister(self, node_id: str) -> None:
-        """Take a node's registration away."""
-
-
 def reconcile(
     folder: AuthorizedFolder,
-    registry: Registry,
+    registry: ControlPort,
     roster_file: Path,
     *,
     by_key: bool = True,
@@ -201,7 +188,7 @@ class _Ledger:
         keys: Mapping[str, ec.EllipticCurvePublicKey],
         counts: Mapping[str, int],
         before: Mapping[str, Registered],
-        registry: Registry,
+        registry: ControlPort,
         *,
         adopts: bool,
     ) -> None:

@@ -44,7 +44,7 @@ def limits_for(
         header_s=header_s,
         # Longer than SuperNodes keep an idle connection: they are the ones to end it.
         idle_s=75,
-        unread_s=15,
+        unread_s=10,
     )
 
 

@@ -14,7 +14,7 @@ from knnper.loading import from_json, results_identity
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.comparison import ExplodedError
 from knnper.server.distribution import DistributionError
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import (
@@ -69,7 +69,7 @@ class Event:
 Tell = Callable[[Event], None]
 
 
-class TellingObserver(SilentObserver):
+class TellingObserver(Observer):
     """Tells the steps of a run."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,7 +14,7 @@ from knnper.experiment import Experiment
 from knnper.loading import results_identity
 from knnper.models.networks import TinyCnn
 from knnper.server import sites as sites
-from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import find_model
@@ -40,7 +40,7 @@ def lead(
     grid: SiteGrid, settings: Experiment, output: Path, observer: Any = None
 ) -> RunFolder:
     made = order(settings, output, resume=output.exists())
-    return lead_sites(grid, made, observer or SilentObserver())  # type: ignore[arg-type]
+    return lead_sites(grid, made, observer or Observer())  # type: ignore[arg-type]
 
 
 def three(files: dict[str, Path]) -> SiteGrid:
@@ -49,7 +49,7 @@ def three(files: dict[str, Path]) -> SiteGrid:
 
 def simulated(folder: Path, settings: Experiment) -> RunFolder:
     made = RunFolder.create(folder, settings)
-    simulate(open_workbench(settings), made, SilentObserver(), ["test"])
+    simulate(open_workbench(settings), made, Observer(), ["test"])
     return made
 
 
@@ -124,7 +124,7 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
     monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
     grid = three(files)
 
-    class GoneAfterTraining(SilentObserver):
+    class GoneAfterTraining(Observer):
         def round_finished(self, record: RoundRecord) -> None:
             if record["server_round"] == 2:
                 grid.nodes.discard(11)
@@ -144,7 +144,7 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
 def test_an_interrupted_run_ends_with_the_same_weights(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
-    class Killed(SilentObserver):
+    class Killed(Observer):
         def round_finished(self, record: RoundRecord) -> None:
             raise KeyboardInterrupt
 
@@ -179,7 +179,7 @@ def test_sites_go_back_with_the_server_to_an_older_round(
 def test_a_server_that_ended_before_the_distribution_makes_up_for_it(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
-    class Killed(SilentObserver):
+    class Killed(Observer):
         def personalization_started(self, num_clients: int) -> None:
             raise KeyboardInterrupt
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from knnper.data.digits import DigitsSettings
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -27,7 +27,7 @@ def make_run(path: Path, seed: int) -> Path:
     }
     experiment = load_experiment(document, experiment_catalogue())
     folder = RunFolder.create(path, experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     return folder.path
 
 

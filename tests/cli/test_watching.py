@@ -1,13 +1,13 @@
 import threading
 from pathlib import Path
 
-from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper_cli.watching import Watch
 from tests.apps.site_grid import experiment
 
 
-class Told(SilentObserver):
+class Told(Observer):
     def __init__(self) -> None:
         self.started: tuple[int, int] | None = None
         self.rounds: list[int | float] = []

@@ -1,42 +1,16 @@
-"""The page on comparisons says what their settings are, and its files load."""
+"""The comparisons of the paper's Table 2 have every method."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from knnper.simulation.batches.plan import (
-    ComparisonSettings,
-    RowSettings,
-    read_comparison,
-)
+from knnper.simulation.batches.plan import read_comparison
 from knnper.strategies.catalogue import METHODS
-from tests.docs.setting_tables import expected_rows
 
-Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]
 FILES = [
     Path("simulation/experiments") / f"table2_{data}.yaml"
     for data in ("cifar10", "digits")
 ]
-
-
-@pytest.mark.parametrize(
-    ("place", "settings"),
-    [
-        (("The file", ""), ComparisonSettings),
-        (("The file", "`rows`"), RowSettings),
-    ],
-)
-def test_settings_are_described(
-    tables: Tables, place: tuple[str, str], settings: Any
-) -> None:
-    found = tables("docs/comparison.md")[place]
-    expected = expected_rows(settings)
-    if settings is ComparisonSettings:
-        expected = {"name": ("text", "*required*"), **expected}
-    assert {key: tuple(cells[:2]) for key, cells in found.items()} == expected
-    assert all(cells[2] for cells in found.values())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

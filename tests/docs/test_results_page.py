@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from knnper.data.examples import Normalizer
 from knnper.loading import load_experiment
 from knnper.models.flat import FlatModel
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("KNNPER_CACHE", str(folder / "cache"))
         bench = open_workbench(experiment)
         run = RunFolder.create(folder / "runs/demo", experiment)
-        simulate(bench, run, SilentObserver(), ["knnper", "simulate"])
+        simulate(bench, run, Observer(), ["knnper", "simulate"])
         yield folder
 
 

@@ -14,7 +14,7 @@ import papers.collapse
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -124,7 +124,7 @@ def test_what_is_followed_is_a_run(tmp_path: Path) -> None:
     experiment = small(name="fedbasis", num_bases=2, warm_start_fraction=0.5)
     folder = RunFolder.create(tmp_path / "run", experiment)
     found = follow_bases(open_workbench(experiment))
-    run = simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    run = simulate(open_workbench(experiment), folder, Observer(), ["test"])
     assert found.trained.fingerprint == run["training"]["state_sha256"]
     record = found.as_record()
     for group, name in (("seen", "accuracy"), ("unseen", "unseen_accuracy")):

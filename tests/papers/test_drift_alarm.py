@@ -1,20 +1,66 @@
 """The statistic by its definition, its false alarms, and how soon it sees a shift."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from knnper.datastore.examples import Contents, Ids, Neighbors
 from knnper.seeding import RandomKey
 from papers.drift_alarm import (
+    EXPONENTS,
+    NUM_BETS,
     AlarmState,
     DriftAlarm,
+    RankedScores,
     Scores,
     label_scores,
+    leave_one_out_scores,
     log_bets,
     neighbor_scores,
 )
-from tests.papers.clusters import ListedMemory, draw
+
+CENTERS = 4.0 * np.eye(8)
+
+
+@dataclass(frozen=True)
+class ListedMemory:
+    """Examples with the ids 1, 2, ..."""
+
+    embeddings: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def contents(self) -> Contents:
+        ids = np.arange(1, len(self) + 1)
+        return Contents(ids, self.labels.numpy(), ids.astype(np.float64))
+
+    def vectors(self, ids: Ids) -> Tensor:
+        return self.embeddings[torch.from_numpy(ids) - 1]
+
+    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
+        differences = queries.double()[:, None] - self.embeddings.double()
+        squared = differences.square().sum(dim=2)
+        positions = squared.argsort(dim=1, stable=True)[:, :num_neighbors]
+        return Neighbors(
+            squared.gather(1, positions), self.labels[positions], positions + 1
+        )
+
+
+def draw(num_examples: int, labels: list[int], key: RandomKey) -> tuple[Tensor, Tensor]:
+    """Return embeddings and labels, each equally likely one of ``labels``."""
+    rng = key.numpy()
+    drawn = rng.choice(labels, size=num_examples)
+    noise = rng.normal(size=(num_examples, CENTERS.shape[1]))
+    embeddings = CENTERS[drawn] + noise * (drawn[:, None] + 1) / 4
+    return torch.from_numpy(embeddings).float(), torch.from_numpy(drawn)
+
 
 KEY = RandomKey(11)
 NEW_LABELS, KNOWN_LABELS = [4, 5], [0, 1, 2]
@@ -205,3 +251,136 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
         alarm.start(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="NaN at position 0"):
         alarm.update(alarm.start(np.ones(2)), np.array([np.nan]))
+
+
+# p-values by hand, and their uniformity; bets and their expectation.
+
+
+THRESHOLDS = np.linspace(0.0, 1.0, 41)
+
+
+def test_p_values_by_hand() -> None:
+    ranked = RankedScores(np.array([1.0, 2.0, 2.0, 3.0]))
+
+    assert ranked.add(2.0, 0.5) == (1 + 0.5 * 3) / 5
+    assert ranked.add(0.0, 0.25) == (5 + 0.25) / 6
+    assert ranked.add(np.inf, 0.25) == 0.25 / 7
+    assert ranked.add(np.inf, 0.25) == 0.5 / 8
+    assert ranked.ascending().tolist() == [0, 1, 2, 2, 2, 3, np.inf, np.inf]
+
+
+def test_p_values_keep_away_from_the_ends() -> None:
+    below_one = np.nextafter(1.0, 0.0)
+
+    assert RankedScores(np.ones(3)).add(2.0, 1e-300) > 0
+    assert RankedScores(np.ones(3)).add(0.0, below_one) < 1
+    assert np.isfinite(log_bets(np.array([2.0**-53, 1 - 2.0**-53]))).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_the_last_of_exchangeable_scores_has_a_uniform_p_value(
+    scores: list[int],
+) -> None:
+    """Given all scores, any is as likely to be the last; θ spreads it evenly."""
+    probability = np.zeros(len(THRESHOLDS))
+    for last, score in enumerate(scores):
+        others = np.sort(np.array(scores[:last] + scores[last + 1 :], np.float64))
+        low = RankedScores(others).add(score, 0.0)
+        high = RankedScores(others).add(score, 1.0)
+        probability += np.clip((THRESHOLDS - low) / (high - low), 0, 1) / len(scores)
+
+    assert probability == pytest.approx(THRESHOLDS, abs=1e-9)
+
+
+def test_bets_by_hand() -> None:
+    bets = np.exp(log_bets(np.array([0.25, 0.75])))
+
+    assert bets.shape == (2, NUM_BETS)
+    strongest = EXPONENTS.index(0.2)
+    assert bets[0, strongest] == pytest.approx(0.2 * 0.25**-0.8)
+    assert bets[1, strongest] == pytest.approx(0.2 * 0.75**-0.8)
+    assert bets[0, NUM_BETS // 2 :] == pytest.approx(bets[1, : NUM_BETS // 2])
+
+
+def test_uniform_p_values_win_nothing_on_average() -> None:
+    """The integral of g over p = exp(-s); those of 1 - p are the same by symmetry."""
+    step = 0.001
+    s = np.arange(step / 2, 36, step)
+    bets = np.exp(log_bets(np.exp(-s))[:, : NUM_BETS // 2] - s[:, None])
+
+    missing = np.exp(-36 * np.array(EXPONENTS))
+    assert bets.sum(axis=0) * step + missing == pytest.approx(1, abs=1e-4)
+
+
+# Scores of examples on a line, by hand.
+
+
+LINE = ListedMemory(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]))
+EMPTY = ListedMemory(torch.empty(0, 1), torch.empty(0, dtype=torch.int64))
+
+
+def test_mean_distance_to_the_nearest() -> None:
+    queries = torch.tensor([[0.5], [4.0]])
+
+    assert neighbor_scores(LINE, queries, 1).tolist() == [0.5, 1.0]
+    assert neighbor_scores(LINE, queries, 2).tolist() == [0.5, 2.0]
+    assert neighbor_scores(LINE, queries, 9) == pytest.approx([3.5 / 3, 8 / 3])
+
+
+def test_leaving_oneself_out() -> None:
+    assert leave_one_out_scores(LINE, 1).tolist() == [1.0, 1.0, 2.0]
+    assert leave_one_out_scores(LINE, 2).tolist() == [2.0, 1.5, 2.5]
+    assert leave_one_out_scores(LINE, 9).tolist() == [2.0, 1.5, 2.5]
+
+
+def test_leaving_oneself_out_among_equal_examples() -> None:
+    memory = ListedMemory(
+        torch.tensor([[1.0]] * 5 + [[2.0]]), torch.zeros(6, dtype=torch.int64)
+    )
+
+    assert leave_one_out_scores(memory, 2).tolist() == [0, 0, 0, 0, 0, 1]
+
+
+class ForgetfulMemory(ListedMemory):
+    """Finds everything but the example of which the query is a copy."""
+
+    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
+        found = super().search(queries, num_neighbors + 1)
+        return Neighbors(
+            found.squared_distances[:, 1:], found.labels[:, 1:], found.ids[:, 1:]
+        )
+
+
+def test_leaving_oneself_out_where_the_search_misses_it() -> None:
+    line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    memory = ForgetfulMemory(line, torch.tensor([0, 0, 1, 1]))
+
+    assert leave_one_out_scores(memory, 1).tolist() == [1.0, 1.0, 2.0, 4.0]
+
+
+def test_mean_distance_to_the_nearest_of_the_same_label() -> None:
+    queries = torch.tensor([[4.0], [4.0], [4.0], [0.0]])
+    labels = torch.tensor([0, 1, 2, 1])
+
+    assert label_scores(LINE, queries, labels, 1).tolist() == [3, 1, np.inf, 3]
+    assert label_scores(LINE, queries, labels, 2).tolist() == [3.5, 1, np.inf, 3]
+
+
+def test_no_examples_have_no_scores() -> None:
+    none, no_labels = torch.empty(0, 1), torch.empty(0, dtype=torch.int64)
+
+    assert neighbor_scores(LINE, none, 2).shape == (0,)
+    assert label_scores(LINE, none, no_labels, 2).shape == (0,)
+
+
+def test_too_few_stored_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"at least 1 stored .*, found 0; add examples"
+    ):
+        neighbor_scores(EMPTY, torch.zeros(1, 1), 1)
+    one = ListedMemory(torch.zeros(1, 1), torch.tensor([0]))
+    with pytest.raises(
+        ValueError, match=r"at least 2 stored .*, found 1; add examples"
+    ):
+        leave_one_out_scores(one, 1)

@@ -10,7 +10,7 @@ import torch
 import papers.three_approaches as figure_module
 from knnper.data.examples import ClientData, Examples
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.figure import colors_of
 from knnper.simulation.reports.tables import Shown
@@ -100,7 +100,7 @@ def run(tmp_path: Path) -> float:
     }
     experiment = load_experiment(document, experiment_catalogue())
     folder = RunFolder.create(tmp_path / "run", experiment)
-    found = simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    found = simulate(open_workbench(experiment), folder, Observer(), ["test"])
     return float(found["seen"]["log_loss"])
 
 

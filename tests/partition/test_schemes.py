@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import Assignment, Integers
 from knnper.simulation.partition.schemes import (
@@ -161,3 +162,146 @@ def test_another_key_is_another_assignment(name: str) -> None:
         not np.array_equal(one, other)
         for one, other in zip(first.train, second.train, strict=True)
     )
+
+
+def test_sizes_and_labels_are_even() -> None:
+    train = np.repeat(np.arange(10), 1000)
+    test = np.repeat(np.arange(10), 200)
+    assignment = iid(train, test, IidSettings(num_clients=9), RandomKey(0))
+    sizes = [len(part) for part in assignment.train]
+    assert sorted(sizes) == [1111] * 8 + [1112]
+    for part in assignment.train:
+        np.testing.assert_allclose(np.bincount(train[part]), 111, atol=45)
+    assert max(len(part) for part in assignment.test) < 240
+    assert min(len(part) for part in assignment.test) > 204
+
+
+LABELS = np.arange(50_000) % 10
+
+
+def proportions(labels: np.ndarray, parts: tuple[np.ndarray, ...]) -> np.ndarray:
+    counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+    return np.asarray(counts / counts.sum(axis=0))
+
+
+def test_training_and_test_samples_have_the_same_proportions() -> None:
+    settings = DirichletSettings(num_clients=20, alpha=0.3)
+    assignment = dirichlet(LABELS, LABELS[:20_000], settings, RandomKey(0))
+    train = proportions(LABELS, assignment.train)
+    test = proportions(LABELS[:20_000], assignment.test)
+    np.testing.assert_allclose(train, test, atol=1 / 2000)
+
+
+def test_alpha_says_how_uneven_the_clients_are() -> None:
+    spreads = []
+    for alpha in (0.1, 1.0, 100.0):
+        settings = DirichletSettings(num_clients=50, alpha=alpha)
+        assignment = dirichlet(LABELS, LABELS, settings, RandomKey(0))
+        # Var of one entry of Dir_M(α) is (1/M)(1 - 1/M) / (Mα + 1).
+        expected = np.sqrt(0.02 * 0.98 / (50 * alpha + 1))
+        spread = proportions(LABELS, assignment.train).std()
+        assert abs(spread / expected - 1) < 0.25
+        spreads.append(spread)
+    assert spreads == sorted(spreads, reverse=True)
+
+
+TEN_CLASSES = np.repeat(np.arange(10), 50)
+KEY = RandomKey(0)
+
+
+def settings_of(num_clients: int, classes_per_client: int) -> PathologicalSettings:
+    return PathologicalSettings(
+        num_clients=num_clients, classes_per_client=classes_per_client
+    )
+
+
+def test_the_samples_of_a_class_are_shared_evenly() -> None:
+    # 20 clients with two of ten classes each: every class has four clients.
+    assignment = pathological(TEN_CLASSES, TEN_CLASSES[::5], settings_of(20, 2), KEY)
+    for part in assignment.train:
+        counts = np.bincount(TEN_CLASSES[part], minlength=10)
+        assert set(counts.tolist()) <= {0, 12, 13}
+        assert np.count_nonzero(counts) == 2
+    for part in assignment.test:
+        counts = np.bincount(TEN_CLASSES[::5][part], minlength=10)
+        assert set(counts.tolist()) <= {0, 2, 3}
+
+
+def test_clients_have_many_different_pairs() -> None:
+    assignment = pathological(TEN_CLASSES, TEN_CLASSES, settings_of(20, 2), KEY)
+    pairs = {tuple(np.unique(TEN_CLASSES[part])) for part in assignment.train}
+    assert len(pairs) > 12
+
+
+SCARCE = np.append(TEN_CLASSES[TEN_CLASSES != 3], [3, 3])
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_clients", "classes", "message"),
+    [
+        (TEN_CLASSES, 5, 11, "is 11, .* only 10"),
+        (TEN_CLASSES, 4, 2, "4 clients with 2 .* cannot hold all 10"),
+        (SCARCE, 20, 2, "class 3 has 2 training samples for the 4"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(
+    labels: Integers, num_clients: int, classes: int, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pathological(labels, labels, settings_of(num_clients, classes), KEY)
+
+
+COARSE_OF = tuple(label // 5 for label in range(100))
+TRAIN = np.arange(50_000) % 100
+TEST = np.arange(10_000) % 100
+
+
+def split(num_clients: int, alpha: float, beta: float) -> Assignment:
+    settings = PachinkoSettings(num_clients=num_clients, alpha=alpha, beta=beta)
+    return pachinko(TRAIN, TEST, COARSE_OF, settings, RandomKey(0))
+
+
+def test_clients_get_equal_shares() -> None:
+    assignment = split(199, 0.3, 10.0)
+    assert {len(part) for part in assignment.train} == {251, 252}
+    tests = [len(part) for part in assignment.test]
+    assert min(tests) > 35
+    assert max(tests) < 70
+
+
+def test_alpha_governs_coarse_labels_and_beta_fine_ones() -> None:
+    even_inside = split(200, 0.01, 1000.0).train[0]
+    one_inside = split(200, 0.01, 0.001).train[0]
+    coarse, counts = np.unique(TRAIN[even_inside] // 5, return_counts=True)
+    largest = coarse[counts.argmax()]
+    assert counts.max() > 200
+    within = np.bincount(TRAIN[even_inside] - 5 * largest + 100)[100:105]
+    assert within.min() > 0.1 * counts.max()
+    assert np.bincount(TRAIN[one_inside]).max() > 200
+
+
+def test_draws_follow_the_dirichlet_vectors() -> None:
+    # The first clients draw from a full stock: the share of one coarse label over
+    # them has the mean 1/20 and the variance of Dir_20(α) and of 5 draws.
+    assignment = split(10_000, 0.3, 10.0)
+    shares = np.stack(
+        [
+            np.bincount(TRAIN[part] // 5, minlength=20) / len(part)
+            for part in assignment.train[:2000]
+        ]
+    )
+    np.testing.assert_allclose(shares.mean(axis=0), 0.05, atol=0.02)
+    spread = 0.05 * 0.95
+    expected = spread / 7 + (spread - spread / 7) / 5
+    np.testing.assert_allclose(shares.var(axis=0).mean(), expected, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("coarse_of", "message"),
+    [(None, "needs .* coarse labels"), ((0, 0, 1), "of 3 labels, but has 100")],
+)
+def test_no_or_too_few_coarse_labels(
+    coarse_of: tuple[int, ...] | None, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pachinko(TRAIN, TEST, coarse_of, PachinkoSettings(num_clients=2), KEY)

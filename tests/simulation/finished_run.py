@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from knnper.loading import load_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -16,21 +16,7 @@ def finished_run(
     unseen_fraction: float = 0.0,
     **model: object,
 ) -> Path:
-    """Return the folder ``run`` in ``parent`` with a finished run.
-
-    Parameters
-    ----------
-    parent
-        Where to.
-    method
-        Its name.
-    seed
-        Of the run.
-    unseen_fraction
-        Part of the six clients that take no part in training.
-    model
-        Settings of the model, beside its name and size.
-    """
+    """Return the folder ``run`` in ``parent`` with a finished run."""
     document = {
         "name": "trained",
         "data": {"name": "digits"},
@@ -47,5 +33,5 @@ def finished_run(
     }
     experiment = load_experiment(document, experiment_catalogue())
     folder = RunFolder.create(parent / "run", experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     return folder.path

@@ -41,10 +41,7 @@ def wait_for_rounds(process: subprocess.Popen[str], folder: Path, count: int) ->
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield process id and name of all processes that ``pid`` started, and theirs.
-
-    Those that end meanwhile are left out.
-    """
+    """Yield process id and name of all processes that ``pid`` started, and theirs."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for path in list(Path(f"/proc/{pid}/task").glob("*/children")):
             for child in map(int, path.read_text().split()):

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from knnper.loading import read_experiment
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
 from knnper.simulation.partition.schemes import PflbedSettings
@@ -81,7 +81,7 @@ def test_clients_are_measured_by_their_own_labels(
     chosen = read_experiment(experiment, experiment_catalogue(), overrides)
     bench = open_workbench(chosen)
     folder = RunFolder.create(tmp_path / "run", chosen)
-    simulate(bench, folder, SilentObserver(), ["test"])
+    simulate(bench, folder, Observer(), ["test"])
 
     state = load_file(folder.checkpoints / "round-000003" / "state.safetensors")
     predictor = ModelPredictor(bench.task, state["weights"])

@@ -13,7 +13,7 @@ import pytest
 from knnper.experiment import Experiment
 from knnper.loading import load_experiment, to_yaml
 from knnper.server.checkpoint import asides
-from knnper.server.observer import RoundRecord, SilentObserver
+from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     clients_csv: bytes
 
 
-class Leaving(SilentObserver):
+class Leaving(Observer):
     """Leaves a run in the middle, as Ctrl-C does."""
 
     def round_finished(self, record: RoundRecord) -> None:
@@ -77,7 +77,7 @@ def outcome(folder: RunFolder) -> Outcome:
 
 def whole(chosen: Experiment, path: Path) -> Outcome:
     folder = RunFolder.create(path, chosen)
-    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(chosen), folder, Observer(), ["test"])
     return outcome(folder)
 
 
@@ -98,7 +98,7 @@ def test_a_run_that_was_left_ends_with_the_same_bits(
         simulate(open_workbench(chosen), folder, Leaving(), ["test"])
     # The last checkpoint is of round 2: the third is made once more.
     assert len(folder.rounds()) == LEFT_AFTER
-    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(chosen), folder, Observer(), ["test"])
     assert outcome(folder) == expected
 
 
@@ -125,10 +125,10 @@ def test_a_run_that_went_back_ends_with_the_same_bits(
         path.rename(folder.checkpoints / path.name)
     (aside / "rounds.jsonl").replace(folder.path / "rounds.jsonl")
     # From its last round: nothing but the clients' own states is used.
-    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(chosen), folder, Observer(), ["test"])
     assert outcome(folder) == expected
     folder.go_back(2)
-    simulate(open_workbench(chosen), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(chosen), folder, Observer(), ["test"])
     assert outcome(folder) == expected
     assert not asides(folder.checkpoints)
 

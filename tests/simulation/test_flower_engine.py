@@ -1,10 +1,25 @@
 """The adapter to Flower's engine; its agreement with others is `test_parity`'s."""
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
+import ray
+from flwr.clientapp import ClientApp
 
+from knnper.errors import RunError
+from knnper.experiment import RunSettings
+from knnper.simulation.flower_engine import (
+    SESSION_FILE,
+    carrier_folder,
+    play,
+    requests_at_once,
+    require_cluster,
+    require_same_folder,
+)
+from knnper.transport import messages as shared_memory
+from knnper.transport.polling import MESSAGES_AT_ONCE
 from tests.simulation.knnper_process import KNNPER
 
 EXPERIMENT = """
@@ -32,3 +47,126 @@ def test_a_machine_that_is_too_small_is_an_error_with_a_reason(tmp_path: Path) -
     assert done.returncode == 1
     assert "run.gpus_per_client" in done.stderr
     assert "Error: Flower's simulation failed" in done.stderr
+
+
+# Which way models travel.
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "MEMORY_FILE_SYSTEM", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("run", "in_memory"),
+    [
+        (RunSettings(), True),
+        (RunSettings(carrier="shared_memory"), True),
+        (RunSettings(carrier="message"), False),
+        (RunSettings(ray_address="10.0.0.1:6379"), False),
+        (RunSettings(ray_address="auto", carrier="shared_memory"), True),
+    ],
+)
+def test_files_in_memory_stay_on_one_machine(run: RunSettings, in_memory: bool) -> None:
+    with carrier_folder(run) as folder:
+        assert (folder is not None) == in_memory
+
+
+def test_without_room_auto_sends_messages_and_shared_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "LEAST_FREE_BYTES", 2**62)
+    with carrier_folder(RunSettings()) as folder:
+        assert folder is None
+    with pytest.raises(RunError, match="--shm-size"):
+        carrier_folder(RunSettings(carrier="shared_memory"))
+
+
+# What a worker checks before it plays clients.
+
+
+def test_the_folder_that_the_server_wrote_to(tmp_path: Path) -> None:
+    (tmp_path / SESSION_FILE).write_text("abc")
+    require_same_folder(tmp_path, "abc")
+
+
+@pytest.mark.parametrize("written", [None, "another run"])
+def test_a_folder_of_the_same_name_on_another_disk(
+    tmp_path: Path, written: str | None
+) -> None:
+    if written is not None:
+        (tmp_path / SESSION_FILE).write_text(written)
+    with pytest.raises(RunError, match="give --output on a file system that all"):
+        require_same_folder(tmp_path, "abc")
+
+
+# What is checked before Flower starts.
+
+
+def test_nothing_at_a_clusters_address_is_said_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(RunError, match=f"found nothing at 127.0.0.1:{port}"):
+        require_cluster(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:6379"])
+def test_an_address_that_cannot_be_is_an_error(address: str) -> None:
+    with pytest.raises(RunError, match=r"correct run\.ray_address"):
+        require_cluster(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
+def test_something_at_a_clusters_address_is_enough(host: str) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        require_cluster(f"{host}:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("address", [None, "auto", "ray://127.0.0.1:1", "local"])
+def test_what_ray_resolves_itself_is_left_to_ray(address: str | None) -> None:
+    require_cluster(address)
+
+
+def test_many_workers_are_sent_more_requests() -> None:
+    assert requests_at_once(RunSettings(num_workers=2)) == MESSAGES_AT_ONCE
+    assert requests_at_once(RunSettings(num_workers=100)) == 400
+
+
+def test_a_cluster_is_sent_as_many_requests_as_its_machines_have_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [{"Resources": {"CPU": cores}} for cores in (64.0, 7.0)]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    run = RunSettings(ray_address="auto", cpus_per_client=2.0)
+    assert requests_at_once(run) == 4 * (32 + 3)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (
+            "The current node timed out during startup. This could be anything.",
+            r"did not start in time.*too busy.*--engine serial.*Ray says: The current",
+        ),
+        (
+            "no room for it.",
+            r"failed: no room for it\. Check that the machine has what",
+        ),
+    ],
+)
+def test_why_ray_did_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    raised: str,
+    expected: str,
+) -> None:
+    def init(**arguments: object) -> None:
+        raise Exception(raised)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(RunError, match=expected):
+        play(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
+    assert "Traceback" not in capfd.readouterr().err

@@ -46,15 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 class RunningCluster(NamedTuple):
-    """Two nodes with room for one worker each.
-
-    Attributes
-    ----------
-    address
-        Of the head.
-    raylets
-        Process ids: one a node, the parent of its workers.
-    """
+    """Two nodes with room for one worker each."""
 
     address: str
     raylets: list[int]

@@ -13,7 +13,7 @@ from knnper.experiment import Choice, TrainingSettings
 from knnper.loading import load_experiment
 from knnper.models.networks import MlpSettings
 from knnper.seeding import RandomKey
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -119,7 +119,7 @@ def test_a_whole_run_over_a_table(tmp_path: Path, method: str) -> None:
     table.write_text("\n".join(["a,b,c,kind", *lines]))
     experiment = load_experiment(experiment_over(table, method), experiment_catalogue())
     folder = RunFolder.create(tmp_path / "run", experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     seen = folder.results()["seen"]
     assert seen["num_clients"] == 3
     assert seen["accuracy_weighted"] > 0.5

@@ -16,7 +16,7 @@ from knnper.experiment import Choice, TrainingSettings
 from knnper.loading import load_experiment
 from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
-from knnper.server.observer import SilentObserver
+from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -129,7 +129,7 @@ def test_a_whole_run_over_text(tmp_path: Path, method: str) -> None:
     path.write_text(json.dumps(said))
     experiment = load_experiment(experiment_over(path, method), experiment_catalogue())
     folder = RunFolder.create(tmp_path / "run", experiment)
-    simulate(open_workbench(experiment), folder, SilentObserver(), ["test"])
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
     results = folder.results()
     assert results["seen"]["num_clients"] == 3
     if method == "knn_per":

@@ -17,7 +17,7 @@ ROWS: dict[str, Any] = {
 }
 
 
-def plan(tmp_path: Path, **changes: Any) -> Comparison:
+def plan(tmp_path: Path, *overrides: str, **changes: Any) -> Comparison:
     document = {
         "name": "small",
         "reference": "mean",
@@ -39,4 +39,4 @@ def plan(tmp_path: Path, **changes: Any) -> Comparison:
     }
     path = tmp_path / "small.yaml"
     path.write_text(dump_yaml(document))
-    return read_comparison(path)
+    return read_comparison(path, overrides)

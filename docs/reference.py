@@ -1,0 +1,337 @@
+"""The reference of the site, made from the code: settings, methods, commands, Python.
+
+A hook of mkdocs: the pages exist in the built site alone.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+from typer.core import TyperGroup
+
+from knnper.client.settings import ClientDocument
+from knnper.experiment import RunSettings, Settings, TrainingSettings
+from knnper.server.settings import ServerSettings
+from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.core.method import Method, Personalizer
+from knnper_cli.app import app
+from papers.catalogue import FIGURES, FigureFileSettings
+
+PYTHON = {
+    "Experiments": ["knnper.loading", "knnper.experiment"],
+    "Methods": ["knnper.strategies.core.method"],
+    "Data and models": ["knnper.data.examples", "knnper.models.networks"],
+    "Memory and prediction": ["knnper.datastore.store", "knnper.datastore.prediction"],
+    "Results": ["knnper.server.results"],
+}
+"""The modules that a user's own code imports, by subject."""
+
+
+FILES: Mapping[str, type[Settings]] = {
+    "The file of a sweep": SweepSettings,
+    "The file of a comparison": ComparisonSettings,
+    "The file of a client": ClientDocument,
+    "The file of a server": ServerSettings,
+    "The file of a figure": FigureFileSettings,
+    **{f"`options` of {name}": one.settings for name, one in FIGURES.items()},
+}
+"""What else is a YAML file."""
+
+CARDS: Mapping[str, Mapping[str, type[Method]]] = {
+    "methods": METHODS,
+    "personalization": PERSONALIZERS,
+}
+"""By folder: what has a page of its own, a card and then the notes in the folder."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the reference to those of the folder."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for folder, entries in CARDS.items():
+        for name, entry in entries.items():
+            place = f"{folder}/{name}.md"
+            if place not in files.src_uris:
+                title = f"# {_title_of(entry)} (`{name}`)\n"
+                files.append(File.generated(config, place, content=title))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of the reference, as Markdown by name."""
+    return {"settings": settings(), "commands": commands(), "python": python()}
+
+
+def settings() -> str:
+    """Return the page of everything that an experiment's file may say."""
+    catalogue = experiment_catalogue()
+    seen: dict[type, str] = {}
+    parts = [
+        "# Settings",
+        "Every key of an experiment, its type, default and meaning. How a file is "
+        "read, and what may be left out: [configuration](../configuration.md).",
+    ]
+    for section in ("data", "partition", "model"):
+        parts += chosen(section, getattr(catalogue, section), seen)
+    parts += ["## `training`", *described(TrainingSettings, "training", seen)]
+    for section in ("method", "personalization"):
+        parts += chosen(section, getattr(catalogue, section), seen)
+    parts += ["## `run`", *described(RunSettings, "run", seen)]
+    for title, settings_type in FILES.items():
+        parts += [f"## {title}", *described(settings_type, "", seen)]
+    return "\n\n".join(parts) + "\n"
+
+
+def chosen(
+    section: str, types: Mapping[str, Any], seen: dict[type, str]
+) -> Iterator[str]:
+    """Yield the part of a section that chooses something by ``name``."""
+    yield f"## `{section}`"
+    for name, settings_type in types.items():
+        label = f"{section}: {{name: {name}}}"
+        yield f"### `{label}` {{ #{section}-{name} }}"
+        if settings_type in seen:
+            yield f"As `{seen[settings_type]}` above."
+        else:
+            seen[settings_type] = label
+            yield from described(settings_type, section, seen)
+
+
+def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[str]:
+    """Yield what a settings dataclass says of itself, then a table of its fields.
+
+    Settings within it follow, each under the path that a file writes. Those that have
+    been ``seen`` under another path are named, not repeated.
+    """
+    about, meanings = documented(settings_type)
+    yield about
+    hints = get_type_hints(settings_type, include_extras=True)
+    rows, inner = [], []
+    for one in dataclasses.fields(settings_type):
+        if one.name == "name":
+            continue
+        rows.append(
+            (one.name, kind(hints[one.name]), _default(one), meanings[one.name])
+        )
+        inner += [(one.name, member) for member in _dataclasses_in(hints[one.name])]
+    if rows:
+        cells = (" | ".join((f"`{key}`", *rest)) for key, *rest in rows)
+        lines = [f"| {row} |" for row in cells]
+        yield "\n".join(
+            ["| key | type | default | meaning |", "| --- " * 4 + "|", *lines]
+        )
+    for key, member in inner:
+        named = get_type_hints(member).get("name")
+        choice = f": {{name: {get_args(named)[0]}}}" if named else ""
+        yield f"**`{f'{path}.{key}'.lstrip('.')}{choice}`**"
+        if member in seen:
+            yield f"As `{seen[member]}` above."
+        else:
+            seen[member] = f"{path}.{key}{choice}"
+            yield from described(member, f"{path}.{key}", seen)
+
+
+def documented(settings_type: type) -> tuple[str, dict[str, str]]:
+    """Return a class's docstring without its fields, and the meaning of each field."""
+    about, _, attributes = (inspect.getdoc(settings_type) or "").partition(
+        "\nAttributes\n----------\n"
+    )
+    meanings: dict[str, str] = {}
+    for base in reversed(settings_type.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            meanings |= documented(base)[1]
+    for names, text in re.findall(r"^(\S.*)\n((?:[ \t]+.*\n?|\n)+)", attributes, re.M):
+        meanings |= dict.fromkeys(names.split(", "), plain(" ".join(text.split())))
+    return plain(about), meanings
+
+
+def plain(text: str) -> str:
+    """Return a docstring's markup as Markdown, safe within a table."""
+    return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", text).replace("|", r"\|").strip()
+
+
+def _dataclasses_in(annotation: Any) -> list[type]:
+    if dataclasses.is_dataclass(annotation):
+        return [annotation] if isinstance(annotation, type) else []
+    return [one for part in get_args(annotation) for one in _dataclasses_in(part)]
+
+
+def kind(annotation: Any) -> str:
+    """Return the type of a setting, with its range, in words."""
+    if get_origin(annotation) is Annotated:
+        bare, *extras = get_args(annotation)
+        rules = [
+            r for one in extras if isinstance(one, FieldInfo) for r in one.metadata
+        ]
+        return _with_range(kind(bare), {type(rule): rule for rule in rules})
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(kind(one) for one in get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of: {kind(get_args(annotation)[0])}"
+    names = {
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        NoneType: "null",
+    }
+    return names.get(annotation, "mapping")
+
+
+def _with_range(name: str, rules: Mapping[type, Any]) -> str:
+    if MinLen in rules:
+        return f"{name}, at least {rules[MinLen].min_length}"
+    signs = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+    bounds = [
+        f"{sign} {getattr(rules[rule], key):g}"
+        for rule, (sign, key) in signs.items()
+        if rule in rules
+    ]
+    return " ".join([name, ", ".join(bounds)]).strip()
+
+
+def _default(one: dataclasses.Field[Any]) -> str:
+    if one.default is not dataclasses.MISSING:
+        value = to_jsonable_python(one.default)
+    elif one.default_factory is not dataclasses.MISSING:
+        made = one.default_factory()
+        value = {"name": made.name} if hasattr(made, "name") else {}
+        if not dataclasses.is_dataclass(made):
+            value = to_jsonable_python(made)
+    else:
+        return "*required*"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"`{text.replace(chr(34), '') or chr(32)}`"
+
+
+def card(entry: type[Method], section: str) -> Iterator[str]:
+    """Yield what a method's file and class say of it."""
+    module = inspect.getmodule(entry)
+    assert module is not None
+    if entry.name == Path(module.__file__ or "").stem:
+        yield plain(inspect.getdoc(module) or "")
+    else:
+        yield plain(inspect.getdoc(entry) or "")
+    rows = [("source", entry.source)] if hasattr(entry, "source") else []
+    if not issubclass(entry, Personalizer):
+        rows += [
+            ("up, in models a round", entry.upload),
+            ("down, in models a round", entry.download),
+            ("a client keeps, in models", entry.client_state),
+            ("the server keeps, in models", _server_state(entry)),
+        ]
+    rows += [("unseen clients get", entry.unseen)]
+    lines = [f"| {key} | {value} |" for key, value in rows]
+    yield "\n".join(["| | |", "| --- | --- |", *lines])
+    yield "## Settings"
+    table = [*described(entry.settings_type, section, {})][1:]
+    yield from table or ["None."]
+
+
+def listed(folder: str, entries: Mapping[str, type[Method]]) -> str:
+    """Return the table of the methods, or of the personalisers."""
+    if folder == "methods":
+        head = [
+            "method",
+            "name",
+            "up",
+            "down",
+            "client state",
+            "server state",
+            "unseen",
+        ]
+    else:
+        head = ["personalisation", "name", "what a client is served", "unseen"]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for name, one in entries.items():
+        cells = [f"[{_title_of(one)}]({folder}/{name}.md)", f"`{name}`"]
+        if folder == "methods":
+            cells += [one.upload, one.download, one.client_state, _server_state(one)]
+        else:
+            cells.append(one.summary)
+        lines.append(f"| {' | '.join([*cells, one.unseen])} |")
+    return "\n".join(lines)
+
+
+def _title_of(entry: type[Method]) -> str:
+    return entry.title or "As it is"
+
+
+def _server_state(entry: type[Method]) -> str:
+    held = "; all updates of a round at once" if entry.holds_all_updates else ""
+    return entry.server_state + held
+
+
+def commands() -> str:
+    """Return the page of the command line, from what ``--help`` is made of."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return "# Commands\n\n" + "\n\n".join(_explained(group, "knnper")) + "\n"
+
+
+def _explained(command: Any, name: str) -> Iterator[str]:
+    context = command.context_class(command, info_name=name)
+    if isinstance(command, TyperGroup):
+        yield inspect.cleandoc(command.help or "")
+        for word in command.list_commands(context):
+            member = command.get_command(context, word)
+            if member is not None and not member.hidden:
+                yield f"{'#' * (1 + len(name.split()))} `{name} {word}`"
+                yield from _explained(member, f"{name} {word}")
+        return
+    yield inspect.cleandoc(command.help or "").replace("\b\n", "")
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"```text\n{name} {usage}\n```"
+    rows = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record and "--help" not in record[0]:
+            meaning = " ".join(record[1].split()).replace("|", r"\|")
+            rows.append(f"| `{record[0].replace('|', ' or ')}` | {meaning} |")
+    if rows:
+        yield "\n".join(["| argument or option | meaning |", "| --- | --- |", *rows])
+
+
+def python() -> str:
+    """Return the page of the modules that a user's own code imports."""
+    parts = ["# Python interface"]
+    for subject, modules in PYTHON.items():
+        parts += [f"## {subject}", *(f"::: {module}" for module in modules)]
+    return textwrap.dedent("\n\n".join(parts)) + "\n"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Add a method's card; leave the words of links to files that are no pages."""
+    place, entry = Path(page.file.src_uri), None
+    if place.parent.name in CARDS:
+        entry = CARDS[place.parent.name].get(place.stem)
+    if entry is not None:
+        title, _, notes = markdown.partition("\n")
+        markdown = "\n\n".join([title, *card(entry, place.parent.name), notes])
+    for name, methods in CARDS.items():
+        markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, methods))
+    folder = Path(config.docs_dir).resolve()
+    here = folder / place.parent
+
+    def shown(link: re.Match[str]) -> str:
+        outside = not (here / link[2]).resolve().is_relative_to(folder)
+        return link[1] if outside else link[0]
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\.[^)#]*)(?:#[^)]*)?\)", shown, markdown)

@@ -1,0 +1,467 @@
+"""A sweep makes what is missing, trains once and embeds once."""
+
+import csv
+import io
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import knnper.simulation.batches.family as family_runs
+import knnper.simulation.batches.runner as workers
+from knnper.data.digits import DigitsSettings
+from knnper.data.examples import Dataset
+from knnper.errors import DataError, FolderTakenError, RunError
+from knnper.loading import to_json
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.family import (
+    FAILED,
+    Event,
+    Family,
+    Step,
+    make_runs,
+    training_identity,
+)
+from knnper.simulation.batches.outputs import write_batch
+from knnper.simulation.batches.plan import Comparison, Sweep
+from knnper.simulation.batches.progress import Progress
+from knnper.simulation.batches.runner import (
+    Outcome,
+    families_of,
+    folder_of,
+    num_runs,
+    num_steps,
+    run_batch,
+)
+from knnper.simulation.batches.tables import (
+    csv_of,
+    csv_text,
+    rows_of,
+    run_rows,
+    table_of,
+)
+from knnper.simulation.run import simulate
+from knnper.strategies.core.task import EmbeddingPool, Task
+from tests.simulation.batches.doomed import Doomed, chat, die
+from tests.simulation.batches.small_comparison import ROWS, plan
+from tests.simulation.batches.small_sweep import (
+    BASE,
+    FRACTION,
+    NEIGHBORS,
+    ignore,
+    read,
+    rounds,
+)
+
+
+def points(outcomes: Sequence[Outcome]) -> str:
+    return csv_text(run_rows(outcomes))
+
+
+def several(tmp_path: Path) -> Sweep:
+    return read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
+
+
+def test_what_does_not_change_training_is_trained_once(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    sweep, told = several(tmp_path), list[Progress]()
+    outcomes = run_batch(sweep, tmp_path / "out", 1, told.append)
+    # Two seeds, each with a training of two rounds and four runs.
+    assert sorted(rounds(made)) == [0, 0, *(6 * [2])]
+    assert told[-1].done == told[-1].total == num_steps(sweep) == 2 * (2 + 4)
+    assert {one.found for one in told} == {0}
+    states = {
+        RunFolder(run).results()["training"]["state_sha256"]
+        for outcome in outcomes
+        for run in outcome.runs.values()
+    }
+    assert len(states) == 2
+    few, many = (
+        RunFolder(outcomes[number].runs[1]).results()["unseen"] for number in (0, 2)
+    )
+    assert few["global"] == many["global"]
+    assert few["log_loss"] != many["log_loss"]
+
+
+def test_another_split_is_another_training(tmp_path: Path) -> None:
+    sweep = read(tmp_path, vary={"partition.alpha": [0.1, 1.0], NEIGHBORS: [1, 5]})
+    families = families_of(sweep.experiments, tmp_path, ["knnper"])
+    assert [len(family.runs) for family in families] == [2, 2, 2, 2]
+    assert num_steps(sweep) == 4 * (2 + 2)
+
+
+def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
+    tmp_path: Path, made: list[tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = several(tmp_path)
+    expected = run_batch(sweep, tmp_path / "whole", 1, ignore)
+    made.clear()
+
+    def until_the_third(bench: Any, folder: RunFolder, *others: Any) -> Any:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append((folder.path, len(folder.rounds())))
+        return simulate(bench, folder, *others)
+
+    folder = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(family_runs, "simulate", until_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            run_batch(sweep, folder, 1, ignore)
+    before = {path for path, _ in made}
+    made.clear()
+    told = list[Progress]()
+    found = run_batch(sweep, folder, 1, told.append)
+    # Of the first seed two runs are left, which train no more; the second has none.
+    assert rounds(made) == [2, 2, 0, 2, 2, 2]
+    assert before.isdisjoint(path for path, _ in made)
+    assert told[0].done == told[-1].found == 2 + 2
+    assert points(found) == points(expected)
+
+
+def test_what_is_done_is_not_done_again(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    sweep, folder = read(tmp_path), tmp_path / "out"
+    first = run_batch(sweep, folder, 1, ignore)
+    made.clear()
+    told = list[Progress]()
+    again = run_batch(sweep, folder, 1, told.append)
+    assert made == []
+    (only,) = told
+    assert only.done == only.found == only.total == num_steps(sweep)
+    assert points(again) == points(first)
+
+    lost = first[1].runs[2]
+    shutil.rmtree(lost)
+    run_batch(sweep, folder, 1, ignore)
+    assert made == [(lost, 2)]
+
+
+def test_a_file_that_grows_trains_nothing_anew(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    folder = tmp_path / "out"
+    run_batch(read(tmp_path), folder, 1, ignore)
+    kept = sorted(path.parent for path in folder.glob("runs/*/checkpoints"))
+    assert len(kept) == 2  # one run of each seed
+    made.clear()
+    run_batch(read(tmp_path, vary={NEIGHBORS: [1, 5, 9]}), folder, 1, ignore)
+    assert rounds(made) == [2, 2]
+    assert sorted(path.parent for path in folder.glob("runs/*/checkpoints")) == kept
+
+
+def test_embeddings_are_computed_once_and_the_bits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded: list[int] = []
+    compute = Task._embed
+
+    def counted(task: Task, weights: Any, images: Any) -> Any:
+        embedded.append(len(images))
+        return compute(task, weights, images)
+
+    monkeypatch.setattr(Task, "_embed", counted)
+    sweep = read(
+        tmp_path,
+        vary={
+            NEIGHBORS: [1, 5],
+            "personalization.store": [{}, {"policy": "fifo", "capacity": 5}],
+        },
+        seeds=[1],
+    )
+    shared = run_batch(sweep, tmp_path / "shared", 1, ignore)
+    num_shared = sum(embedded)
+    embedded.clear()
+    monkeypatch.setattr(family_runs, "EmbeddingPool", lambda kept: EmbeddingPool())
+    apart = run_batch(sweep, tmp_path / "apart", 1, ignore)
+    assert sum(embedded) == 4 * num_shared
+    assert points(shared) == points(apart)
+    for one, other in zip(shared, apart, strict=True):
+        for name in ("clients.csv", "personalization.jsonl"):
+            content = (one.runs[1] / name).read_bytes()
+            assert content == (other.runs[1] / name).read_bytes()
+
+
+def test_a_method_with_fewer_rounds_ends_with_all_steps(tmp_path: Path) -> None:
+    sweep = read(tmp_path, base={**BASE, "method": {"name": "local"}}, vary={})
+    told = list[Progress]()
+    run_batch(sweep, tmp_path / "out", 1, told.append)
+    assert told[-1].done == told[-1].total <= num_steps(sweep)
+
+
+def test_rounds_count_while_a_run_goes_on(tmp_path: Path) -> None:
+    sweep, folder = read(tmp_path, seeds=[1]), tmp_path / "out"
+    run = RunFolder.create(
+        folder_of(sweep.experiments[0], folder), sweep.experiments[0]
+    )
+    run.append_round({"server_round": 1})
+    told = list[Progress]()
+    run_batch(sweep, folder, 1, told.append)
+    assert told[0].done == 1
+    assert told[-1].done == told[-1].total
+
+
+def test_models_of_all_clients_are_not_kept(tmp_path: Path) -> None:
+    base = {**BASE, "method": {"name": "ditto", "prox_weights": [0.1]}}
+    folder = tmp_path / "out"
+    run_batch(read(tmp_path, base=base, vary={FRACTION: [0.5, 1.0]}), folder, 1, ignore)
+    for name in ("checkpoints", "clients"):
+        assert list(folder.glob(f"runs/*/{name}")) == []
+
+
+def write(sweep: Sweep, folder: Path) -> None:
+    outcomes = run_batch(sweep, folder, 1, ignore)
+    write_batch(sweep, outcomes, rows_of(sweep, outcomes), folder)
+
+
+def outputs(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def test_what_a_sweep_writes_no_more_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    tuned = {"evaluate_on": "validation", "seeds": [1]}
+    write(read(tmp_path, x=NEIGHBORS, **tuned), folder)
+    tables = {"runs", "points.csv", "table.csv", "table.md"}
+    plots = {"plot.svg", "plot.pdf", "plot.png"}
+    assert outputs(folder) == tables | plots | {"chosen.yaml"}
+    (folder / "plot.py").write_text("mine")
+    write(read(tmp_path, seeds=[1]), folder)
+    assert outputs(folder) == tables | {"plot.py"}
+
+
+def test_without_a_point_to_choose_no_choice_stays(tmp_path: Path) -> None:
+    folder, tuned = tmp_path / "out", {"evaluate_on": "validation", "seeds": [1]}
+    write(read(tmp_path, vary={"training.learning_rate": [0.1]}, **tuned), folder)
+    assert (folder / "chosen.yaml").is_file()
+    with pytest.raises(RunError, match="no point of the variant"):
+        write(read(tmp_path, vary={"training.learning_rate": [1e30]}, **tuned), folder)
+    assert not (folder / "chosen.yaml").exists()
+
+
+def test_a_table_of_ones_own_is_not_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "table.csv").write_text("mine")
+    with pytest.raises(FolderTakenError, match="is not empty"):
+        write(read(tmp_path, seeds=[1]), folder)
+    assert outputs(folder) == {"table.csv"}
+    assert (folder / "table.csv").read_text() == "mine"
+
+
+# Tuning on validation data, testing over seeds, and going on where it was left.
+
+
+def as_csv(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[Any]:
+    """Return the table but for how long the runs took."""
+    text = csv_of(comparison, outcomes, rows_of(comparison, outcomes))
+    lines = list(csv.DictReader(io.StringIO(text)))
+    return [{**line, "seconds": ""} for line in lines]
+
+
+def test_the_best_on_validation_data_is_tested(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    comparison, told = plan(tmp_path), list[Progress]()
+    mean, memory, drift = run_batch(comparison, tmp_path / "runs", 1, told.append)
+    assert num_runs(comparison, tmp_path / "runs") == (4 + 6, 4 + 6)
+    assert len(made) == 10
+    # Two trainings are tuned, of two runs each; two are tested, with each of two seeds.
+    steps = 2 * (2 + 2) + 2 * ((2 + 2) + (2 + 1))
+    assert told[0].total == num_steps(comparison) == steps
+    assert told[-1].done == told[-1].total == told[0].total
+    assert {one.found for one in told} == {0}
+    for outcome in (mean, memory):
+        slow, fast = outcome.tried
+        assert slow.score is not None
+        assert fast.score is not None
+        assert fast.score > slow.score
+        assert outcome.point is fast.point
+    assert drift.tried == ()
+    assert list(drift.runs) == [1, 2]
+    # The four runs on validation data read no test split, the others read theirs.
+    tuned = [json.loads((path / "results.json").read_text()) for path, _ in made[:4]]
+    kinds = {one["manifest"]["experiment"]["partition"]["evaluate_on"] for one in tuned}
+    assert kinds == {"validation"}
+
+
+def test_runs_that_train_alike_train_once(
+    tmp_path: Path, made: list[tuple[Path, int]]
+) -> None:
+    outcomes = run_batch(plan(tmp_path), tmp_path / "runs", 1, ignore)
+    before = dict(made)
+    mean, memory, _ = outcomes
+    for seed in (1, 2):
+        # The second of a pair finds both rounds made.
+        assert before[mean.runs[seed]] == 0
+        assert before[memory.runs[seed]] == 2
+        first, second = (RunFolder(one.runs[seed]).results() for one in (mean, memory))
+        digests = [one["training"]["state_sha256"] for one in (first, second)]
+        assert digests[0] == digests[1]
+        assert first["seen"]["global"] == second["seen"]["global"]
+    alone = tmp_path / "alone"
+    family = Family({alone: to_json(memory.point.runs[1])}, 2, ("knnper",))
+    make_runs(family, list[Event]().append)
+    assert (alone / "clients.csv").read_bytes() == (
+        memory.runs[1] / "clients.csv"
+    ).read_bytes()
+
+
+def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [1e30, 0.1]}
+    rows = {"mean": ROWS["mean"]}
+    comparison = plan(tmp_path, grid=grid, rows=rows)
+    (mean,) = run_batch(comparison, tmp_path / "runs", 1, ignore)
+    assert mean.tried[0].score is None
+    assert mean.point.values == {"training.learning_rate": 0.1}
+    reasons = [
+        (path / FAILED).read_text()
+        for path in (tmp_path / "runs/runs").iterdir()
+        if (path / FAILED).exists()
+    ]
+    assert len(reasons) == 1
+    assert "lower training.learning_rate" in reasons[0]
+
+
+def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [1e30, 1e31]}
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"]})
+    message = "no candidate of the row mean has a score .* training diverged"
+    with pytest.raises(RunError, match=message):
+        run_batch(comparison, tmp_path / "runs", 1, ignore)
+
+
+def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [0.1]}
+    rates = {"training.learning_rate": [1e30]}
+    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
+    outcomes = run_batch(comparison, tmp_path / "runs", 1, ignore)
+    assert sorted(outcomes[1].failures) == [1, 2]
+    assert outcomes[1].runs == {}
+    cells = table_of(comparison, rows_of(comparison, outcomes)).rows[1]
+    assert cells == ("Hot (2 failed)", *(7 * ["-"]))
+
+    only = plan(tmp_path, grid=grid, rows={"mean": hot})
+    with pytest.raises(RunError, match="the reference row mean failed with seed 1"):
+        run_batch(only, tmp_path / "runs", 1, ignore)
+
+
+def test_what_is_no_finding_ends_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise DataError("the disk is gone")
+
+    comparison = plan(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(family_runs, "simulate", broken)
+        with pytest.raises(DataError, match="the disk is gone"):
+            run_batch(comparison, tmp_path / "runs", 1, ignore)
+    assert not list((tmp_path / "runs").rglob(FAILED))
+    assert len(run_batch(comparison, tmp_path / "runs", 1, ignore)) == 3
+
+
+def test_no_test_split_is_read_to_tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All images of the test split are made invalid: tuning ends with equal scores."""
+    comparison = plan(tmp_path)
+    expected = run_batch(comparison, tmp_path / "sound", 1, ignore)
+
+    load = DigitsSettings.load
+
+    def spoilt(settings: DigitsSettings) -> Dataset:
+        data = load(settings)
+        test = replace(data.test, images=np.zeros_like(data.test.images))
+        return replace(data, test=test)
+
+    monkeypatch.setattr(DigitsSettings, "load", spoilt)
+    found = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
+    for one, other in zip(expected, found, strict=True):
+        assert [tried.score for tried in one.tried] == [
+            tried.score for tried in other.tried
+        ]
+        tested = [(run / "clients.csv").read_bytes() for run in one.runs.values()]
+        assert tested != [
+            (run / "clients.csv").read_bytes() for run in other.runs.values()
+        ]
+
+
+@pytest.mark.slow
+def test_in_processes_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process, two, and two that are interrupted and begin again."""
+    comparison = plan(tmp_path)
+
+    def table(folder: Path, num_workers: int) -> list[Any]:
+        outcomes = run_batch(comparison, folder, num_workers, ignore)
+        return as_csv(comparison, outcomes)
+
+    def leave(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    expected = table(tmp_path / "one", 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(comparison, tmp_path / "two", 2, leave)
+    assert multiprocessing.active_children() == []
+    assert table(tmp_path / "two", 2) == expected
+
+
+def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:
+    mean, memory, drift = plan(tmp_path).variants.values()
+    identities = [
+        training_identity(points[-1].runs[1]) for points in (mean, memory, drift)
+    ]
+    assert identities[0] != identities[2]
+    # FedAvg and kNN-Per are two names; the method is in what they have in common.
+    fedavg, knn_per = (points[0].runs[1] for points in (mean, memory))
+    assert training_identity(fedavg) == training_identity(knn_per)
+
+
+def test_what_failed_is_told_with_what_to_delete(tmp_path: Path) -> None:
+    rates = {"training.learning_rate": [1e30]}
+    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
+    grid = {"training.learning_rate": [1e30, 0.1]}
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
+    folder = tmp_path / "runs"
+    outcomes = run_batch(comparison, folder, 1, ignore)
+    rows = rows_of(comparison, outcomes)
+    _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
+    assert tuned.startswith("1 of 2 candidates failed on validation data and were not")
+    for seed, remark in zip((1, 2), tested, strict=True):
+        run = folder_of(comparison.points[-1].runs[seed], folder)
+        assert remark.startswith(f"Hot failed with seed {seed}: round 1: ")
+        assert remark.endswith(f". To make it again, delete {run}")
+
+
+# Worker processes: what they tell, and those that end before their work is done.
+
+
+def test_processes_that_are_killed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "make_runs", die)
+    families: list[Any] = [Doomed(), Doomed()]
+    with pytest.raises(RunError, match=r"worker process was killed.*fewer .*--workers"):
+        list(workers.run_in_workers(families, 1))
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_tell_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "make_runs", chat)
+    families: list[Any] = [Doomed()] * 3
+    began = time.monotonic()
+    told = [one for some in workers.run_in_workers(families, 2) for one in some]
+    assert sorted(number for number, _ in told) == [0, 1, 2]
+    assert {event.step for _, event in told} == {Step.ROUND}
+    # The clock is one for all processes.
+    assert all(began < event.at < time.monotonic() for _, event in told)

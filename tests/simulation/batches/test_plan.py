@@ -1,0 +1,460 @@
+"""The file of a sweep: its points, the random ones too, and all errors at once."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from knnper.errors import ConfigError
+from knnper.experiment import Experiment
+from knnper.loading import dump_yaml
+from knnper.simulation.batches.plan import (
+    Comparison,
+    Point,
+    RandomSettings,
+    RangeSettings,
+    drawn,
+)
+from knnper.simulation.batches.runner import folder_of
+from tests.simulation.batches.small_comparison import plan
+from tests.simulation.batches.small_sweep import (
+    BASE,
+    FRACTION,
+    NEIGHBORS,
+    PARTITION,
+    read,
+)
+
+RATE = "training.learning_rate"
+
+
+def test_every_combination_is_a_point_and_the_last_key_is_fastest(
+    tmp_path: Path,
+) -> None:
+    sweep = read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
+    assert [tuple(point.values.values()) for point in sweep.points] == [
+        (0.5, 1),
+        (0.5, 5),
+        (1.0, 1),
+        (1.0, 5),
+    ]
+    assert len(sweep.experiments) == 8
+
+
+def test_points_are_experiments(tmp_path: Path) -> None:
+    sweep = read(tmp_path, "training.batch_size=8", evaluate_on="validation")
+    point = sweep.points[1]
+    assert list(point.runs) == [1, 2]
+    for seed, experiment in point.runs.items():
+        assert experiment.run.seed == seed
+        assert experiment.run.engine == "serial"
+        assert experiment.training.batch_size == 8
+        assert experiment.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+        assert experiment.personalization.settings.num_neighbors == 5  # type: ignore[attr-defined]
+
+
+def test_the_command_line_can_change_what_is_shown_and_how(tmp_path: Path) -> None:
+    changes = ["evaluate_on=validation", "seeds=[7]", "training.batch_size=8"]
+    sweep = read(tmp_path, *changes, f"x={NEIGHBORS}")
+    assert sweep.settings.x == NEIGHBORS
+    assert sweep.overrides == ("training.batch_size=8",)
+    experiment = sweep.points[0].runs[7]
+    assert experiment.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+
+
+def test_the_base_may_be_an_experiment_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/one.yaml").write_text(dump_yaml({"name": "one", **BASE}))
+    sweep = read(
+        tmp_path,
+        base=None,
+        experiment="other/one.yaml",
+        set={"training.momentum": 0.5, "training.batch_size": 8},
+        variants={"a": {"training": {"batch_size": 4}}},
+    )
+    first = sweep.experiments[0]
+    # What is nearer to the point wins.
+    assert (first.training.momentum, first.training.batch_size) == (0.5, 4)
+    assert first.name == "small"
+    assert first.training.learning_rate == 0.1
+
+
+def test_variants_replace_the_method_and_change_the_rest(tmp_path: Path) -> None:
+    base = {**BASE, "personalization": {"num_neighbors": 3}}
+    variants = {
+        "memory": {"title": "kNN-Per"},
+        "mean": {"method": {"name": "fedavg"}, "training": {"momentum": 0.5}},
+        "both": {
+            "method": {"name": "fedavg"},
+            "personalization": {"name": "knn"},
+            "model": {"embedding_dim": 8},
+            "set": {"training.batch_size": 4, "personalization.kernel_scale": 2.0},
+        },
+    }
+    sweep = read(tmp_path, base=base, vary={}, variants=variants)
+    memory, mean, both = (point.runs[1] for point in sweep.points)
+    assert [point.title for point in sweep.points] == ["kNN-Per", "mean", "both"]
+    assert memory.personalization.settings.num_neighbors == 3  # type: ignore[attr-defined]
+    # The base's memory is kNN-Per's, not that of another method.
+    assert mean.personalization.name == "none"
+    assert (mean.training.momentum, mean.training.batch_size) == (0.5, 16)
+    assert both.model.settings.embedding_dim == 8  # type: ignore[attr-defined]
+    assert both.personalization.settings.kernel_scale == 2.0  # type: ignore[attr-defined]
+    assert (both.training.momentum, both.training.batch_size) == (0.0, 4)
+
+
+KEYS: dict[str, Any] = {
+    RATE: RangeSettings(0.001, 1.0, "log"),
+    NEIGHBORS: RangeSettings(1, 30),
+    "method.name": ["fedavg", "knn_per"],
+}
+
+
+def test_random_points_are_the_same_again_and_the_first_of_more() -> None:
+    few = drawn(RandomSettings(3, KEYS, seed=7))
+    many = drawn(RandomSettings(6, KEYS, seed=7))
+    alone = drawn(RandomSettings(3, {RATE: KEYS[RATE]}, seed=7))
+    assert many[:3] == few
+    assert [one[RATE] for one in few] == [one[RATE] for one in alone]
+    assert len({one[RATE] for one in many}) == 6
+    assert drawn(RandomSettings(3, KEYS, seed=8)) != few
+
+
+def test_random_points_fill_their_ranges() -> None:
+    points = drawn(RandomSettings(400, KEYS))
+    rates = [math.log10(one[RATE]) for one in points]
+    # Uniform on [-3, 0]: mean -1.5, and a third in each order of magnitude.
+    assert sum(rates) / 400 == pytest.approx(-1.5, abs=0.15)
+    assert sum(rate < -2 for rate in rates) / 400 == pytest.approx(1 / 3, abs=0.1)
+    assert {one[NEIGHBORS] for one in points} == set(range(1, 31))
+    assert {one["method.name"] for one in points} == {"fedavg", "knn_per"}
+
+
+@given(low=st.floats(1e-6, 1e3), factor=st.floats(1.001, 1e6), is_log=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_random_numbers_stay_in_their_range(
+    low: float, factor: float, is_log: bool
+) -> None:
+    values = RangeSettings(low, low * factor, "log" if is_log else "linear")
+    for point in drawn(RandomSettings(3, {RATE: values})):
+        assert low <= point[RATE] <= low * factor
+
+
+@given(low=st.integers(1, 50), width=st.integers(1, 50), is_log=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_random_whole_numbers_stay_whole(low: int, width: int, is_log: bool) -> None:
+    values = RangeSettings(low, low + width, "log" if is_log else "linear")
+    for point in drawn(RandomSettings(3, {NEIGHBORS: values})):
+        assert isinstance(point[NEIGHBORS], int)
+        assert low <= point[NEIGHBORS] <= low + width
+
+
+def test_the_same_values_may_be_drawn_twice(tmp_path: Path) -> None:
+    random = {"num_points": 3, "keys": {NEIGHBORS: [4]}}
+    sweep = read(tmp_path, vary={}, random=random)
+    assert [point.values for point in sweep.points] == [{NEIGHBORS: 4}] * 3
+
+
+def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> None:
+    section = {"name": "iid", "num_clients": 4}
+    vary = {"partition.unseen_fraction": [0.0, 0.5]}
+    override = "partition={name: iid, num_clients: 4}"
+    for sweep in (
+        read(tmp_path, vary=vary, set={"partition": section}),
+        read(tmp_path, override, vary=vary),
+    ):
+        fractions = [
+            one.partition.settings.unseen_fraction  # type: ignore[attr-defined]
+            for one in sweep.experiments[::2]
+        ]
+        assert fractions == [0.0, 0.5]
+
+
+def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
+    variants = {"a": {"training": {"lost": 1}}, "b": {"method": {"name": "lost"}}}
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, variants=variants)
+    assert [one.place for one in caught.value.problems] == [
+        "variants.a: training.lost",
+        "variants.b: method.name",
+    ]
+
+
+IN_SECTION: dict[str, Any] = {"vary": {"training": [{}]}}
+DRAWN = {"num_points": 2, "keys": {RATE: {"low": 2, "high": 1}}}
+LOG = {"num_points": 2, "keys": {RATE: {"low": 0, "high": 1, "scale": "log"}}}
+WIDE = {"model": {"embedding_dim": 8}}
+RATED = {"training": {"learning_rate": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": None}, "base: expected the sections of an experiment, or experiment"),
+        ({"experiment": "one.yaml"}, "base: expected .* one of the two"),
+        ({"base": None, "experiment": "lost.yaml"}, r"lost\.yaml.*readable text file"),
+        ({"name": "no/name"}, "name: found 'no/name'"),
+        ({"variants": {"a b": {}}}, "variants.a b: found"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [1, 1]}, "seeds: .* expected each one once"),
+        ({"vary": {NEIGHBORS: []}}, "vary.personalization.num_neighbors"),
+        ({"grid": {}}, "grid: unknown setting"),
+        ({"vary": {"run.seed": [1, 2]}}, "vary run.seed: the sweep itself"),
+        ({"vary": {"run": [{"seed": 3}]}}, "vary run.seed: the sweep itself"),
+        ({"vary": {NEIGHBORS: [0]}}, "personalization.num_neighbors: found 0"),
+        ({"vary": {"training.rate": [1]}}, "training.rate: unknown"),
+        ({"variants": {"a": {"method": {"name": "fedaverage"}}}}, "did you mean"),
+        ({"set": {NEIGHBORS: 3}}, f"set {NEIGHBORS}: is varied too; take"),
+        ({"variants": {"a": {"set": {NEIGHBORS: 3}}}}, "variants.a.set .* varied too"),
+        ({"variants": {"a": RATED}, "vary": {RATE: [1]}}, f"a {RATE}: is varied too;"),
+        ({**IN_SECTION, "set": {RATE: 1}}, f"set {RATE}: is varied too with training;"),
+        ({**IN_SECTION, "set": RATED}, f"set {RATE}: is varied too with training;"),
+        ({**IN_SECTION, "variants": {"a": RATED}}, "a .* is varied too with training;"),
+        ({"vary": {"training": [{}], RATE: [1]}}, f"{RATE}: is varied with training"),
+        ({"set": {"name": "other"}}, "set name: the sweep itself"),
+        ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself"),
+        (
+            {"evaluate_on": "validation", "set": {"partition.validation_fraction": 0}},
+            "partition.validation_fraction: found 0, expected more",
+        ),
+        ({"variants": {"a": WIDE, "b": {"title": "a"}}}, "b.title: found 'a', as a"),
+        ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
+        ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
+        ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
+        (
+            {"set": {"run.threads_per_worker": "auto"}},
+            "found 'auto', expected a number",
+        ),
+        ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
+        ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),
+        ({"series": NEIGHBORS}, "series: .* expected x to be another"),
+        ({"y": "accuracy_wieghted"}, "did you mean 'accuracy_weighted'"),
+        ({"group": "everybody"}, "group: found"),
+        (
+            {"x": NEIGHBORS, "vary": {NEIGHBORS: [1, 2], FRACTION: [0.5, 1.0]}},
+            "leave out partition.unseen_train_fraction",
+        ),
+        ({"x": NEIGHBORS, "variants": {"a": {}, "b": {}}}, "leave out variant"),
+        ({"random": DRAWN}, "random: found vary too"),
+        ({"vary": {}, "random": {"num_points": 2, "keys": {}}}, "random.keys"),
+        ({"vary": {}, "random": DRAWN}, f"keys.{RATE}: .* low to be less than high"),
+        ({"vary": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("override", "vary", "message"),
+    [
+        (f"{NEIGHBORS}=3", {NEIGHBORS: [1, 5]}, f"override {NEIGHBORS}: is varied"),
+        (f"{RATE}=1", {"training": [{}]}, f"override {RATE}: is varied too with train"),
+        ("run.seed=3", {}, "override run.seed: the sweep itself"),
+        ("partition.evaluate_on=validation", {}, "override partition.evaluate_on"),
+        ("lost", {}, "expected KEY=VALUE"),
+        ("seeds=3", {}, "seeds: found 3"),
+    ],
+)
+def test_an_override_must_leave_the_sweep_one(
+    tmp_path: Path, override: str, vary: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, override, vary=vary)
+
+
+# The file of a comparison: candidates, titles, and all errors at once.
+
+
+FEDAVG: dict[str, Any] = {"method": {"name": "fedavg"}}
+SHARED = {name: one for name, one in BASE.items() if name != "method"}
+
+
+def compare(tmp_path: Path, *overrides: str, **changes: Any) -> Comparison:
+    usual = {"rows": {"mean": FEDAVG}, "grid": {RATE: [0.1, 0.01]}, "seeds": [5, 6]}
+    return plan(tmp_path, *overrides, **{**usual, "tuning_seed": 7, **changes})
+
+
+def rows_of(tmp_path: Path, *overrides: str, **changes: Any) -> list[list[Point]]:
+    return list(compare(tmp_path, *overrides, **changes).variants.values())
+
+
+def tuning_of(point: Point) -> Experiment:
+    assert point.tuning is not None
+    return point.tuning
+
+
+def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
+    grid = {"personalization.num_epochs": [1, 3]}
+    rows = {
+        "mean": FEDAVG,
+        "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
+    }
+    mean, tuned = rows_of(tmp_path, rows=rows)
+    assert [dict(one.values) for one in mean] == [
+        {"training.learning_rate": 0.1},
+        {"training.learning_rate": 0.01},
+    ]
+    assert [tuple(one.values.values()) for one in tuned] == [
+        (0.1, 1),
+        (0.1, 3),
+        (0.01, 1),
+        (0.01, 3),
+    ]
+
+
+def test_candidates_are_experiments(tmp_path: Path) -> None:
+    (points,) = rows_of(tmp_path, "training.batch_size=8")
+    point = points[1]
+    assert tuning_of(point).training.learning_rate == 0.01
+    assert tuning_of(point).training.batch_size == 8
+    assert tuning_of(point).run.seed == 7
+    assert tuning_of(point).partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+    for seed in (5, 6):
+        experiment = point.runs[seed]
+        assert experiment.run.seed == seed
+        assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
+        assert experiment.run.engine == "serial"
+    experiments = [point.tuning, *point.runs.values()]
+    assert len({folder_of(one, tmp_path) for one in experiments if one}) == 3
+
+
+def test_the_tuning_may_train_less(tmp_path: Path) -> None:
+    shorter = {"training.num_rounds": 1, "training.momentum": 0.5}
+    (points,) = rows_of(tmp_path, tuning_set=shorter)
+    tuning, tested = tuning_of(points[1]), points[1].runs[5]
+    assert (tuning.training.num_rounds, tuning.training.momentum) == (1, 0.5)
+    assert (tested.training.num_rounds, tested.training.momentum) == (2, 0.0)
+    assert tuning.training.learning_rate == tested.training.learning_rate == 0.01
+
+
+def test_an_override_goes_before_what_differs_in_the_tuning(tmp_path: Path) -> None:
+    shorter = {"training.num_rounds": 1}
+    (points,) = rows_of(tmp_path, "training.num_rounds=4", tuning_set=shorter)
+    point = points[0]
+    assert tuning_of(point).training.num_rounds == 4
+    assert point.runs[5].training.num_rounds == 4
+
+
+def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedem"}, "personalization": {"name": "knn"}},
+        "own": {"method": {"name": "fedavg"}, "title": "The mean"},
+    }
+    titles = [row[0].title for row in rows_of(tmp_path, rows=rows)]
+    assert titles == ["FedEM + kNN", "The mean"]
+
+
+def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg"}, "grid": {"training.momentum": [0, 0.5]}},
+        "named": {"method": {"name": "fedem"}, "title": "Three models"},
+        "tuned": {"method": {"name": "fedavg"}, "personalization": {"name": "protonn"}},
+    }
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == [*rows, "mean-knn", "named-knn"]
+    assert [row[0].title for row in found[-2:]] == [
+        "FedAvg + kNN",
+        "Three models + kNN",
+    ]
+    assert len(found[-2]) == 4
+    assert tuning_of(found[-2][0]).personalization.name == "knn"
+
+
+def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
+    grid = {"training.learning_rate": [0.1]}
+    (points,) = rows_of(tmp_path, "partition.validation_fraction=0", grid=grid)
+    tested = points[0].runs[5].partition.settings
+    assert tested.validation_fraction == 0  # type: ignore[attr-defined]
+
+
+def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
+    rows = {
+        "mean": {"method": {"name": "fedavg", "lost": 1}},
+        "other": {"method": {"name": "scaffold", "found": 2}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        compare(tmp_path, rows=rows)
+    assert [one.place for one in caught.value.problems] == [
+        "rows.mean: method.lost",
+        "rows.other: method.found",
+    ]
+
+
+def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
+    wide = {"model": {"embedding_dim": 8}, "title": "FedAvg of 8"}
+    rows = {"mean": FEDAVG, "memory": {"method": {"name": "knn_per"}}}
+    rows["wide"] = {**FEDAVG, **wide}
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
+
+
+UNHELD = {**PARTITION, "validation_fraction": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "median"}, "'median', expected the name of a row: mean"),
+        ({"rows": {}}, "rows"),
+        ({"rows": {"a b": FEDAVG}}, "rows.a b"),
+        ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the comparison itself"),
+        ({"tuning_set": {RATE: 0.5}}, f"tuning_set {RATE}: is varied too; take"),
+        ({"tuning_set": {"training": {"learning_rate": 1}}}, f"{RATE}: is varied too;"),
+        ({"tuning_set": {"training.rounds": 1}}, "rows.mean: training.rounds: unknown"),
+        (
+            {"grid": {"training": [{}]}, "tuning_set": {"training.num_rounds": 1}},
+            "tuning_set training.num_rounds: is varied too with training; take",
+        ),
+        (
+            {"grid": {"training": [{}], "training.momentum": [0.0, 0.5]}},
+            "rows.mean: grid training.momentum: is varied with training too; take",
+        ),
+        ({"base": {**SHARED, **FEDAVG}}, "base.method: unknown"),
+        ({"base": {**SHARED, "training": None}}, "base.training: found null"),
+        ({"base": {**SHARED, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),
+        (
+            {"base": {**SHARED, "partition": UNHELD}},
+            "rows.mean: partition.validation_fraction: found 0, expected more",
+        ),
+        (
+            {"rows": {"mean": FEDAVG, "wide": {**FEDAVG, "model": {}}}},
+            "rows.wide.title: found 'FedAvg', as mean has; expected a title of its own",
+        ),
+        (
+            {
+                "rows": {"mean": FEDAVG, "mean-knn": FEDAVG},
+                "each_also_with": {"name": "knn"},
+            },
+            "rows.mean-knn: each_also_with adds a row of this name",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_of_comparison_file(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.learning_rate=0.5", "override training.learning_rate: is varied"),
+        ("training={learning_rate: 3}", "override training.learning_rate: is varied"),
+        ("partition.validation_fraction=0", "validation_fraction: found 0, expected"),
+        ("name=other", "override name: the comparison itself"),
+        ("partition.evaluate_on=validation", "override partition.evaluate_on"),
+    ],
+)
+def test_an_override_must_leave_the_comparison_one(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare(tmp_path, override)

@@ -1,0 +1,359 @@
+"""The numbers of the charts, against a plain reading of the files of the runs."""
+
+import csv
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knnper.errors import RunError
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.charts import (
+    as_svg,
+    draw_curves,
+    draw_partition,
+    draw_reliability,
+    draw_scatters,
+    draw_store_sizes,
+    draw_weights,
+    first_counts,
+    learning_curves,
+    ordered_counts,
+    panels_of,
+    report_style,
+    scatters,
+    size_classes,
+    weight_counts,
+)
+from knnper.simulation.reports.figure import SERIES
+from knnper.simulation.reports.runs import Setup, client_rows, load_run, setups_of
+from knnper.simulation.workbench import ClientCounts, LabelCounts
+from tests.simulation.reporting.made_runs import client_result, made_run
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Return two seeds of one setup, with clients that have no test examples."""
+    clients = {seed: [client_result(n, seed) for n in range(40)] for seed in (0, 1)}
+    assert any(one.personal.num_examples == 0 for one in clients[0])
+    return [
+        made_run(tmp_path / str(seed), found, seed=seed)
+        for seed, found in clients.items()
+    ]
+
+
+@pytest.fixture
+def setup(paths: list[Path]) -> Setup:
+    (found,) = setups_of(map(load_run, paths))
+    return found
+
+
+@pytest.fixture
+def rows(paths: list[Path]) -> list[dict[str, str]]:
+    """Return the lines of all clients.csv whose client was tested."""
+    return [row for path in paths for row in rows_of(path)]
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    with (path / "clients.csv").open(newline="") as file:
+        yield from (row for row in csv.DictReader(file) if row["num_test"] != "0")
+
+
+def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
+    scatter = scatters([setup])["kNN-Per"]
+    pairs = [(float(row["accuracy_global"]), float(row["accuracy"])) for row in rows]
+    seen = [row["seen"] == "true" for row in rows]
+    assert scatter.points == Counter(
+        (group, *pair) for group, pair in zip(seen, pairs, strict=True)
+    )
+    assert scatter.num_better == sum(own > other for other, own in pairs) > 0
+    assert scatter.num_equal == sum(own == other for other, own in pairs) > 0
+    assert scatter.num_worse == sum(own < other for other, own in pairs) > 0
+
+
+def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
+    classes = size_classes(client_rows(setup))
+    assert 2 <= len(classes) <= 6
+    assert sum(one.num_clients for one in classes) == len(rows)
+    for before, after in itertools.pairwise(classes):
+        assert before.largest < after.smallest
+    for one in classes:
+        inside = [
+            row
+            for row in rows
+            if one.smallest <= float(row["num_stored"]) <= one.largest
+        ]
+        assert one.num_clients == len(inside)
+        num_test = sum(int(row["num_test"]) for row in inside)
+        for found, column in (
+            (one.accuracy, "accuracy"),
+            (one.accuracy_global, "accuracy_global"),
+        ):
+            right = sum(float(row[column]) * int(row["num_test"]) for row in inside)
+            assert found == pytest.approx(right / num_test)
+
+
+def test_memories_of_one_size_are_not_parted(setup: Setup) -> None:
+    same = client_rows(setup)[:1] * 40
+    (only,) = size_classes(same)
+    assert only.smallest == only.largest == same[0].num_stored
+    assert only.num_clients == 40
+    assert size_classes([]) == []
+
+
+def test_weights(setup: Setup, rows: list[dict[str, str]]) -> None:
+    counts = weight_counts(client_rows(setup))
+    assert counts is not None
+    for group, found in (("true", counts.seen), ("false", counts.unseen)):
+        chosen = Counter(
+            round(20 * float(row["knn_weight"])) for row in rows if row["seen"] == group
+        )
+        assert found == tuple(chosen[place] for place in range(21))
+    weights = [float(row["knn_weight"]) for row in rows]
+    assert counts.mean == pytest.approx(sum(weights) / len(weights))
+
+
+def test_reliability(setup: Setup, paths: list[Path]) -> None:
+    lines = [
+        json.loads(line)["result"]
+        for path in paths
+        for line in (path / "personalization.jsonl").read_text().splitlines()
+    ]
+    panels = panels_of([setup])
+    assert [panel.group for panel in panels] == ["seen", "unseen"]
+    for panel in panels:
+        group = [one for one in lines if one["seen"] == (panel.group == "seen")]
+        for found, key in ((panel.own, "personal"), (panel.reference, "reference")):
+            assert found is not None
+            assert sum(found.counts) == sum(one[key]["num_examples"] for one in group)
+            assert found.counts == plain_bins(group, key, "bin_counts")
+            right = plain_bins(group, key, "bin_correct")
+            sure = plain_bins(group, key, "bin_confidence")
+            assert found.accuracy == pytest.approx(divided(right, found.counts))
+            assert found.confidence == pytest.approx(divided(sure, found.counts))
+            gaps = sum(abs(a - b) for a, b in zip(right, sure, strict=True))
+            assert found.calibration_error == pytest.approx(gaps / sum(found.counts))
+
+
+def plain_bins(group: list[dict[str, Any]], key: str, name: str) -> tuple[Any, ...]:
+    """Return sums over the clients of the bins that hold any example."""
+    held = [
+        place
+        for place in range(15)
+        if any(one[key]["bin_counts"][place] for one in group)
+    ]
+    return tuple(sum(one[key][name][place] for one in group) for place in held)
+
+
+def divided(sums: tuple[Any, ...], counts: tuple[int, ...]) -> list[float]:
+    return [one / count for one, count in zip(sums, counts, strict=True)]
+
+
+def test_a_seed_alone_has_the_calibration_error_of_its_results(
+    paths: list[Path],
+) -> None:
+    run = load_run(paths[0])
+    for panel in panels_of(setups_of([run])):
+        figures = run.results[panel.group]
+        assert panel.own.calibration_error == pytest.approx(figures["ece"])
+        assert panel.reference is not None
+        assert panel.reference.calibration_error == pytest.approx(
+            figures["global"]["ece"]
+        )
+
+
+def test_pictures_tell_their_numbers(setup: Setup) -> None:
+    colors = {setup.label: SERIES[0]}
+    told = [
+        draw([setup], colors)
+        for draw in (draw_scatters, draw_store_sizes, draw_weights, draw_reliability)
+    ]
+    alternatives = [picture.alternative for picture in told if picture]
+    assert len(alternatives) == 4
+    assert scatters([setup])[setup.label].verdict in alternatives[0]
+    first = size_classes(client_rows(setup))[0]
+    assert f"1 to {first.largest} examples" in alternatives[1]
+    assert "kNN-Per: mean 0." in alternatives[2]
+    assert "kNN-Per (seen): error" in alternatives[3]
+
+
+def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
+    clients = [client_result(number, own=False) for number in range(9)]
+    path = made_run(tmp_path / "run", clients, method="fedavg", losses=())
+    setups, colors = setups_of([load_run(path)]), {"FedAvg": SERIES[1]}
+    assert draw_scatters(setups, colors) is None
+    assert draw_store_sizes(setups, colors) is None
+    assert draw_weights(setups, colors) is None
+    (path / "personalization.jsonl").unlink()
+    assert draw_reliability(setups, colors) is None
+    (path / "clients.csv").unlink()
+    assert client_rows(setups[0]) == []
+
+
+def test_nothing_is_drawn_beside_a_model_that_means_nothing(tmp_path: Path) -> None:
+    """Local's unpersonalised model is an untrained network."""
+    setups = setups_of([load_run(made_run(tmp_path / "run", method="local"))])
+    colors = {"Local": SERIES[1]}
+    assert draw_scatters(setups, colors) is None
+    assert [panel.reference for panel in panels_of(setups)] == [None, None]
+    for draw, most in ((draw_reliability, 2), (draw_store_sizes, 1)):
+        picture = draw(setups, colors)
+        assert picture is not None
+        assert "global" not in picture.alternative
+        # The diagonal and the model's own line, or that line alone.
+        assert {len(axes.lines) for axes in picture.figure.axes} == {most}
+
+
+def test_bins_of_another_model_are_not_taken(paths: list[Path]) -> None:
+    for path in paths:
+        file = path / "personalization.jsonl"
+        file.write_text(file.read_text().replace("5" * 64, "6" * 64))
+    assert panels_of(setups_of(map(load_run, paths))) == []
+
+
+def test_a_damaged_table_is_refused(paths: list[Path]) -> None:
+    (paths[0] / "clients.csv").write_text("client,accuracy\na,0.5\n")
+    with pytest.raises(RunError, match=r"clients\.csv is missing or damaged"):
+        client_rows(setups_of(map(load_run, paths))[0])
+
+
+def setups(*paths: Path) -> list[Setup]:
+    return setups_of(map(load_run, paths))
+
+
+def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path) -> None:
+    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0, 0.5])
+    second = made_run(tmp_path / "b", seed=1, losses=[3.0, 2.0])
+    (curve,) = learning_curves(setups(first, second), "train_loss")
+    assert curve.rounds == (1, 2)
+    assert curve.by_seed == ((2.0, 1.0), (3.0, 2.0))
+    assert curve.mean == [2.5, 1.5]
+
+
+def test_a_seed_without_its_file_is_left_out(tmp_path: Path) -> None:
+    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0])
+    second = made_run(tmp_path / "b", seed=1, losses=())
+    (curve,) = learning_curves(setups(first, second), "train_loss")
+    assert curve.by_seed == ((2.0, 1.0),)
+
+
+def test_rounds_without_the_figure_are_left_out(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a", losses=[2.0, float("nan"), 1.0])
+    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 0.5})
+    (curve,) = learning_curves(setups(path), "train_loss")
+    assert (curve.rounds, curve.mean) == ((1, 3), [2.0, 1.0])
+    (curve,) = learning_curves(setups(path), "validation_accuracy")
+    assert (curve.rounds, curve.mean) == ((4,), [0.5])
+
+
+def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / "a", losses=[2.0, 1.0]),
+        made_run(tmp_path / "b", method="fedavg", losses=[2.0, 1.0]),
+        made_run(tmp_path / "c", method="local", losses=[2.0, 0.0]),
+    ]
+    found = learning_curves(setups(*paths), "train_loss")
+    assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
+    colors = dict(zip(("kNN-Per", "FedAvg", "Local"), SERIES, strict=False))
+    picture = draw_curves(setups(*paths), colors)
+    assert picture is not None
+    assert "of kNN-Per, FedAvg goes from 2.000 in round 1 to 1.000" in (
+        picture.alternative
+    )
+
+
+@pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
+def test_axes_are_whole_and_rounds_are_integers(
+    tmp_path: Path, losses: list[float]
+) -> None:
+    path = made_run(tmp_path / "a", losses=losses)
+    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
+    with report_style():
+        picture = draw_curves(setups(path), {"kNN-Per": SERIES[0]})
+    assert picture is not None
+    picture.figure.draw_without_rendering()
+    loss, accuracy = picture.figure.axes
+    low, high = loss.get_ylim()
+    assert low == 0.0
+    assert high > max(losses)
+    low, high = accuracy.get_ylim()
+    assert low <= 0.0
+    assert high > 1.0
+    assert min(accuracy.get_yticks()) == 0.0
+    assert max(accuracy.get_yticks()) == 1.0
+    assert all(tick == int(tick) for tick in accuracy.get_xticks())
+
+
+@pytest.mark.parametrize("figure", ["train_loss", "validation_accuracy"])
+def test_no_rounds_no_curve(tmp_path: Path, figure: str) -> None:
+    path = made_run(tmp_path / "a", losses=())
+    assert learning_curves(setups(path), figure) == []
+    assert draw_curves(setups(path), {"kNN-Per": SERIES[0]}) is None
+
+
+def client(name: str, seen: bool, *train: int) -> ClientCounts:
+    return ClientCounts(name, seen, train, validation=(1, 0, 0), test=(9, 9, 9))
+
+
+COUNTS = LabelCounts(
+    ("cat", "dog", "owl"),
+    (
+        client("0", False, 0, 5, 0),
+        client("1", True, 0, 0, 4),
+        client("2", True, 2, 0, 0),
+        client("3", True, 6, 1, 0),
+    ),
+)
+
+
+def test_clients_are_ordered_by_group_and_most_frequent_label() -> None:
+    by_class, num_seen = ordered_counts(COUNTS)
+    # Clients 3, 2, 1 and 0; training and validation together, without the test split.
+    expected = [[7, 3, 1, 1], [1, 0, 0, 5], [0, 0, 4, 0]]
+    np.testing.assert_array_equal(by_class, expected)
+    assert num_seen == 3
+
+
+def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    setups = setups_of(map(load_run, paths))
+    assert first_counts(setups) is None
+    assert draw_partition(setups) is None
+    (paths[1] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
+    assert first_counts(setups) == ("1", COUNTS)
+    picture = draw_partition(setups)
+    assert picture is not None
+    assert picture.alternative == (
+        "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
+        "validation examples, median 5.5; a client has 2 of the 3 labels (median)."
+    )
+
+
+def test_labels_are_drawn_literally(tmp_path: Path) -> None:
+    one = ClientCounts("0", True, (1, 1), (0, 0), (0, 0))
+    counts = LabelCounts(("$10 to $20_", "bell\x07"), (one,))
+    path = made_run(tmp_path / "run")
+    (path / "partition.json").write_text(json.dumps(asdict(counts)))
+    picture = draw_partition(setups_of([load_run(path)]))
+    assert picture is not None
+    svg = as_svg(picture, "split")
+    assert "$10 to $20_" in svg
+    assert ">bell <" in svg
+
+
+def test_many_labels_are_not_all_named(tmp_path: Path) -> None:
+    names = tuple(f"label {number}" for number in range(62))
+    one = ClientCounts("0", True, (1,) * 62, (0,) * 62, (0,) * 62)
+    path = made_run(tmp_path / "run")
+    counts = asdict(LabelCounts(names, (one, one)))
+    (path / "partition.json").write_text(json.dumps(counts))
+    picture = draw_partition(setups_of([load_run(path)]))
+    assert picture is not None
+    named = [text.get_text() for text in picture.figure.axes[1].get_yticklabels()]
+    assert named == list(names[::3])

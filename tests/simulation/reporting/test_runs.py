@@ -1,0 +1,426 @@
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from knnper.errors import RunError
+from knnper.loading import load_experiment, to_document
+from knnper.server.results import summarise
+from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
+from knnper.simulation.reports.runs import (
+    Estimate,
+    FederatedData,
+    Row,
+    Run,
+    as_cells,
+    as_csv,
+    as_documents,
+    departures,
+    estimate,
+    find_runs,
+    in_common,
+    load_run,
+    setups_of,
+    table_of,
+    table_of_run,
+)
+from knnper.simulation.workbench import experiment_catalogue
+from tests.simulation.reporting.made_runs import client_result, made_run
+
+
+def group(personal: float, reference: float, num_clients: int = 4) -> dict[str, Any]:
+    def figures(accuracy: float, hurt: float) -> dict[str, Any]:
+        return {
+            "num_clients": num_clients,
+            "accuracy_weighted": accuracy,
+            "accuracy_bottom_decile": accuracy / 2,
+            "fraction_degraded": hurt,
+        }
+
+    own = figures(personal, 0.0 if personal == reference else 0.25)
+    return {**own, "global": figures(reference, 0.0)}
+
+
+def run(
+    method: str, personal: float, reference: float, name: str = "run", seed: int = 0
+) -> Run:
+    nobody = {"num_clients": 0, "accuracy_weighted": None, "global": {"num_clients": 0}}
+    training = {"num_rounds": 30, "seconds": 12.0, "personalization_seconds": 3.0}
+    results = {
+        "method": method,
+        "seen": group(personal, reference),
+        "unseen": nobody,
+        "training": training,
+        "manifest": {"experiment": {"method": {"name": method}, "run": {"seed": seed}}},
+    }
+    return Run(Path(name), results)
+
+
+def table(*runs: Run) -> list[Row]:
+    return table_of(setups_of(runs))
+
+
+def average(row: Row) -> float | None:
+    return row.figures["average"].mean
+
+
+def test_knn_per_is_shown_beside_the_fedavg_it_goes_on_from() -> None:
+    seen_and_unseen = run("knn_per", 0.8, 0.6)
+    results = {**seen_and_unseen.results, "unseen": group(0.7, 0.5, num_clients=1)}
+    rows = table_of_run(Run(Path("demo"), results))
+    assert [(row.label, row.group, average(row)) for row in rows] == [
+        ("FedAvg", "seen", 0.6),
+        ("kNN-Per", "seen", 0.8),
+        ("FedAvg", "unseen", 0.5),
+        ("kNN-Per", "unseen", 0.7),
+    ]
+    assert [row.seconds for row in rows[:2]] == [12.0, 15.0]
+    assert rows[1].figures["bottom_decile"] == Estimate(0.4, None, None, 1)
+    assert rows[1].figures["fraction_degraded"].mean == 0.25
+
+
+def test_other_methods_have_a_global_model_of_their_own() -> None:
+    rows = table(run("local", 0.8, 0.6), run("not_shipped", 0.5, 0.4))
+    assert [row.label for row in rows] == [
+        "Local",
+        "not_shipped (global)",
+        "not_shipped",
+    ]
+
+
+def test_a_method_without_personalisation_has_one_row() -> None:
+    rows = table_of_run(run("fedavg", 0.6, 0.6))
+    assert [(row.label, row.is_reference) for row in rows] == [("FedAvg", False)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_same_global_model_is_shown_once(order: int) -> None:
+    runs = [run("fedavg", 0.6, 0.6, "base"), run("knn_per", 0.8, 0.6, "knn")]
+    rows = table(*runs[::order])
+    assert sorted((row.label, row.runs) for row in rows) == [
+        ("FedAvg", ("base",)),
+        ("kNN-Per", ("knn",)),
+    ]
+
+
+def test_seeds_are_one_row_with_their_interval() -> None:
+    rows = table(run("knn_per", 0.8, 0.6, "a"), run("knn_per", 0.7, 0.6, "b", seed=1))
+    assert [(row.label, row.runs) for row in rows] == [
+        ("FedAvg", ("a", "b")),
+        ("kNN-Per", ("a", "b")),
+    ]
+    # s = 0.1 / √2, t = 12.706: t · s / √2 = 0.6353.
+    assert rows[1].figures["average"].half_width == pytest.approx(0.63531, abs=1e-5)
+    # Each run's gain is its own: 0.2 and 0.1.
+    assert rows[1].figures["gain"].mean == pytest.approx(0.15)
+    assert rows[0].figures["gain"].mean is None
+    header, *cells = as_cells(rows)
+    assert cells[1] == [
+        "kNN-Per",
+        "seen",
+        "75.0 ± 63.5 %",
+        "37.5 ± 31.8 %",
+        "25.0 ± 0.0 %",
+        "4",
+        "2",
+        "30",
+        "15.0",
+    ]
+    assert header[6] == "seeds"
+
+
+def test_global_models_of_one_name_say_whose_they_are() -> None:
+    rows = table(run("knn_per", 0.8, 0.6, "a"), run("knn_per", 0.8, 0.5, "b"))
+    assert [row.label for row in rows] == [
+        "FedAvg of kNN-Per (a)",
+        "kNN-Per (a)",
+        "FedAvg of kNN-Per (b)",
+        "kNN-Per (b)",
+    ]
+
+
+def with_state(made: Run, state: str, unseen: dict[str, Any] | None = None) -> Run:
+    """Return the run with the fingerprint of a state, and with unseen clients."""
+    training = {**made.results["training"], "state_sha256": state}
+    groups = {"unseen": unseen} if unseen else {}
+    return Run(made.path, {**made.results, "training": training, **groups})
+
+
+def test_a_global_model_has_one_name_in_all_groups() -> None:
+    """Figures that happen to be equal in one group do not merge two models."""
+    unseen = group(0.7, 0.5, num_clients=1)
+    rows = table(
+        with_state(run("knn_per", 0.8, 0.6, "a"), "1", unseen),
+        with_state(run("knn_per", 0.8, 0.5, "b"), "2", unseen),
+    )
+    names = [f"FedAvg of kNN-Per ({name})" for name in "ab"]
+    for which in ("seen", "unseen"):
+        found = [row for row in rows if row.group == which and row.is_reference]
+        assert [row.label for row in found] == names
+        assert [row.runs for row in found] == [("a",), ("b",)]
+
+
+def test_models_of_other_states_are_not_the_same() -> None:
+    runs = [run("knn_per", 0.8, 0.6, "a"), run("fedavg_plus", 0.7, 0.6, "b")]
+    same = table(*(with_state(one, "1") for one in runs))
+    assert [row.label for row in same] == ["FedAvg", "kNN-Per", "FedAvg+"]
+    other = table(*(with_state(one, one.name) for one in runs))
+    assert [row.label for row in other if row.is_reference] == [
+        "FedAvg of kNN-Per",
+        "FedAvg of FedAvg+",
+    ]
+
+
+@pytest.mark.parametrize("method", ["local", "fedper", "fedrep", "fedbn", "lg_fedavg"])
+def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
+    rows = table(run(method, 0.8, 0.1), run("ditto", 0.8, 0.6))
+    figures = rows[0].figures
+    assert (figures["gain"].mean, figures["fraction_degraded"].mean) == (None, None)
+    assert as_cells(rows)[1][4] == "-"
+    assert rows[-1].figures["gain"].mean == pytest.approx(0.2)
+    assert rows[-1].figures["fraction_degraded"].mean == 0.25
+
+
+def test_cells() -> None:
+    header, *rows = as_cells(table_of_run(run("knn_per", 0.8, 0.6)))
+    assert header[:5] == [
+        "method",
+        "group",
+        "average",
+        "bottom decile",
+        "degraded vs global",
+    ]
+    assert header[5:] == ["clients", "rounds", "seconds"]
+    assert rows == [
+        ["FedAvg", "seen", "60.0 %", "30.0 %", "0.0 %", "4", "30", "12.0"],
+        ["kNN-Per", "seen", "80.0 %", "40.0 %", "25.0 %", "4", "30", "15.0"],
+    ]
+
+
+def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
+    rows = table_of_run(run("fedavg", 0.6, 0.6))
+    documents = as_documents(rows, FederatedData("Digits", "IID (4 seen clients)"))
+    assert documents[0]["data"] == "Digits"
+    assert json.loads(json.dumps(documents)) == documents
+    assert (documents[0]["average"], documents[0]["average_half_width"]) == (0.6, None)
+    (read,) = csv.DictReader(io.StringIO(as_csv(documents)))
+    assert read.keys() == documents[0].keys()
+    assert (read["average"], read["average_std"], read["runs"]) == ("0.6", "", "run")
+
+
+def test_all_figures_are_means_over_the_seeds_of_what_the_clients_had(
+    tmp_path: Path,
+) -> None:
+    clients = {
+        seed: [client_result(number, seed) for number in range(12)]
+        for seed in (0, 1, 2)
+    }
+    runs = [
+        load_run(made_run(tmp_path / str(seed), found, seed=seed))
+        for seed, found in clients.items()
+    ]
+    rows = {(row.label, row.group): row for row in table(*runs)}
+    groups = [
+        summarise([one for one in found if not one.seen]) for found in clients.values()
+    ]
+    for label, summaries in (
+        ("kNN-Per", [one.personal for one in groups]),
+        ("FedAvg", [one.reference for one in groups]),
+    ):
+        figures = rows[label, "unseen"].figures
+        assert figures["worst"] == estimate(one.accuracy_worst for one in summaries)
+        assert figures["ece"] == estimate(one.ece for one in summaries)
+        assert figures["log_loss"] == estimate(one.log_loss for one in summaries)
+        assert figures["mean"] == estimate(one.accuracy_mean for one in summaries)
+
+
+def labels(*paths: Path) -> list[str]:
+    return [setup.label for setup in setups_of(map(load_run, paths))]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (7, 2)]
+    (setup,) = setups_of(map(load_run, paths))
+    assert [run.seed for run in setup.runs] == [2, 7]
+    assert setup.label == "kNN-Per"
+
+
+def test_settings_that_came_later_have_their_defaults(tmp_path: Path) -> None:
+    document = {
+        "name": "old",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 4},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "knn_per"},
+    }
+    whole = to_document(load_experiment(document, experiment_catalogue()))
+    paths = []
+    for seed, experiment in enumerate((document, whole)):
+        paths.append(made_run(tmp_path / str(seed), seed=seed))
+        results = json.loads((paths[-1] / "results.json").read_text())
+        results["manifest"]["experiment"] = {**experiment, "run": {"seed": seed}}
+        (paths[-1] / "results.json").write_text(json.dumps(results))
+    assert labels(*paths) == ["kNN-Per"]
+
+
+def test_the_same_seed_again_is_no_further_seed(tmp_path: Path) -> None:
+    paths = [made_run(tmp_path / name, seed=0) for name in ("first", "second")]
+    assert labels(*paths) == ["kNN-Per (first)", "kNN-Per (second)"]
+
+
+def test_a_run_that_is_named_twice_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_run(tmp_path / "runs" / "a")
+    made_run(tmp_path / "runs" / "b", seed=1)
+    monkeypatch.chdir(tmp_path)
+    for again in (path, Path("runs/a"), Path("runs/../runs/a")):
+        assert [run.path for run in find_runs([path, again])[0]] == [path]
+    named = find_runs([path, tmp_path / "runs", Path("runs")])[0]
+    assert sorted(run.name for run in named) == ["a", "b"]
+    assert [setup.label for setup in setups_of(named)] == ["kNN-Per"]
+
+
+def test_a_label_tells_what_departs(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / "a", learning_rate=0.1),
+        made_run(tmp_path / "b", learning_rate=0.01),
+        made_run(tmp_path / "c", method="fedavg", learning_rate=0.01),
+    ]
+    assert labels(*paths) == [
+        "kNN-Per, learning_rate 0.1",
+        "kNN-Per, learning_rate 0.01",
+        "FedAvg",
+    ]
+
+
+def test_keys_that_end_alike_are_told_whole(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / "a", rate=1, head={"rate": 2}),
+        made_run(tmp_path / "b", rate=2, head={"rate": 1}),
+    ]
+    assert labels(*paths)[0] == "kNN-Per, training.rate 1, training.head.rate 2"
+
+
+def test_where_much_departs_runs_are_named(tmp_path: Path) -> None:
+    paths = [
+        made_run(tmp_path / "x", a=1, b=1, c=1, d=1),
+        made_run(tmp_path / "y", a=2, b=2, c=2, d=2),
+        made_run(tmp_path / "more" / "x", a=3, b=3, c=3, d=3),
+    ]
+    assert labels(*paths[:2]) == ["kNN-Per (x)", "kNN-Per (y)"]
+    assert labels(*paths[::2]) == [f"kNN-Per ({path})" for path in paths[::2]]
+
+
+def test_departures_are_among_the_setups_that_have_the_key(tmp_path: Path) -> None:
+    runs = [
+        load_run(made_run(tmp_path / "a", momentum=0.9, batch_size=8)),
+        load_run(made_run(tmp_path / "b", momentum=0.5, batch_size=8, only=1)),
+        load_run(made_run(tmp_path / "c", batch_size=8)),
+    ]
+    found = departures(runs)
+    assert found.keys == ("training.momentum",)
+    assert found.cells == (("0.9",), ("0.5",), ("-",))
+    common = in_common(runs)
+    assert common["training.batch_size"] == "8"
+    assert "training.only" not in common
+    assert "training.momentum" not in common
+
+
+def test_a_run_that_is_none_not_done_or_damaged(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        load_run(tmp_path)
+    (tmp_path / EXPERIMENT).write_text(FIRST_LINE)
+    with pytest.raises(RunError, match="the run is not done"):
+        load_run(tmp_path)
+    results = json.loads(
+        (made_run(tmp_path / "run") / "results.json").read_text(encoding="utf-8")
+    )
+    del results["unseen"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(RunError, match=r"results\.json is damaged: unseen missing"):
+        load_run(tmp_path)
+
+
+def test_settings_are_all_but_the_name_and_the_run(tmp_path: Path) -> None:
+    run = load_run(made_run(tmp_path / "a", seed=4, schedule={"name": "constant"}))
+    assert run.settings == {
+        "partition.name": "iid",
+        "partition.evaluate_on": "test",
+        "training.schedule.name": "constant",
+        "method.name": "knn_per",
+        "personalization.name": "knn",
+    }
+    assert (run.name, run.seed, run.title) == ("a", 4, "kNN-Per")
+    assert run.reference_title == "FedAvg"
+
+
+def test_a_folder_of_runs_has_the_best_kind_first(tmp_path: Path) -> None:
+    bad = [client_result(1, num_test=8)] * 2
+    good = [client_result(number, num_test=1) for number in range(1, 40)]
+    right = [one for one in good if one.personal.num_correct == 1]
+    made_run(tmp_path / "runs" / "a", bad, seed=0, learning_rate=1.0)
+    made_run(tmp_path / "runs" / "b", right, seed=0, learning_rate=0.1)
+    made_run(tmp_path / "runs" / "c", bad, seed=1, learning_rate=0.1)
+    (tmp_path / "runs" / "d").mkdir()
+    (tmp_path / "runs" / "d" / EXPERIMENT).write_text(FIRST_LINE)
+    for path in (tmp_path, tmp_path / "runs"):
+        runs, remarks = find_runs([path])
+        assert [run.name for run in runs] == ["b", "c", "a"]
+        assert remarks == [f"Runs in {path} without results, left out: 1."]
+
+
+def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "tested")
+    tuned = made_run(tmp_path / "runs" / "tuned")
+    text = (tuned / "results.json").read_text()
+    (tuned / "results.json").write_text(
+        text.replace('"evaluate_on": "test"', '"evaluate_on": "validation"')
+    )
+    runs, remarks = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["tested"]
+    assert "that chose settings on validation data, left out: 1." in remarks[0]
+    # Named itself, or alone in its folder, it is shown.
+    assert len(find_runs([tuned])[0]) == 1
+    tuned.rename(tmp_path / "elsewhere")
+    assert len(find_runs([tmp_path / "elsewhere"])[0]) == 1
+
+
+def test_a_folder_in_which_no_run_is_done(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / EXPERIMENT).write_text(FIRST_LINE)
+    with pytest.raises(RunError, match=r"none of the 1 runs in .* is done"):
+        find_runs([tmp_path])
+
+
+def test_three_values_by_hand() -> None:
+    # s = 0.1, and Student's table has 4.3027 for 2 degrees of freedom.
+    found = estimate([0.8, 0.9, 0.7])
+    assert found.mean == pytest.approx(0.8)
+    assert found.std == pytest.approx(0.1)
+    assert found.half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+    assert found.count == 3
+
+
+def test_two_values_by_hand() -> None:
+    # s = √2, s / √2 = 1, and Student's table has 12.706 for 1 degree of freedom.
+    assert estimate([1.0, 3.0]).half_width == pytest.approx(12.7062, rel=1e-5)
+
+
+def test_one_value_has_no_interval() -> None:
+    assert estimate([None, 0.5]) == Estimate(0.5, None, None, 1)
+    assert estimate([None]) == Estimate(None, None, None, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=9))
+def test_a_shift_moves_the_mean_alone(values: list[float]) -> None:
+    found, moved = estimate(values), estimate(value + 1 for value in values)
+    assert moved.mean == pytest.approx((found.mean or 0.0) + 1)
+    assert moved.half_width == pytest.approx(found.half_width, abs=1e-9)

@@ -1,0 +1,182 @@
+"""The server of a simulation has the examples that no client was dealt."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from knnper import simulation
+from knnper.errors import ConfigError, RunError
+from knnper.loading import load_experiment, parse_yaml, read_experiment, to_document
+from knnper.simulation.workbench import (
+    Workbench,
+    count_labels,
+    experiment_catalogue,
+    keep_label_counts,
+    open_workbench,
+    read_label_counts,
+)
+from knnper.strategies.catalogue import METHODS
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    document = {
+        "name": "counts",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 5,
+            "alpha": 0.3,
+            "unseen_fraction": 0.2,
+        },
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+    }
+    return open_workbench(load_experiment(document, experiment_catalogue()))
+
+
+def test_counts_are_those_of_the_examples(bench: Workbench) -> None:
+    counts = count_labels(bench.clients)
+    assert counts.class_names == tuple("0123456789")
+    assert [one.client for one in counts.clients] == sorted(bench.clients.parts)
+    for one in counts.clients:
+        data, test = bench.clients.data(one.client), bench.clients.test(one.client)
+        for found, examples in (
+            (one.train, data.train),
+            (one.validation, data.validation),
+            (one.test, test),
+        ):
+            labels = examples.labels.numpy()
+            assert found == tuple((labels == digit).sum() for digit in range(10))
+        assert one.seen == bench.clients.is_seen(one.client)
+    total = np.sum([one.train for one in counts.clients], axis=0)
+    assert 0 < total.sum() < len(bench.clients.dataset.train)
+
+
+def test_they_are_written_once_and_read_again(bench: Workbench, tmp_path: Path) -> None:
+    assert read_label_counts(tmp_path) is None
+    keep_label_counts(bench.clients, tmp_path)
+    assert read_label_counts(tmp_path) == count_labels(bench.clients)
+    written = (tmp_path / "partition.json").stat().st_mtime_ns
+    keep_label_counts(bench.clients, tmp_path)
+    assert (tmp_path / "partition.json").stat().st_mtime_ns == written
+
+
+def test_the_file_holds_counts_alone(bench: Workbench, tmp_path: Path) -> None:
+    keep_label_counts(bench.clients, tmp_path)
+    document = json.loads((tmp_path / "partition.json").read_text())
+    assert document.keys() == {"class_names", "clients"}
+    assert {tuple(one) for one in document["clients"]} == {
+        ("client", "seen", "train", "validation", "test")
+    }
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "partition.json").write_text('{"class_names": ["a"]}')
+    with pytest.raises(RunError, match=r"partition\.json is damaged.*remove it"):
+        read_label_counts(tmp_path)
+
+
+def bench_of(**partition: Any) -> Workbench:
+    document = {
+        "name": "kept",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 3, **partition},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+    }
+    return open_workbench(load_experiment(document, experiment_catalogue()))
+
+
+def test_the_server_has_what_it_keeps() -> None:
+    bench = bench_of(proxy_fraction=0.1)
+    assert bench.task.proxy is not None
+    kept, positions = bench.task.proxy(), bench.partition.proxy
+    train = bench.clients.dataset.train
+    assert len(kept) == len(positions) == round(0.1 * len(train))
+    assert torch.equal(kept.labels, torch.from_numpy(train.labels[positions]))
+    assert torch.equal(kept.images, torch.tensor(train.images[positions]))
+    dealt = {int(i) for part in bench.partition.clients for i in part.train}
+    assert not dealt & set(positions.tolist())
+
+
+def test_by_default_it_keeps_nothing() -> None:
+    bench = bench_of()
+    assert bench.task.proxy is None
+    assert len(bench.partition.proxy) == 0
+
+
+EXPERIMENTS = Path(simulation.__file__).parent / "experiments"
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    parsed: Mapping[str, Any] = parse_yaml(path.read_text(), str(path))
+    return parsed
+
+
+def document(**partition: Any) -> Mapping[str, Any]:
+    return {
+        "name": "demo",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 10,
+            "alpha": 0.3,
+            **partition,
+        },
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": "fedavg"},
+    }
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_has_defaults_that_survive(method: str) -> None:
+    catalogue = experiment_catalogue()
+    overrides = [f"method={{name: {method}}}"]
+    experiment = load_experiment(document(), catalogue, overrides)
+    assert load_experiment(to_document(experiment), catalogue) == experiment
+
+
+@pytest.mark.parametrize(
+    "path",
+    [one for one in sorted(EXPERIMENTS.rglob("*.yaml")) if "data" in read(one)],
+    ids=lambda p: p.stem,
+)
+def test_shipped_experiments_are_valid(path: Path) -> None:
+    experiment = read_experiment(path, experiment_catalogue())
+    assert experiment.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("participation", "unseen_fraction", "message"),
+    [
+        (0.1, 0.0, None),
+        (0.125, 0.2, None),
+        (0.12, 0.2, "training.participation: found 0.12 of 8 seen .* at least 0.125"),
+        (0.09, 0.0, "training.participation: found 0.09 of 10 seen clients"),
+        (1.0, 0.94, None),
+        (1.0, 0.96, "partition.unseen_fraction: found 0.96 of 10 .* leaves none"),
+    ],
+)
+def test_some_client_must_train(
+    participation: float, unseen_fraction: float, message: str | None
+) -> None:
+    described = document(unseen_fraction=unseen_fraction)
+    overrides = [f"training.participation={participation}"]
+    catalogue = experiment_catalogue()
+    if message is None:
+        load_experiment(described, catalogue, overrides)
+        return
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(described, catalogue, overrides)
+
+
+def test_partitions_of_unknown_size_are_let_through() -> None:
+    natural = ["partition={name: natural}", "training.participation=0.001"]
+    experiment = load_experiment(document(), experiment_catalogue(), natural)
+    assert experiment.partition.name == "natural"
