@@ -1,6 +1,7 @@
 """What a client does when it is asked: the same code in every engine."""
 
 import contextlib
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -146,40 +147,19 @@ class Served:
     chosen: Mapping[str, float]
 
 
-def _keep_nothing(personalized: Personalized) -> None:
-    """Forget the predictor: a virtual client serves nobody."""
-
-
 @dataclass(frozen=True)
 class ClientRuntime:
-    """A method, bound to the data and the memory of the clients of this process.
-
-    Attributes
-    ----------
-    method
-        What the clients do.
-    spec
-        Of the data; gives the shape of "no data".
-    source
-        The clients' data.
-    states
-        The clients' memory.
-    key
-        The experiment's root key.
-    pool
-        Where the method's task looks for embeddings first.
-    keep
-        Is given each client that has been handed the model. Returns how what is served
-        from then on does on the test split; None where the predictor is to be tested.
-    """
+    """A method, bound to the data and the memory of the clients of this process."""
 
     method: Method
     spec: InputSpec
     source: DataSource
     states: ClientStateStore
-    key: RandomKey
-    pool: EmbeddingPool
-    keep: Callable[[Personalized], Served | None] = _keep_nothing
+    key: RandomKey  # the experiment's root key
+    pool: EmbeddingPool  # where the method's task looks for embeddings first
+    # Is given each client that has the model. Returns how what is served from then on
+    # does on the test split; None where the predictor is to be tested.
+    keep: Callable[[Personalized], Served | None] = lambda _: None
 
     def train(
         self,
@@ -236,8 +216,12 @@ class ClientRuntime:
             predictor, validation = prepared[client]
             served = self.keep(Personalized(own, reference, predictor, seen))
             if served is None:
-                weights = self.source.class_weights(client)
-                served = _tested(predictor, unpersonalised, tests[client], weights)
+                test, weights = tests[client], self.source.class_weights(client)
+                served = Served(
+                    evaluate(predictor, test, weights),
+                    evaluate(unpersonalised, test, weights),
+                    predictor.describe(),
+                )
             return ClientResult(
                 client=client,
                 seen=seen,
@@ -267,11 +251,8 @@ class ClientRuntime:
         """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
             return contextlib.nullcontext()
-        models = [
-            tensor
-            for record in records
-            for tensor in take_apart(record).tensors.values()
-        ]
+        parts = [take_apart(record).tensors.values() for record in records]
+        models = list(itertools.chain.from_iterable(parts))
         return self.pool.holding(models, [split.images for split in splits])
 
     def _state(self, client: str, after_round: int) -> Any:
@@ -286,19 +267,6 @@ class ClientRuntime:
         return self.method.personalize(
             reference, None, nothing, self.key.child("reference")
         )
-
-
-def _tested(
-    predictor: Predictor,
-    unpersonalised: Predictor,
-    test: Examples,
-    weights: Tensor | None,
-) -> Served:
-    return Served(
-        evaluate(predictor, test, weights),
-        evaluate(unpersonalised, test, weights),
-        predictor.describe(),
-    )
 
 
 def _for_each(

@@ -50,20 +50,13 @@ from knnper.transport.sockets import SocketLimits, read_pieces
 STATUSES: Mapping[int, tuple[str, str]] = {
     400: ("malformed", "The body is not what its content type says."),
     401: ("unauthorized", "The token is missing or wrong."),
-    403: (
-        "forbidden",
-        "The token lacks a scope. Where none is needed: only programs and pages of "
-        "this machine are answered.",
-    ),
+    403: ("forbidden", "The token lacks a scope, or another machine asks without one."),
     404: ("not_found", "There is nothing here."),
     405: ("method_not_allowed", "The method is not known here."),
     408: ("timeout", "The body arrives too slowly."),
     409: ("conflict", "A name is taken, or the store cannot do this."),
     413: ("too_large", "The request is more than the service takes at once."),
-    415: (
-        "unsupported_media_type",
-        "The content type is not one of those that are taken here.",
-    ),
+    415: ("unsupported_media_type", "The content type is not taken here."),
     422: ("invalid", "An input, a label or a name is not as described."),
     500: ("internal", "Something went wrong that should not."),
     503: ("unavailable", "No model is installed yet, or there is too much to do."),
@@ -124,7 +117,11 @@ async def answer_known(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, KnnPerError), "as it is registered"
     if isinstance(error, RequestError):
         return answer(error.status, str(error), error.headers)
-    return answer(_status_of(error), str(error))
+    kinds = (DataError, 422), (StoreFullError, 507), (StoreBusyError, 503)
+    found = [status for kind, status in kinds if isinstance(error, kind)]
+    return answer(
+        [*found, 409 if isinstance(error, StoreError) else 503][0], str(error)
+    )
 
 
 async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
@@ -137,16 +134,6 @@ async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
 async def answer_unknown(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
     """Answer what nobody thought of; the server logs it."""
     return answer(500, "something went wrong that should not; the log says what")
-
-
-def _status_of(error: KnnPerError) -> int:
-    if isinstance(error, DataError):
-        return 422
-    if isinstance(error, StoreFullError):
-        return 507
-    if isinstance(error, StoreBusyError) or not isinstance(error, StoreError):
-        return 503
-    return 409
 
 
 @dataclass(frozen=True)
@@ -423,19 +410,16 @@ class Reader:
         asked = self._parsed(self.deletion, body)
         given = asked.model_fields_set
         if not given:
-            raise RequestError(
-                422,
-                "expected ids, names, labels, arrived_from or arrived_before, found "
-                "none",
-            )
-        labels = tuple(self._label(label) for label in asked.labels)
-        return Selection(
-            ids=tuple(asked.ids) if "ids" in given else None,
-            external_ids=tuple(asked.names) if "names" in given else None,
-            labels=labels if "labels" in given else None,
-            arrived_from=asked.arrived_from if "arrived_from" in given else None,
-            arrived_before=asked.arrived_before if "arrived_before" in given else None,
-        )
+            kinds = ", ".join(DeletionRequest.model_fields)
+            raise RequestError(422, f"expected {kinds}, found none of them")
+        values = {name: getattr(asked, name) for name in given}
+        for name in given & {"ids", "names", "labels"}:
+            values[name] = tuple(values[name])
+        if "names" in given:
+            values["external_ids"] = values.pop("names")
+        if "labels" in given:
+            values["labels"] = tuple(map(self._label, asked.labels))
+        return Selection(**values)
 
     def _label(self, label: int | str) -> int:
         return label if isinstance(label, int) else self.class_names.index(label)
@@ -475,11 +459,11 @@ class Reader:
         # At least as many as there are: a text may hold such characters, too.
         values = sum(map(body.content.count, (b",", b"[", b"{")))
         if values > self._limits.max_json_values:
+            most = self._limits.max_json_values
             raise RequestError(
                 413,
-                f"found {values} values in JSON, expected at most "
-                f"{self._limits.max_json_values}; send fewer inputs at once, or as "
-                "files",
+                f"found {values} values in JSON, expected at most {most}; send fewer "
+                "inputs at once, or as files",
             )
         try:
             return expected.model_validate_json(body.content)
@@ -554,11 +538,13 @@ def _unfit(error: ValidationError) -> RequestError:
     if problems[0]["type"] == "json_invalid":
         return RequestError(400, f"expected JSON: {problems[0]['msg']}")
     meant = [one for one in problems if one["type"] not in _OTHER_ALTERNATIVE]
-    said = [
-        f"{'.'.join(map(str, filter(_is_place, one['loc']))) or 'body'}: {one['msg']}, "
-        f"found {_shown(one['input'])}"
-        for one in (meant or problems)[:3]
-    ]
+    said = []
+    for one in (meant or problems)[:3]:
+        parts = [str(part) for part in one["loc"]]
+        # Without pydantic's names of alternatives.
+        own = [part for part in parts if "[" not in part and part not in _ALTERNATIVES]
+        found = _shown(one["input"])
+        said.append(f"{'.'.join(own) or 'body'}: {one['msg']}, found {found}")
     return RequestError(422, "; ".join(said)[:_LONGEST_MESSAGE])
 
 
@@ -566,11 +552,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | dict):
         return f"{type(value).__name__} of {len(value)}"
     return f"{type(value).__name__} {str(value)[:40]!r}"
-
-
-def _is_place(part: int | str) -> bool:
-    """Tell fields and numbers apart from pydantic's names of alternatives."""
-    return isinstance(part, int) or not ("[" in part or part in _ALTERNATIVES)
 
 
 def is_picture(spec: InputSpec) -> bool:
@@ -582,10 +563,8 @@ def is_picture(spec: InputSpec) -> bool:
 def decode_picture(
     content: bytes, spec: InputSpec, budget: Budget
 ) -> NDArray[np.uint8]:
-    """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
-
-    Colours are converted and the size is changed as `knnper.data.images` does.
-    """
+    """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels)."""
+    # Colours are converted and the size is changed as `knnper.data.images` does.
     height, width, channels = spec.image_shape
     try:
         # The limit is ours; Pillow's own would only warn.
@@ -621,10 +600,7 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
 
 
 def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return the inputs (n, ...) in a file of `numpy.save`, in which nothing is run.
-
-    ``shape`` is that of one; float64 is taken for float32, too.
-    """
+    """Return the inputs (n, *shape) in a file of `numpy.save`; nothing in it is run."""
     file = io.BytesIO(content)
     try:
         found_shape, in_columns, found = _NPY_HEADERS[npy.read_magic(file)](file)

@@ -1,6 +1,7 @@
 """What is served now, how it is replaced meanwhile, and the threads that ask it."""
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -84,14 +85,12 @@ class Current:
     def _look(self) -> None:
         try:
             self._renew()
-        except KnnPerError as error:
-            if str(error) != self._problem:
-                _LOG.warning("%s", error)
-            self._problem = str(error)
         except Exception as error:  # noqa: BLE001 (a full disk, say, may pass)
-            found = f"{type(error).__name__}: {error}"
+            is_known, found = isinstance(error, KnnPerError), str(error)
+            if not is_known:
+                found = f"{type(error).__name__}: {error}"
             if found != self._problem:
-                _LOG.exception("the state folder cannot be followed; tried again")
+                _LOG.warning("%s; tried again", found, exc_info=not is_known)
             self._problem = found
         else:
             self._problem = ""
@@ -177,17 +176,13 @@ class Metrics:
 
     def __init__(self, current: Current) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "knnper_requests",
-            "Requests that were answered.",
-            ("method", "path", "status"),
-            registry=self._registry,
+        counter = functools.partial(Counter, registry=self._registry)
+        names = ("method", "path", "status")
+        self._requests = counter(
+            "knnper_requests", "Requests that were answered.", names
         )
-        self._errors = Counter(
-            "knnper_errors",
-            "Requests that were answered with an error.",
-            ("path", "status"),
-            registry=self._registry,
+        self._errors = counter(
+            "knnper_errors", "Requests that were answered with an error.", names[1:]
         )
         self._seconds = Histogram(
             "knnper_request_seconds",
@@ -196,11 +191,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._predictions = Counter(
-            "knnper_predictions",
-            "Inputs by the class that was predicted.",
-            ("class_name",),
-            registry=self._registry,
+        self._predictions = counter(
+            "knnper_predictions", "Inputs by the predicted class.", ("class_name",)
         )
         self._registry.register(_ServedCollector(current))
 

@@ -86,10 +86,8 @@ def kept_connection(
 
 
 def ask_on(kept: http.client.HTTPConnection, client: httpx.Client) -> int:
-    headers = {
-        "Authorization": client.headers["Authorization"],
-        "Content-Type": "application/json",
-    }
+    bearer = client.headers["Authorization"]
+    headers = {"Authorization": bearer, "Content-Type": "application/json"}
     kept.request("POST", "/predict", json.dumps(BODY), headers)
     answer = kept.getresponse()
     answer.read()

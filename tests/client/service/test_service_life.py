@@ -59,12 +59,8 @@ def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
             raise KnnPerError("nothing is installed yet")
         return served
 
-    app = make_service(
-        "site-a",
-        open_served,
-        tokens=Tokens(tmp_path, TOKEN),
-        limits=Limits(poll_s=0.02),
-    )
+    tokens, limits = Tokens(tmp_path, TOKEN), Limits(poll_s=0.02)
+    app = make_service("site-a", open_served, tokens=tokens, limits=limits)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     body = {"inputs": some_inputs(1).tolist()}
     with (
@@ -239,21 +235,6 @@ def test_loopback_is_told_from_other_addresses() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
 
 
-class Refreshing:
-    """What is served, and what goes wrong with it."""
-
-    def __init__(self, served: SmallServed) -> None:
-        self.error: Exception | None = None
-        self.looks = threading.Semaphore(0)
-        served.refresh = self.refresh  # type: ignore[method-assign]
-
-    def refresh(self) -> bool:
-        self.looks.release()
-        if self.error is not None:
-            raise self.error
-        return False
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -263,24 +244,35 @@ class Refreshing:
     ],
 )
 def test_what_goes_wrong_is_seen_and_tried_again(
-    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = small_served(tmp_path / "store")
-    refreshing = Refreshing(served)
+    served, looks = small_served(tmp_path / "store"), threading.Semaphore(0)
+    errors: list[Exception] = []
+
+    def refresh() -> bool:
+        looks.release()
+        if errors:
+            raise errors[0]
+        return False
+
+    monkeypatch.setattr(served, "refresh", refresh)
     current = Current(lambda: served, poll_s=0.005)
     metrics = Metrics(current)
     current.start()
     try:
         until(lambda: current.problem == "")
         assert b"knnper_following 1.0" in metrics.text()
-        refreshing.error = error
+        errors.append(error)
         until(lambda: str(error) in current.problem)
         assert current.served() is served, "it is served on"
         assert b"knnper_following 0.0" in metrics.text()
         assert b"knnper_ready 1.0" in metrics.text()
         for _ in range(10):
-            assert refreshing.looks.acquire(timeout=10), "it looks no longer"
-        refreshing.error = None
+            assert looks.acquire(timeout=10), "it looks no longer"
+        errors.clear()
         until(lambda: current.problem == "")
     finally:
         current.close()

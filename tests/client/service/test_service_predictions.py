@@ -2,7 +2,7 @@
 
 import base64
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from tests.client.service.small_service import (
     CLASSES,
     FEATURES,
+    SERVING,
     SmallServed,
     asking,
     small_served,
@@ -140,13 +141,7 @@ def test_what_is_served_is_told(client: httpx.Client, served: SmallServed) -> No
     assert info["model"] == served.model.fingerprint
     assert info["class_names"] == list(CLASSES)
     assert (info["knn_weight"], info["num_neighbors"]) == (0.5, 3)
-    assert info["accuracy"] == {
-        "global_model": 0.6,
-        "knn": 0.7,
-        "mixed": 0.8,
-        "num_examples": 20,
-        "measured_on": "validation",
-    }
+    assert info["accuracy"] == asdict(SERVING.accuracy)
     assert info["store"]["num_by_class"] == dict.fromkeys(CLASSES, 3)
     assert not info["class_prior"]
 
