@@ -56,7 +56,7 @@ _REPORT_S = 60.0
 def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
-    """Be a node of the federation until it has handed over a model."""
+    """Be a node of the federation until it has distributed a model."""
     site_state = state_of(settings)
     deadline = time.monotonic() + patience_s
     serving = site_state.served()
@@ -74,7 +74,7 @@ def join(
                 )
             if time.monotonic() >= deadline:
                 raise SiteStateError(
-                    f"the server handed over no model within {patience_s:g} s; have it "
+                    f"the server distributed no model within {patience_s:g} s; have it "
                     "do so (knnper fed submit --resume RUN --stay SECONDS), or onboard "
                     "with an exported one: knnper site onboard --model FOLDER"
                 )

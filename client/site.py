@@ -111,7 +111,7 @@ def installer_of(
         weights = personalized.reference.weights
         model = global_model(experiment, assembly.task, data.task, weights)
         try:
-            source = "the model that the server handed over"
+            source = "the model that the server distributed"
             require_fingerprint(model, expected, source)
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))

@@ -323,7 +323,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     if place.parent.name in CARDS:
         entry = CARDS[place.parent.name].get(place.stem)
     if entry is not None:
-        title, _, notes = markdown.partition("\n")
+        title, notes = markdown.split("\n", 1)
         markdown = "\n\n".join([title, *card(entry, place.parent.name), notes])
     for name, methods in CARDS.items():
         markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, methods))

@@ -322,6 +322,9 @@ def read_yaml(path: Path, missing: str = "") -> Any:
     source = str(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), source)
+    except FileNotFoundError as error:
+        message = "there is no such file; expected the path of a YAML file"
+        raise ConfigError([Problem(source, message)], source) from error
     except (OSError, UnicodeDecodeError) as error:
         message = f"expected a readable text file in UTF-8: {error}"
         if missing and isinstance(error, FileNotFoundError):
@@ -352,26 +355,19 @@ def parse_overrides(
     """Return the overrides among ``texts``; what is malformed joins ``problems``."""
     overrides = []
     for text in texts:
+        name, equals, value = text.partition("=")
+        path = tuple(part.strip() for part in name.split("."))
+        if not equals or not all(path):
+            expected = "expected KEY=VALUE, as in training.num_rounds=50"
+            problems.append(Problem("override", f"{expected}, found {shown(text)}"))
+            continue
         try:
-            overrides.append(_parse(text))
+            overrides.append(Override(path, parse_yaml(value, text)))
         except ConfigError as error:
-            problems.extend(error.problems)
+            reasons = "; ".join(problem.message for problem in error.problems)
+            message = f"found {shown(value)}, expected a YAML value: {reasons}"
+            problems.append(Problem(".".join(path), message))
     return tuple(overrides)
-
-
-def _parse(text: str) -> Override:
-    name, equals, value = text.partition("=")
-    path = tuple(part.strip() for part in name.split("."))
-    if not equals or not all(path):
-        expected = "expected KEY=VALUE, as in training.num_rounds=50"
-        raise ConfigError([Problem("override", f"{expected}, found {shown(text)}")])
-    try:
-        return Override(path, parse_yaml(value, text))
-    except ConfigError as error:
-        reasons = "; ".join(problem.message for problem in error.problems)
-        place = ".".join(path)
-        message = f"found {shown(value)}, expected a YAML value: {reasons}"
-        raise ConfigError([Problem(place, message)]) from error
 
 
 def with_overrides(source: str, overrides: Sequence[str]) -> str:
@@ -380,9 +376,7 @@ def with_overrides(source: str, overrides: Sequence[str]) -> str:
 
 
 def apply_overrides(
-    document: Mapping[str, Any],
-    overrides: Sequence[Override],
-    problems: list[Problem],
+    document: Mapping[str, Any], overrides: Sequence[Override], problems: list[Problem]
 ) -> dict[str, Any]:
     """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
     result = copy.deepcopy(dict(document))
@@ -413,16 +407,7 @@ def _section(
     return here
 
 
-SECTIONS = (
-    "name",
-    "data",
-    "partition",
-    "model",
-    "training",
-    "method",
-    "personalization",
-    "run",
-)
+SECTIONS = tuple(field.name for field in dataclasses.fields(Experiment))
 
 
 def read_experiment(
@@ -430,15 +415,7 @@ def read_experiment(
 ) -> Experiment:
     """Return the experiment that the YAML file at ``path`` describes."""
     source = str(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        message = "there is no such file; give the path of an experiment's YAML file"
-        raise ConfigError([Problem(source, message)], source) from error
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-    document = parse_yaml(text, source)
+    document = read_yaml(path)
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem(source, message)], source)
@@ -532,50 +509,42 @@ def _notify(old: str, new: str) -> None:
     _LOG.warning("the setting %s is called %s now; the old name goes soon", old, new)
 
 
+@dataclass(frozen=True)
 class _Sections:
     """Reads the sections of one document and collects what is wrong with them."""
 
-    def __init__(
-        self,
-        document: Mapping[str, Any],
-        overrides: Sequence[Override],
-        problems: list[Problem],
-    ) -> None:
-        self._document = document
-        self._overrides = overrides
-        self._problems = problems
+    document: Mapping[str, Any]
+    overrides: Sequence[Override]
+    problems: list[Problem]
 
     def experiment(self, catalogue: Catalogue) -> Experiment | None:
         """Return the experiment; None when a section of it is wrong."""
-        self._refuse_unknown_sections()
+        for key in self.document:
+            if key not in SECTIONS:
+                known = alternatives(str(key), SECTIONS)
+                self._add(str(key), f"unknown section; {known}")
         name = self._name()
-        data = self._section("data", catalogue.data)
-        partition = self._section("partition", catalogue.partition)
-        model = self._section("model", catalogue.model)
+        data = self._choice("data", catalogue.data)
+        partition = self._choice("partition", catalogue.partition)
+        model = self._choice("model", catalogue.model)
         training = self._settings("training", TrainingSettings)
         if training is not None:
-            self._problems.extend(training_problems(training))
-        method = self._section("method", catalogue.method)
+            self.problems.extend(training_problems(training))
+        method = self._choice("method", catalogue.method)
         personalization = self._personalization(catalogue)
         run = self._settings("run", RunSettings)
         if run is not None:
-            self._problems.extend(run_problems(run))
+            self.problems.extend(run_problems(run))
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
         return Experiment(*sections, personalization, run)  # type: ignore[arg-type]
 
-    def _refuse_unknown_sections(self) -> None:
-        for key in self._document:
-            if key not in SECTIONS:
-                known = alternatives(str(key), SECTIONS)
-                self._add(str(key), f"unknown section; {known}")
-
     def _name(self) -> str | None:
-        name = self._document.get("name")
+        name = self.document.get("name")
         if isinstance(name, str) and is_name(name):
             return name
-        found = shown(name) if "name" in self._document else "nothing"
+        found = shown(name) if "name" in self.document else "nothing"
         message = (
             "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
             f"a letter or digit first; found {found}"
@@ -583,68 +552,60 @@ class _Sections:
         self._add("name", message)
         return None
 
-    def _section(self, section: str, known: SettingsTypes) -> Choice[Settings] | None:
-        return self._choice(section, known, self._document.get(section))
-
     def _choice(
-        self, section: str, known: SettingsTypes, value: object
+        self, section: str, known: SettingsTypes, default: str | None = None
     ) -> Choice[Settings] | None:
+        value = self.document.get(section, {} if default else None)
+        if default is not None and isinstance(value, str):
+            value = {"name": value}
         if not isinstance(value, Mapping):
-            found = shown(value) if section in self._document else "nothing"
+            found = shown(value) if section in self.document else "nothing"
             example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
             self._add(section, f"found {found}, expected a mapping such as {example}")
             return None
-        name = value.get("name")
+        name = value.get("name", default)
         if not isinstance(name, str) or name not in known:
             found = "found no name" if name is None else f"unknown name {shown(name)}"
             nearest = alternatives(str(name), known)
             self._add(f"{section}.name", f"{found}; {nearest}")
             return None
         settings = {key: item for key, item in value.items() if key != "name"}
-        parsed = self._parsed(section, known[name], settings)
+        parsed = self._settings(section, known[name], settings)
         return None if parsed is None else Choice(name, parsed)
 
     def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
         """Return what is put on top of the method; None without a method."""
-        method = self._document.get("method")
-        of_what = method.get("name") if isinstance(method, Mapping) else None
-        if not isinstance(of_what, str) or of_what not in catalogue.personalization_of:
+        method = self.document.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        if not isinstance(name, str) or name not in catalogue.personalization_of:
             return None
-        value = self._document.get("personalization", {})
-        if isinstance(value, str):
-            value = {"name": value}
-        default = {"name": catalogue.personalization_of[of_what]}
-        if isinstance(value, Mapping):
-            value = default | dict(value)
-        return self._choice("personalization", catalogue.personalization, value)
+        default = catalogue.personalization_of[name]
+        return self._choice("personalization", catalogue.personalization, default)
 
-    def _settings(self, section: str, settings_type: type[S]) -> S | None:
-        return self._parsed(section, settings_type, self._document.get(section, {}))
-
-    def _parsed(self, section: str, settings_type: type[S], value: object) -> S | None:
+    def _settings(
+        self, section: str, settings_type: type[S], value: object = None
+    ) -> S | None:
+        if value is None:
+            value = self.document.get(section, {})
         hint = self._hint(section)
-        return parse_settings(settings_type, value, section, self._problems, hint)
+        return parse_settings(settings_type, value, section, self.problems, hint)
 
     def _hint(self, section: str) -> str:
         """Return how to get rid of keys that belong to what an override replaced."""
-        chooser, names = section, self._names_chosen(section)
-        if section == "personalization" and not names:
-            chooser, names = "method", self._names_chosen("method")
-        if not names:
-            return ""
-        whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
-        return (
-            f"; an override changed {chooser}: if this key belongs to the former one, "
-            f"replace the section, --set '{section}={whole}'"
-        )
-
-    def _names_chosen(self, section: str) -> list[object]:
-        """Return the names that overrides gave to a section."""
-        changes = {(section,), (section, "name")}
-        return [one.value for one in self._overrides if one.path in changes]
+        for chooser in (section, *["method"] * (section == "personalization")):
+            changes = {(chooser,), (chooser, "name")}
+            names = [one.value for one in self.overrides if one.path in changes]
+            if names:
+                whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
+                return (
+                    f"; an override changed {chooser}: if this key belongs to the "
+                    "former one, replace the section, "
+                    f"--set '{section}={whole}'"
+                )
+        return ""
 
     def _add(self, place: str, message: str) -> None:
-        self._problems.append(Problem(place, message))
+        self.problems.append(Problem(place, message))
 
 
 def run_problems(run: RunSettings) -> Iterable[Problem]:
@@ -695,16 +656,15 @@ _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio",)
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values."""
-    return {
-        "name": experiment.name,
-        "data": _choice(experiment.data),
-        "partition": _choice(experiment.partition),
-        "model": _choice(experiment.model),
-        "training": _plain(experiment.training),
-        "method": _choice(experiment.method),
-        "personalization": _choice(experiment.personalization),
-        "run": _plain(experiment.run),
-    }
+    document = {}
+    for section in SECTIONS:
+        value = getattr(experiment, section)
+        plain = to_jsonable_python(value)
+        is_choice = isinstance(value, Choice)
+        document[section] = (
+            {"name": value.name, **plain["settings"]} if is_choice else plain
+        )
+    return document
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -769,12 +729,3 @@ def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, An
             yield from dotted(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
-
-
-def _choice(choice: Choice[Settings]) -> dict[str, Any]:
-    return {"name": choice.name, **_plain(choice.settings)}
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    plain: dict[str, Any] = to_jsonable_python(settings)
-    return plain

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from knnper_cli.terminal import (
     AsJson,
     Overrides,
-    counting,
+    interruptible,
     print_json,
-    print_shown_or_json,
+    print_shown,
     print_table,
+    run_counter,
     say,
     typed_command,
 )
@@ -63,13 +64,13 @@ def _run(
     folder = output or Path("runs") / plan.name
     total, there = num_runs(plan, folder)
     say(f"{total} runs, {there} of them there")
-    with counting(num_steps(plan), "steps", folder) as advance:
+    with interruptible(folder), run_counter(num_steps(plan), "steps") as advance:
         outcomes = run_batch(
             plan, folder, workers or usable_cores(), advance, typed_command(), trained
         )
     rows = rows_of(plan, outcomes)
     shown = write_batch(plan, outcomes, rows, folder)
-    print_shown_or_json(shown, documents_of(plan, outcomes, rows), as_json=as_json)
+    print_shown(shown, documents_of(plan, outcomes, rows) if as_json else None)
     say(f"Tables, and the plot of a sweep with x, are in {folder}")
 
 
@@ -80,8 +81,7 @@ if TYPE_CHECKING:
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...",
-        help="Folders of finished runs, of comparisons or of sweeps.",
+        metavar="RUN...", help="Folders of finished runs, of comparisons or of sweeps."
     ),
 ]
 
@@ -122,21 +122,26 @@ def report(
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
     # All below loads torch, which `knnper --help` need not wait for.
-    from knnper.simulation.reports.report import report_of
+    from knnper.simulation.reports import report as reports
+    from knnper.simulation.reports.runs import as_csv, as_documents
 
-    made = report_of(runs)
+    made = reports.report_of(runs)
+    documents = [
+        row for one in made.chapters for row in as_documents(one.rows, one.over)
+    ]
     if csv_file is not None:
-        _write_csv(made, csv_file)
+        reports.write_text(csv_file, as_csv(documents))
+        say(f"The table with all figures is in {csv_file}")
     if html is not None:
-        _write_html(made, html)
+        reports.write_text(html, reports.as_html(made))
+        say(f"The report is in {html}: one file, open it with a browser")
     if figures is not None:
-        _write_figures(made, figures)
+        files = reports.write_figures(made.sections, figures)
+        say(f"{len(files)} files are in {figures}")
     if markdown:
-        from knnper.simulation.reports.report import as_markdown_report
-
-        typer.echo(as_markdown_report(made, figures))
+        typer.echo(reports.as_markdown_report(made, figures))
     elif as_json:
-        print_json(_documents(made))
+        print_json(documents)
     else:
         _show(made)
 
@@ -154,33 +159,6 @@ def _show(made: "Report") -> None:
             say(remark)
     for remark in made.remarks:
         say(remark)
-
-
-def _documents(made: "Report") -> list[dict[str, Any]]:
-    from knnper.simulation.reports.runs import as_documents
-
-    return [row for one in made.chapters for row in as_documents(one.rows, one.over)]
-
-
-def _write_csv(made: "Report", path: Path) -> None:
-    from knnper.simulation.reports.report import write_text
-    from knnper.simulation.reports.runs import as_csv
-
-    write_text(path, as_csv(_documents(made)))
-    say(f"The table with all figures is in {path}")
-
-
-def _write_figures(made: "Report", folder: Path) -> None:
-    from knnper.simulation.reports.report import write_figures
-
-    say(f"{len(write_figures(made.sections, folder))} files are in {folder}")
-
-
-def _write_html(made: "Report", path: Path) -> None:
-    from knnper.simulation.reports.report import as_html, write_text
-
-    write_text(path, as_html(made))
-    say(f"The report is in {path}: one file, open it with a browser")
 
 
 def moved(context: typer.Context) -> None:

@@ -33,6 +33,11 @@ from knnper_cli.terminal import (
     set_option,
 )
 
+# What loads torch is imported inside the commands: `knnper --help` need not wait.
+if TYPE_CHECKING:
+    from knnper.server.link.authorized import AuthorizedFolder
+    from knnper.server.settings import ServerSettings
+
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")
 ]
@@ -40,16 +45,12 @@ Folder = Annotated[
 Place = Annotated[
     Path,
     typer.Argument(
-        metavar="SERVER.yaml",
-        help="The server's settings, or the federation's folder.",
+        metavar="SERVER.yaml", help="The server's settings, or the federation's folder."
     ),
 ]
 
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 
-
-if TYPE_CHECKING:
-    from knnper.server.link.authorized import AuthorizedFolder
 
 PublicKey = Annotated[
     Path, typer.Argument(metavar="PUBKEY", help="The client's NAME.key.pub.")
@@ -138,9 +139,6 @@ def _authorized(server: Path) -> "AuthorizedFolder":
     return AuthorizedFolder(read_server(server_file(server)).authorized)
 
 
-if TYPE_CHECKING:
-    from knnper.server.link.setup import FederationFolder
-
 _HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
 
 Hosts = Annotated[
@@ -191,7 +189,14 @@ def init(
     found(place, Founding(host, port, control_port, insecure, days))
     for name in client or ():
         add_client(place, name, Address(host[0], port))
-    _tell_what_next(place, insecure)
+    on_site = "knnper fed server server.yaml"
+    say(f"Server: copy {place.server} to its machine; there: {on_site}")
+    say(f"Clients: copy each folder of {place.path / 'clients'} to its machine.")
+    if insecure:
+        say("Warning: nothing is encrypted; whoever reaches the server is a client.")
+    else:
+        secret = "who has its ca.key can pretend to be the server"
+        say(f"Keep {place.authority} to yourself: {secret}.")
 
 
 def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
@@ -204,23 +209,6 @@ def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
     say(
         f"New certificate for {', '.join(names)}, valid for {days} days. On the "
         f"server's machine it replaces server.crt and server.key of {place.server}."
-    )
-
-
-def _tell_what_next(place: "FederationFolder", insecure: bool) -> None:
-    say(
-        f"Server: copy {place.server} to its machine; there: knnper fed server "
-        f"server.yaml"
-    )
-    say(f"Clients: copy each folder of {place.path / 'clients'} to its machine.")
-    if insecure:
-        say(
-            "Warning: nothing is encrypted, and whoever reaches the server is a client."
-        )
-        return
-    say(
-        f"Keep {place.authority} to yourself: who has its ca.key can pretend to be the "
-        "server."
     )
 
 
@@ -237,7 +225,10 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
     from knnper.server.settings import ServerSettings, read_server
 
     settings = read_server(settings_file, overrides or ())
-    _log_to_standard_error()
+    write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # One line a request and one a connection are no news.
+    for noisy in ("httpx", "httpcore", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     if settings.insecure:
         say(
             "Warning: insecure: true. Nothing is encrypted, and whoever reaches "
@@ -252,16 +243,6 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
 
     run_server(settings, settings_file.resolve(), tell)
 
-
-def _log_to_standard_error() -> None:
-    write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # One line a request and one a connection are no news.
-    for noisy in ("httpx", "httpcore", "uvicorn"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-if TYPE_CHECKING:
-    from knnper.server.settings import ServerSettings
 
 SERVER_MAY_BE_AWAY_S = 60.0
 
@@ -311,9 +292,11 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     detach: Detach = False,
 ) -> None:
     """Train the clients of a federation, and hand the model to each of them."""
+    from knnper.loading import read_experiment, to_json
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
     from knnper.server.settings import read_server
+    from knnper.simulation.workbench import experiment_catalogue, over_sites
 
     if (experiment is None) == (resume is None):
         raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
@@ -326,11 +309,12 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         if output is not None or overwrite:
             raise typer.BadParameter("--resume goes with neither --output, --overwrite")
         document, place = "", resume.resolve()
+        RunFolder.open(place).require_idle()
     elif experiment is not None:
-        document, name = _over_sites(experiment, changes)
-        place = (output or settings.runs_folder / name).resolve()
-        changes = []
-    _require_free(place, overwrite, resume is not None)
+        found = read_experiment(experiment, experiment_catalogue(), changes)
+        document, changes = to_json(over_sites(found)), []
+        place = (output or settings.runs_folder / found.name).resolve()
+        RunFolder.require_free(place, overwrite=overwrite)
     if from_round is not None:
         RunFolder(place).go_back(from_round)
     config: dict[str, str | bool] = {
@@ -358,24 +342,6 @@ def watch(run: RunFolderArgument) -> None:
     if not folder.is_finished() and not _follower(run)(lambda: not folder.is_led()):
         raise RunError(f"nobody leads the run in {run}, and it is not done")
     _show(run)
-
-
-def _over_sites(path: Path, changes: list[str]) -> tuple[str, str]:
-    """Return the experiment over sites' data, as JSON, and its name."""
-    from knnper.loading import read_experiment, to_json
-    from knnper.simulation.workbench import experiment_catalogue, over_sites
-
-    settings = read_experiment(path, experiment_catalogue(), changes)
-    return to_json(over_sites(settings)), settings.name
-
-
-def _require_free(place: Path, overwrite: bool, resume: bool) -> None:
-    from knnper.server.run_folder import RunFolder
-
-    if resume:
-        RunFolder.open(place).require_idle()
-    else:
-        RunFolder.require_free(place, overwrite=overwrite)
 
 
 @contextlib.contextmanager
@@ -446,21 +412,16 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
         raise typer.Exit(INTERRUPTED) from error
     if not done:
         found = submission.status(settings, run_id)
+        try:
+            last_words = submission.last_words(settings, run_id)
+        except RunError as error:
+            last_words = f"The end of its log cannot be shown: {error}"
         raise RunError(
             f"run {run_id} ended without results: {found.outcome} {found.details}\n"
-            f"{_last_words(settings, run_id)}\n"
+            f"{last_words}\n"
             f"{how_to_go_on('fed submit', place)}"
         )
     _show(place)
-
-
-def _last_words(settings: "ServerSettings", run_id: int) -> str:
-    from knnper.server.link import submission
-
-    try:
-        return submission.last_words(settings, run_id)
-    except RunError as error:
-        return f"The end of its log cannot be shown: {error}"
 
 
 def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
@@ -526,7 +487,6 @@ def client(
     app: App = None,
 ) -> None:
     """Take part in a federation until Ctrl-C or SIGTERM."""
-    # It loads torch and Flower, which `knnper --help` need not wait for.
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
     from knnper.client.flower_node import CLIENT_APP, log_to_stderr
     from knnper.client.node import NodeOptions, run_client
@@ -554,7 +514,6 @@ def export(
     ],
 ) -> None:
     """Write a finished run's global model to a folder, for sites that join later."""
-    # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.trained_model import find_model
     from knnper.strategies.core.exported_model import save_model
 

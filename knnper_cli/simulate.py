@@ -23,11 +23,18 @@ from knnper_cli.terminal import (
     how_to_go_on,
     print_json,
     print_table,
+    progress_observer,
     require_resume,
     say,
     system_error,
     typed_command,
 )
+
+# What loads torch is imported inside the commands: `knnper --help` need not wait.
+if TYPE_CHECKING:
+    from knnper.server.run_folder import RunFolder
+    from knnper.simulation.partition.split import Partition, PartitionSummary
+    from knnper.simulation.workbench import Workbench
 
 
 class Choosable(StrEnum):
@@ -44,7 +51,6 @@ def list_choices(
     as_json: AsJson = False,
 ) -> None:
     """List what an experiment may choose, with the settings of each."""
-    # Everything below loads torch, which the other commands need not wait for.
     from knnper.data.catalogue import DATA_SETS
     from knnper.models.catalogue import MODELS
     from knnper.simulation.partition.schemes import PARTITIONS
@@ -76,13 +82,6 @@ def list_choices(
 def _list_methods(as_json: bool) -> None:
     from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 
-    def needs(spec: Any) -> str:
-        names = (
-            ("one model a client", spec.needs_one_model),
-            ("data of the server's", spec.needs_proxy),
-        )
-        return ", ".join(name for name, needed in names if needed)
-
     rows = [
         {
             "name": name,
@@ -107,7 +106,10 @@ def _list_methods(as_json: bool) -> None:
             "title": spec.title,
             "summary": spec.summary,
             "unseen_clients": spec.unseen,
-            "needs": needs(spec),
+            "needs": ", ".join(
+                ["one model a client"] * spec.needs_one_model
+                + ["data of the server's"] * spec.needs_proxy
+            ),
             "source": spec.source,
             "settings": [one.name for one in fields(spec.settings_type)],
         }
@@ -124,16 +126,12 @@ def _list_methods(as_json: bool) -> None:
     )
 
 
-if TYPE_CHECKING:
-    from knnper.simulation.partition.split import Partition, PartitionSummary
-
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
 PlotFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.png", help="Draw clients against labels."),
+    Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
 ]
 
 ExportFolder = Annotated[
@@ -156,7 +154,6 @@ def partition(
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
-    # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.loading import read_experiment
     from knnper.simulation.partition.split import describe_partition
     from knnper.simulation.workbench import experiment_catalogue, open_workbench
@@ -181,8 +178,31 @@ def partition(
 
 
 def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) -> None:
-    clients = _clients(partition, summary)
-    totals = _totals(partition, summary)
+    from knnper.simulation.partition.split import fingerprint
+
+    counts = summary.class_counts.tolist()
+    clients = [
+        {
+            "client": client.name,
+            "seen": client.seen,
+            "num_train": len(client.train),
+            "num_validation": len(client.validation),
+            "num_test": len(client.test),
+            "class_counts": of_client,
+        }
+        for client, of_client in zip(partition.clients, counts, strict=True)
+    ]
+    num_seen = sum(client.seen for client in partition.clients)
+    totals = {
+        "num_clients": len(clients),
+        "num_seen": num_seen,
+        "num_unseen": len(clients) - num_seen,
+        "num_empty": summary.num_empty,
+        "min_size": summary.min_size,
+        "median_size": summary.median_size,
+        "max_size": summary.max_size,
+        "sha256": fingerprint(partition),
+    }
     if as_json:
         print_json({**totals, "clients": clients})
         return
@@ -201,50 +221,11 @@ def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) ->
         typer.echo(f"{name}: {value}")
 
 
-def _totals(partition: "Partition", summary: "PartitionSummary") -> dict[str, Any]:
-    from knnper.simulation.partition.split import fingerprint
-
-    num_seen = sum(client.seen for client in partition.clients)
-    return {
-        "num_clients": len(partition.clients),
-        "num_seen": num_seen,
-        "num_unseen": len(partition.clients) - num_seen,
-        "num_empty": summary.num_empty,
-        "min_size": summary.min_size,
-        "median_size": summary.median_size,
-        "max_size": summary.max_size,
-        "sha256": fingerprint(partition),
-    }
-
-
-def _clients(
-    partition: "Partition", summary: "PartitionSummary"
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "client": client.name,
-            "seen": client.seen,
-            "num_train": len(client.train),
-            "num_validation": len(client.validation),
-            "num_test": len(client.test),
-            "class_counts": counts,
-        }
-        for client, counts in zip(
-            partition.clients, summary.class_counts.tolist(), strict=True
-        )
-    ]
-
-
 def bars(counts: list[int]) -> str:
     """Return one character a count, in eighths of the largest; a blank for none."""
     largest = max(*counts, 1)
     steps = len(_BARS) - 1
     return "".join(_BARS[-(-count * steps // largest)] for count in counts)
-
-
-if TYPE_CHECKING:
-    from knnper.server.run_folder import RunFolder
-    from knnper.simulation.workbench import Workbench
 
 
 class Engine(StrEnum):
@@ -291,7 +272,13 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     if (experiment is None) == (resume is None):
         raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
     require_resume(from_round, resume)
-    changes = [*(overrides or ()), *_shorthands(engine, workers, ray_address)]
+    shorthands = {
+        "engine": engine,
+        "num_workers": workers,
+        "ray_address": None if ray_address is None else json.dumps(ray_address),
+    }
+    changes = list(overrides or ())
+    changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
     if resume is not None:
         if output is not None or overwrite:
             raise typer.BadParameter("--resume goes with neither --output, --overwrite")
@@ -300,26 +287,22 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
             folder.go_back(from_round)
     elif experiment is not None:
         bench, folder = _start(experiment, changes, output, overwrite)
-    with _telling_what_next(folder):
-        results = _run(bench, folder)
-    _simulate_show(results, folder, as_json)
+    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+    from knnper.simulation.run import simulate as run_simulation
 
-
-def _shorthands(
-    engine: Engine | None, workers: int | None, ray_address: str | None
-) -> Iterator[str]:
-    if engine is not None:
-        yield f"run.engine={engine}"
-    if workers is not None:
-        yield f"run.num_workers={workers}"
-    if ray_address is not None:
-        yield f"run.ray_address={json.dumps(ray_address)}"
+    with _telling_what_next(folder), progress_observer() as observer:
+        results = run_simulation(bench, folder, observer, typed_command())
+    if as_json:
+        print_json(results)
+        return
+    header, *rows = as_cells(table_of_run(load_run(folder.path)))
+    print_table(header, rows)
+    say(f"Everything about this run is in {folder.path}")
 
 
 def _start(
     path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
 ) -> "tuple[Workbench, RunFolder]":
-    # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.loading import read_experiment
     from knnper.process import with_fixed_threads
     from knnper.server.run_folder import RunFolder
@@ -346,27 +329,6 @@ def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]
     folder = RunFolder.open(path)
     settings = folder.experiment(experiment_catalogue(), changes)
     return open_workbench(settings), folder
-
-
-def _run(bench: "Workbench", folder: "RunFolder") -> Mapping[str, Any]:
-    from knnper.simulation.run import simulate as run_simulation
-    from knnper_cli.terminal import progress_observer
-
-    with progress_observer() as observer:
-        return run_simulation(bench, folder, observer, typed_command())
-
-
-def _simulate_show(
-    results: Mapping[str, Any], folder: "RunFolder", as_json: bool
-) -> None:
-    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
-
-    if as_json:
-        print_json(results)
-        return
-    header, *rows = as_cells(table_of_run(load_run(folder.path)))
-    print_table(header, rows)
-    say(f"Everything about this run is in {folder.path}")
 
 
 @contextlib.contextmanager

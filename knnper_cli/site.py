@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -24,12 +24,18 @@ from knnper_cli.terminal import (
     tell,
 )
 
+# What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from knnper.client.settings import ClientSettings
-    from knnper.data.site import Conflicts, Copies, DataCheck
+    from knnper.client.onboarding import Onboarded
+    from knnper.client.service.access import Tokens
+    from knnper.client.settings import ClientSettings, ServiceSettings
+    from knnper.client.state import Accuracy, Serving
+    from knnper.data.site import DataCheck
     from knnper.experiment import Experiment
+    from knnper.strategies.core.exported_model import GlobalModel
+    from knnper.transport.diagnosis import Check, Examined
 
 _MOST_SHOWN = 10
 
@@ -58,7 +64,6 @@ def check(
     limits allow it. Nothing leaves this machine. The exit code is 1 when training
     cannot work, or when training and test data overlap.
     """
-    # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.client.settings import read_client
     from knnper.data.site import check_site, read_task, survey_site
 
@@ -123,27 +128,6 @@ def _show_asked(asked: dict[str, object]) -> None:
 def _show(found: "DataCheck", *, with_task: bool) -> None:
     shape = "x".join(map(str, found.input_shape))
     typer.echo(f"inputs: {shape} (height x width x channels) of {found.input_type}")
-    _show_counts(found)
-    _show_values(found)
-    if with_task:
-        missing = ", ".join(found.missing_classes) or "none"
-        typer.echo(f"classes of the federation without an example here: {missing}")
-    typer.echo(f"files that are no images: {found.num_ignored}")
-    _list("cannot be read", found.unreadable.values())
-    for copies in found.copies:
-        _show_copies(copies)
-    if not found.copies:
-        typer.echo("inputs that occur more than once: 0")
-    _show_conflicts(found.conflicts)
-    for warning in found.warnings:
-        say(f"Warning: {warning}.")
-    for problem in found.problems:
-        say(f"Error: {problem}.")
-    verdict = "cannot be used as it is" if found.problems else "can be used"
-    typer.echo(f"This data {verdict}. Nothing was sent anywhere.")
-
-
-def _show_counts(found: "DataCheck") -> None:
     counts = {split: one.class_counts for split, one in found.splits.items()}
     rows = [
         (name, *(str(of_split[label]) for of_split in counts.values()))
@@ -151,28 +135,30 @@ def _show_counts(found: "DataCheck") -> None:
     ]
     totals = ("all", *(str(one.num_examples) for one in found.splits.values()))
     print_table(("class", *counts), [*rows, totals])
-
-
-def _show_values(found: "DataCheck") -> None:
     for split, one in found.splits.items():
         if one.mean is not None:
-            typer.echo(
-                f"values of {split}: {one.smallest:g} to {one.largest:g}, "
-                f"mean {one.mean:.4g}"
-            )
-
-
-def _show_copies(copies: "Copies") -> None:
-    where = f"{copies.copy} like one of {copies.original}"
-    if copies.copy == copies.original:
-        where = f"{copies.copy} like another one of it"
-    pairs = [f"{copy} = {original}" for original, copy in copies.shown]
-    _list(f"inputs of {where}", pairs, copies.num_copies)
-
-
-def _show_conflicts(conflicts: "Conflicts") -> None:
-    pairs = [" = ".join(pair) for pair in conflicts.shown]
-    _list("inputs with more than one label", pairs, conflicts.num_inputs)
+            values = f"{one.smallest:g} to {one.largest:g}, mean {one.mean:.4g}"
+            typer.echo(f"values of {split}: {values}")
+    if with_task:
+        missing = ", ".join(found.missing_classes) or "none"
+        typer.echo(f"classes of the federation without an example here: {missing}")
+    typer.echo(f"files that are no images: {found.num_ignored}")
+    _list("cannot be read", found.unreadable.values())
+    for copies in found.copies:
+        pairs = [f"{copy} = {original}" for original, copy in copies.shown]
+        is_within = copies.copy == copies.original
+        like = "another one of it" if is_within else f"one of {copies.original}"
+        _list(f"inputs of {copies.copy} like {like}", pairs, copies.num_copies)
+    if not found.copies:
+        typer.echo("inputs that occur more than once: 0")
+    conflicts = [" = ".join(pair) for pair in found.conflicts.shown]
+    _list("inputs with more than one label", conflicts, found.conflicts.num_inputs)
+    for warning in found.warnings:
+        say(f"Warning: {warning}.")
+    for problem in found.problems:
+        say(f"Error: {problem}.")
+    verdict = "cannot be used as it is" if found.problems else "can be used"
+    typer.echo(f"This data {verdict}. Nothing was sent anywhere.")
 
 
 def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
@@ -185,11 +171,6 @@ def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
     if total > _MOST_SHOWN:
         typer.echo(f"  - and {total - _MOST_SHOWN} more")
 
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from knnper.transport.diagnosis import Check, Examined
 
 _MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
 
@@ -220,73 +201,44 @@ def doctor(
     if config is None and server is None:
         raise typer.BadParameter("give CLIENT.yaml, --server SERVER.yaml, or both")
     # Both files are read first: one that is wrong ends the command with 2.
-    of_server = None if server is None else _of_server(server)
-    of_client = None if config is None else _of_client(config)
-    found = [
-        _examined(patient) for patient in (of_server, of_client) if patient is not None
+    patients = [_of_server(server)] if server is not None else []
+    patients += [_of_client(config)] if config is not None else []
+    from knnper.transport.diagnosis import examine
+
+    diagnoses = [
+        (kind, name, file, examine(checks)) for kind, name, file, checks in patients
     ]
     if as_json:
-        print_json([one.as_document() for one in found])
+        documents = [
+            {
+                "kind": kind,
+                "name": name,
+                "file": str(file),
+                "well": not _with_verdict(found, "problem"),
+                "checks": [one.as_document() for one in found],
+            }
+            for kind, name, file, found in diagnoses
+        ]
+        print_json(documents)
     else:
-        for one in found:
-            _doctor_show(one)
-    if not all(one.is_well for one in found):
+        for kind, name, file, found in diagnoses:
+            tell(f"{kind} {name} ({file})")
+            _show_examined(found)
+    if any(_with_verdict(found, "problem") for *_, found in diagnoses):
         raise typer.Exit(RUN_FAILED)
 
 
-@dataclass(frozen=True)
-class _Patient:
-    """A client or server, and what to look at."""
-
-    kind: str
-    name: str
-    file: Path
-    checks: "Sequence[Check]"
-
-
-@dataclass(frozen=True)
-class _Diagnosis:
-    """A client or server, and what was found."""
-
-    patient: _Patient
-    examined: "Sequence[Examined]"
-
-    @property
-    def is_well(self) -> bool:
-        return not self._of("problem")
-
-    def as_document(self) -> dict[str, Any]:
-        return {
-            "kind": self.patient.kind,
-            "name": self.patient.name,
-            "file": str(self.patient.file),
-            "well": self.is_well,
-            "checks": [one.as_document() for one in self.examined],
-        }
-
-    def from_well_to_wrong(self) -> "list[Examined]":
-        return [one for verdict in _MARKS for one in self._of(verdict)]
-
-    def summary(self) -> str:
-        wrong, doubtful = self._of("problem"), self._of("warning")
-        if not wrong:
-            warnings = f", with {counted(len(doubtful), 'warning')}" if doubtful else ""
-            return f"Nothing is wrong{warnings}."
-        subjects = ", ".join(one.subject for one in wrong)
-        return f"{counted(len(wrong), 'problem')}: {subjects}"
-
-    def _of(self, verdict: str) -> "list[Examined]":
-        return [one for one in self.examined if one.finding.verdict == verdict]
+_Patient = tuple[str, str, Path, "Sequence[Check]"]
+"""Kind, name and file of a client or server, and what to look at."""
 
 
 def _of_client(file: Path) -> _Patient:
-    # It loads torch, which `knnper --help` need not wait for.
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
     from knnper.client.doctor import client_checks
     from knnper.client.settings import read_client
 
     settings = read_client(file)
-    return _Patient("client", settings.name, file, list(client_checks(settings)))
+    return "client", settings.name, file, list(client_checks(settings))
 
 
 def _of_server(place: Path) -> _Patient:
@@ -296,38 +248,37 @@ def _of_server(place: Path) -> _Patient:
 
     file = server_file(place)
     settings = read_server(file)
-    return _Patient("server", settings.name, file, server_checks(settings))
+    return "server", settings.name, file, server_checks(settings)
 
 
-def _examined(patient: _Patient) -> _Diagnosis:
-    from knnper.transport.diagnosis import examine
-
-    return _Diagnosis(patient, examine(patient.checks))
+def _with_verdict(examined: "Sequence[Examined]", verdict: str) -> "list[Examined]":
+    return [one for one in examined if one.finding.verdict == verdict]
 
 
-def _doctor_show(diagnosis: _Diagnosis) -> None:
-    patient = diagnosis.patient
-    tell(f"{patient.kind} {patient.name} ({patient.file})")
-    for one in diagnosis.from_well_to_wrong():
-        finding = one.finding
-        tell(f"  {_MARKS[finding.verdict]} {one.subject:<14} {finding.found}")
-        if finding.expected:
-            tell(f"{_INDENT}expected: {finding.expected}")
-        if finding.mend:
-            tell(f"{_INDENT}mend: {finding.mend}")
-    tell(f"{diagnosis.summary()}\n")
+def _show_examined(examined: "Sequence[Examined]") -> None:
+    """Show what was found, from well to wrong, and a summary."""
+    for verdict, mark in _MARKS.items():
+        for one in _with_verdict(examined, verdict):
+            tell(f"  {mark} {one.subject:<14} {one.finding.found}")
+            if one.finding.expected:
+                tell(f"{_INDENT}expected: {one.finding.expected}")
+            if one.finding.mend:
+                tell(f"{_INDENT}mend: {one.finding.mend}")
+    wrong, doubtful = (_with_verdict(examined, one) for one in ("problem", "warning"))
+    warnings = f", with {counted(len(doubtful), 'warning')}" if doubtful else ""
+    summary = f"Nothing is wrong{warnings}."
+    if wrong:
+        subjects = ", ".join(one.subject for one in wrong)
+        summary = f"{counted(len(wrong), 'problem')}: {subjects}"
+    tell(f"{summary}\n")
 
-
-if TYPE_CHECKING:
-    from knnper.client.service.access import Tokens
-    from knnper.client.settings import ClientSettings, ServiceSettings
 
 TokenFile = Annotated[
     Path | None,
     typer.Option(
         help="File with the owner's token, which may do everything; by default `token` "
         "in the client's state folder. Made, with a new token, if it is missing. "
-        "`knnper site token` makes others.",
+        "`knnper site token` makes others."
     ),
 ]
 
@@ -346,7 +297,6 @@ def serve(
     no_token: NoToken = False,
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
-    # Everything below loads torch, which `knnper --help` need not wait for.
     from knnper.client.install import SiteState, open_served
     from knnper.client.service.app import make_service
     from knnper.client.service.app import serve as serve_app
@@ -412,12 +362,6 @@ def _tokens(
     return tokens
 
 
-if TYPE_CHECKING:
-    from knnper.client.onboarding import Onboarded
-    from knnper.client.settings import ClientSettings
-    from knnper.client.state import Accuracy, Serving
-    from knnper.strategies.core.exported_model import GlobalModel
-
 ModelFolder = Annotated[
     Path | None,
     typer.Option(
@@ -474,19 +418,24 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
     as_json: AsJson = False,
 ) -> None:
     """Remember a site's own data by a global model, and serve both."""
-    # Everything below loads torch, which `knnper --help` need not wait for.
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.onboarding import join
+    from knnper.client.onboarding import onboard as onboard_client
     from knnper.client.settings import read_client
+    from knnper.simulation.trained_model import find_model
 
     settings = read_client(config, overrides or ())
     if model is None and took_part is not None:
         raise typer.BadParameter("it goes with --model; the server knows it by itself")
     if model is None:
-        onboarded, found = _over_network(settings, patience, verbose)
+        onboarded = join(settings, patience, verbose=verbose)
+        found = onboarded.site_state.load(onboarded.serving.model)
     else:
-        onboarded, found = _by_folder(settings, model, took_part)
+        found = find_model(model)
+        onboarded = onboard_client(settings, found, took_part=took_part)
     if as_json:
-        _print(onboarded)
+        about = {"client": onboarded.site_state.name, "took_part": onboarded.took_part}
+        print_json({**about, **asdict(onboarded.serving)})
     else:
         for line in report(onboarded, found):
             tell(line)
@@ -494,25 +443,6 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
         serve(config, overrides)
     else:
         say(f"To serve it: knnper site serve {config}")
-
-
-def _by_folder(
-    settings: "ClientSettings", folder: Path, took_part: bool | None
-) -> "tuple[Onboarded, GlobalModel]":
-    from knnper.client.onboarding import onboard as onboard_client
-    from knnper.simulation.trained_model import find_model
-
-    model = find_model(folder)
-    return onboard_client(settings, model, took_part=took_part), model
-
-
-def _over_network(
-    settings: "ClientSettings", patience: float, verbose: bool
-) -> "tuple[Onboarded, GlobalModel]":
-    from knnper.client.onboarding import join
-
-    onboarded = join(settings, patience, verbose=verbose)
-    return onboarded, onboarded.site_state.load(onboarded.serving.model)
 
 
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
@@ -544,19 +474,15 @@ def describe_choice(serving: "Serving") -> str:
     if tuned_on.num_examples:
         where = EVIDENCE[tuned_on.evidence]
         how = f"chosen on {counted(tuned_on.num_examples, 'example')}: {where}"
+    adapted, prior = "", serving.class_prior
+    if prior is not None:
+        adapted = (
+            ", the global model adapted to the site's own shares of the classes (class "
+            f"prior, β = {prior.sharpness:g})"
+        )
     return (
         f"λ = {serving.knn_weight:g} (0: the global model alone, 1: the neighbours "
-        f"alone), k = {serving.num_neighbors}{_adapted(serving)}; {how}"
-    )
-
-
-def _adapted(serving: "Serving") -> str:
-    prior = serving.class_prior
-    if prior is None:
-        return ""
-    return (
-        f", the global model adapted to the site's own shares of the classes (class "
-        f"prior, β = {prior.sharpness:g})"
+        f"alone), k = {serving.num_neighbors}{adapted}; {how}"
     )
 
 
@@ -591,13 +517,6 @@ def _accuracy(accuracy: "Accuracy") -> str:
         f"{name} {100 * value:.1f} %" for name, value in figures if value is not None
     ]
     return f"accuracy on {where} ({accuracy.num_examples}): {', '.join(parts)}"
-
-
-def _print(onboarded: "Onboarded") -> None:
-    from dataclasses import asdict
-
-    about = {"client": onboarded.site_state.name, "took_part": onboarded.took_part}
-    print_json({**about, **asdict(onboarded.serving)})
 
 
 token = typer.Typer(

@@ -31,10 +31,7 @@ from knnper_cli.terminal import (
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from knnper.datastore.advice import Advice, Trial
-    from knnper.datastore.database import Rows
     from knnper.datastore.erasure import Proof
     from knnper.datastore.examples import Ids as StoredIds
     from knnper.datastore.examples import Selection, StoreSpec
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from knnper.datastore.salvage import Salvage
     from knnper.datastore.settings import StoreSettings
     from knnper.datastore.transfer import Summary
-    from knnper.strategies.core.exported_model import GlobalModel
 
 SHOWN = 10
 """So many lines of one sort are shown."""
@@ -124,21 +120,16 @@ def create(  # noqa: PLR0913 (one parameter an option)
         "seed": seed,
         "index.name": index,
     }
-    shorthands = [
-        f"{name}={value}" for name, value in given.items() if value is not None
-    ]
+    shorthands = [f"{name}={one}" for name, one in given.items() if one is not None]
     settings = store_settings({}, [*shorthands, *(changes or ())])
     from knnper.datastore.examples import InputLayout, StoreSpec
     from knnper.datastore.store import create_store
     from knnper.simulation.trained_model import find_model
 
     model = find_model(run)
-    layout = (
-        None
-        if without_inputs
-        else InputLayout(model.spec.image_shape, model.spec.stored_dtype)
-    )
-    spec = StoreSpec(model.spec.num_classes, layout, model.class_names)
+    layout = InputLayout(model.spec.image_shape, model.spec.stored_dtype)
+    kept = None if without_inputs else layout
+    spec = StoreSpec(model.spec.num_classes, kept, model.class_names)
     create_store(folder, spec, model.embedding_dim, model.fingerprint, settings).close()
     say(f"{folder} is an empty store for the model {model.fingerprint[:12]} of {run}")
 
@@ -410,7 +401,7 @@ def delete(  # noqa: PLR0913 (one parameter an option)
     selection = Selection(
         ids=tuple(ids) if ids else None,
         external_ids=tuple(external_ids) if external_ids else None,
-        labels=_label_numbers(labels, spec) if labels else None,
+        labels=tuple(_label_number(one, spec) for one in labels) if labels else None,
         arrived_from=None if arrived_from is None else seconds_of(arrived_from),
         arrived_before=None if arrived_before is None else seconds_of(arrived_before),
     )
@@ -467,27 +458,20 @@ def _found(
     from knnper.datastore.examples import Selection
     from knnper.datastore.store import open_rows
 
+    ids, names = selection.ids or (), selection.external_ids or ()
     with open_rows(folder) as (_, rows):
         if selection.ids is None and selection.external_ids is None:
-            # What is damaged says nothing of what must go.
+            # What is damaged says nothing of what must go; by ids it can be deleted.
             rows.contents()
-        # By their ids, damaged ones can be deleted.
         found, num_stored = rows.select(selection), len(rows.select(Selection()))
-        return found, num_stored, _missing(rows, selection)
-
-
-def _missing(rows: "Rows", selection: "Selection") -> dict[str, list[str]]:
-    """Return the ids and external ids, by option, that no example has."""
-    from knnper.datastore.examples import Selection
-
-    ids, names = selection.ids or (), selection.external_ids or ()
-    known_ids = set(rows.select(Selection(ids=ids)).tolist())
-    named = rows.select(Selection(external_ids=names))
-    known_names = set(rows.external_ids(named))
-    return {
+        known_ids = set(rows.select(Selection(ids=ids)).tolist())
+        named = rows.select(Selection(external_ids=names))
+        known_names = set(rows.external_ids(named))
+    missing = {
         "id": [str(one) for one in ids if one not in known_ids],
         "external-id": [one for one in names if one not in known_names],
     }
+    return found, num_stored, missing
 
 
 def _require_consent(what: str, yes: bool) -> None:
@@ -511,33 +495,26 @@ def _require_no_traces(folder: Path, proof: "Proof") -> None:
     foreign = [str(file) for file in files if not is_own(folder, file)]
     advice = []
     if foreign:
-        advice.append(
-            "remove or move elsewhere what is not the store's: " + ", ".join(foreign)
-        )
+        names = ", ".join(foreign)
+        advice.append(f"remove or move elsewhere what is not the store's: {names}")
     if len(foreign) < len(files):
-        advice.append(
-            f"end whoever reads the store, then run: knnper store compact {folder}"
-        )
+        compact = f"knnper store compact {folder}"
+        advice.append(f"end whoever reads the store, then run: {compact}")
     if advice:
-        raise StoreError(
-            f"bytes of deleted examples are left in {folder}; {'; '.join(advice)}"
-        )
+        what = f"bytes of deleted examples are left in {folder}"
+        raise StoreError(f"{what}; {'; '.join(advice)}")
 
 
-def _label_numbers(labels: Sequence[str], spec: "StoreSpec") -> tuple[int, ...]:
-    """Return the labels that are given by name or number."""
-    label_of = {name: label for label, name in enumerate(spec.class_names)}
-    return tuple(_label_number(text, label_of, spec.num_classes) for text in labels)
-
-
-def _label_number(text: str, label_of: dict[str, int], num_classes: int) -> int:
-    if text in label_of:
-        return label_of[text]
-    if text.isdecimal() and int(text) < num_classes:
+def _label_number(text: str, spec: "StoreSpec") -> int:
+    """Return the label that is given by name or number."""
+    if text in spec.class_names:
+        return spec.class_names.index(text)
+    if text.isdecimal() and int(text) < spec.num_classes:
         return int(text)
-    names = f" or one of: {', '.join(label_of)}" if label_of else ""
+    names = f" or one of: {', '.join(spec.class_names)}" if spec.class_names else ""
+    largest = spec.num_classes - 1
     raise typer.BadParameter(
-        f"--label: found {text!r}, expected a number from 0 to {num_classes - 1}{names}"
+        f"--label: found {text!r}, expected a number from 0 to {largest}{names}"
     )
 
 
@@ -639,15 +616,14 @@ def compact(folder: StoreFolder) -> None:
     """Write the database anew without gaps, and build and save the index anew."""
     from knnper.datastore.store import open_store
 
+    def size() -> str:
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return megabytes(sum(path.stat().st_size for path in files))
+
     with open_store(folder, writable=True) as opened:
-        before = _num_bytes(folder)
+        before = size()
         opened.compact()
-    after = _num_bytes(folder)
-    say(f"{folder} took {megabytes(before)} and takes {megabytes(after)}")
-
-
-def _num_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(f"{folder} took {before} and takes {size()}")
 
 
 @store.command()
@@ -688,7 +664,14 @@ def _reembed(folder: Path, run: Path) -> None:
         )
     model = find_model(run)
     with open_store(folder, writable=True) as opened:
-        _require_same_task(folder, spec, model)
+        found = (model.spec.image_shape, model.class_names)
+        expected = (spec.input.shape, spec.class_names)
+        if found != expected:
+            raise DataError(
+                f"the model takes images of shape {found[0]} of the classes "
+                f"{', '.join(found[1])}; expected those of {folder}: shape "
+                f"{expected[0]}, classes {', '.join(expected[1])}"
+            )
         if opened.fingerprint == model.fingerprint:
             say(f"{folder} is embedded by the model of {run} already")
             return
@@ -699,17 +682,6 @@ def _reembed(folder: Path, run: Path) -> None:
             f"{len(opened)} examples of {folder} are embedded by the model "
             f"{model.fingerprint[:12]} of {run}; to go back: knnper store reembed "
             f"{folder} --roll-back"
-        )
-
-
-def _require_same_task(folder: Path, spec: "StoreSpec", model: "GlobalModel") -> None:
-    found = (model.spec.image_shape, model.class_names)
-    expected = (None if spec.input is None else spec.input.shape, spec.class_names)
-    if spec.input is not None and found != expected:
-        raise DataError(
-            f"the model takes images of shape {found[0]} of the classes "
-            f"{', '.join(found[1])}; expected those of {folder}: shape {expected[0]}, "
-            f"classes {', '.join(expected[1])}"
         )
 
 
@@ -732,11 +704,16 @@ def advise(
     """Measure every kind of index on the store's own examples, and recommend one."""
     from knnper.datastore.advice import AdviceSettings
     from knnper.datastore.advice import advise as advise_on
-    from knnper.datastore.store import open_rows
+    from knnper.datastore.store import open_rows, require_model
+    from knnper.simulation.trained_model import find_model
 
     settings = AdviceSettings(num_neighbors, kernel, kernel_scale, seed)
     with open_rows(folder) as (identity, rows), counter("kinds") as progress:
-        head = None if run is None else _head(run, rows.head().active.fingerprint)
+        head = None
+        if run is not None:
+            model = find_model(run)
+            require_model(rows.head().active.fingerprint, model.fingerprint)
+            head = model.head
         advice = advise_on(
             rows,
             identity.spec.num_classes,
@@ -751,36 +728,31 @@ def advise(
         _show_advice(folder, advice, num_neighbors)
 
 
-def _head(run: Path, stored: str) -> "Callable[[Tensor], Tensor]":
-    from knnper.datastore.store import require_model
-    from knnper.simulation.trained_model import find_model
-
-    model = find_model(run)
-    require_model(stored, model.fingerprint)
-    return model.head
-
-
 def _show_advice(folder: Path, advice: "Advice", num_neighbors: int) -> None:
+    columns: Mapping[str, Callable[[Trial], str]] = {
+        "index": lambda one: one.title,
+        "accuracy": lambda one: _percent(one.accuracy),
+        "kNN alone": lambda one: _percent(one.knn_accuracy),
+        "λ": lambda one: "" if one.knn_weight is None else f"{one.knn_weight:g}",
+        f"recall@{num_neighbors}": lambda one: f"{one.recall:.3f}",
+        "bytes each": lambda one: f"{one.example_bytes:.0f}",
+        "MB in all": lambda one: f"{one.example_bytes * advice.num_examples / 1e6:.2f}",
+        "ms a query": lambda one: f"{one.query_ms:.2f}",
+        "s to build": lambda one: f"{one.build_s:.2f}",
+    }
     if advice.trials:
-        print_table(
-            (
-                "index",
-                "accuracy",
-                "kNN alone",
-                "λ",
-                f"recall@{num_neighbors}",
-                "bytes each",
-                "MB in all",
-                "ms a query",
-                "s to build",
-            ),
-            [_row(trial, advice.num_examples) for trial in advice.trials],
-        )
+        rows = [[text(one) for text in columns.values()] for one in advice.trials]
+        print_table(tuple(columns), rows)
         typer.echo(
             f"{advice.num_indexed} examples in the index, {advice.num_asked} others "
             "looked up"
         )
-        _show_unlearnt(advice)
+    titles = [trial.title for trial in advice.trials if not trial.has_learnt]
+    if titles:
+        typer.echo(
+            f"not learnt yet, too few examples: {'; '.join(titles)}. Their vectors are "
+            "kept as they are, and so are these figures those of flat"
+        )
     if advice.global_accuracy is not None:
         typer.echo(f"the global model alone: {_percent(advice.global_accuracy)}")
     typer.echo(f"recommended for {folder}: {advice.recommended}: {advice.reason}")
@@ -788,15 +760,6 @@ def _show_advice(folder: Path, advice: "Advice", num_neighbors: int) -> None:
     if chosen is not None:
         section = as_section(chosen.settings)
         typer.echo(f"knnper store configure {folder} --set 'index={section}'")
-
-
-def _show_unlearnt(advice: "Advice") -> None:
-    titles = [trial.title for trial in advice.trials if not trial.has_learnt]
-    if titles:
-        typer.echo(
-            f"not learnt yet, too few examples: {'; '.join(titles)}. Their vectors are "
-            "kept as they are, and so are these figures those of flat"
-        )
 
 
 def as_section(settings: "IndexSettings") -> str:
@@ -809,20 +772,6 @@ def as_section(settings: "IndexSettings") -> str:
     }
     items = {"name": settings.name, **changed}
     return f"{{{', '.join(f'{name}: {value}' for name, value in items.items())}}}"
-
-
-def _row(trial: "Trial", num_examples: int) -> tuple[str, ...]:
-    return (
-        trial.title,
-        _percent(trial.accuracy),
-        _percent(trial.knn_accuracy),
-        "" if trial.knn_weight is None else f"{trial.knn_weight:g}",
-        f"{trial.recall:.3f}",
-        f"{trial.example_bytes:.0f}",
-        f"{trial.example_bytes * num_examples / 1e6:.2f}",
-        f"{trial.query_ms:.2f}",
-        f"{trial.build_s:.2f}",
-    )
 
 
 def _percent(share: float) -> str:

@@ -19,6 +19,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -29,6 +30,12 @@ from typer.core import TyperGroup
 from knnper.errors import ConfigError, FolderTakenError, KnnPerError
 from knnper.foreign_text import harmless
 from knnper.server.observer import Observer
+
+# What loads torch is imported inside the functions: `knnper --help` need not wait.
+if TYPE_CHECKING:
+    from knnper.simulation.batches.progress import Advance
+    from knnper.simulation.batches.progress import Progress as BatchProgress
+    from knnper.simulation.reports.tables import Shown
 
 ExperimentFile = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")
@@ -47,8 +54,7 @@ def set_option(example: str) -> Any:
 Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
 
 Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Log every message of Flower's, too."),
+    bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
 ]
 
 ClientFile = Annotated[
@@ -61,8 +67,7 @@ OptionalExperimentFile = Annotated[
 ]
 
 Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Go on with the run in this folder."),
+    Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
 ]
 
 FromRound = Annotated[
@@ -90,9 +95,6 @@ def require_resume(from_round: int | None, resume: Path | None) -> None:
         raise typer.BadParameter("--from-round goes with --resume DIR")
 
 
-if TYPE_CHECKING:
-    from knnper.simulation.reports.tables import Shown
-
 # Standard output may be read by a program or go to a file: no line is cut there.
 _FILE_WIDTH = 200
 
@@ -119,27 +121,16 @@ def _cell(text: str) -> str:
     return escape(harmless(text))
 
 
-def print_shown(shown: "Shown") -> None:
-    """Write tables to standard output, titles and remarks to standard error."""
-    for table in shown.tables:
-        say(table.title)
-        print_table(table.header, table.rows)
-    say_remarks(shown)
-
-
-def say_remarks(shown: "Shown") -> None:
-    """Write what there is to remark to standard error."""
+def print_shown(shown: "Shown", document: Any = None) -> None:
+    """Write the tables, or in their place plain values as JSON; remarks in any case."""
+    if document is not None:
+        print_json(document)
+    else:
+        for table in shown.tables:
+            say(table.title)
+            print_table(table.header, table.rows)
     for remark in shown.remarks:
         say(remark)
-
-
-def print_shown_or_json(shown: "Shown", document: Any, *, as_json: bool) -> None:
-    """Write the tables, or in their place plain values as JSON; remarks in any case."""
-    if as_json:
-        print_json(document)
-        say_remarks(shown)
-    else:
-        print_shown(shown)
 
 
 def say(message: str) -> None:
@@ -208,11 +199,6 @@ def system_error(error: OSError) -> str:
     return f"{where}{reason}; {advice}" if advice else f"{where}{reason}"
 
 
-if TYPE_CHECKING:
-    # It loads torch, which a run's bars need not wait for.
-    from knnper.simulation.batches.progress import Advance
-    from knnper.simulation.batches.progress import Progress as BatchProgress
-
 SECONDS_BETWEEN_LINES = 5.0
 
 _SECONDS_WITHOUT_NEWS = 60.0
@@ -221,37 +207,31 @@ _MINUTES_WITHOUT_SECONDS = 10
 
 
 @contextlib.contextmanager
-def progress_observer() -> Iterator[Observer]:
-    """Yield an observer that draws bars on a terminal, and writes lines elsewhere."""
+def _bars(*more: ProgressColumn) -> Iterator[Progress | None]:
+    """Yield bars with ``more`` columns on a terminal; None elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield LineObserver(say)
+        yield None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield BarObserver(progress)
+    common = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*common, *more, console=console) as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def progress_observer() -> Iterator[Observer]:
+    """Yield an observer that draws bars on a terminal, and writes lines elsewhere."""
+    with _bars(TimeRemainingColumn(), TextColumn("{task.fields[figures]}")) as progress:
+        yield LineObserver(say) if progress is None else BarObserver(progress)
 
 
 @contextlib.contextmanager
 def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
     """Yield a function that is told how far a batch of ``total`` runs is."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield line_counter(total, say, noun=noun)
-        return
-    columns = (
-        TextColumn(noun),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=console) as progress:
+    with _bars(TextColumn("{task.fields[left]}")) as progress:
+        if progress is None:
+            yield line_counter(total, say, noun=noun)
+            return
         task = progress.add_task(noun, total=total, left="")
 
         def advance(now: "BatchProgress") -> None:
@@ -326,20 +306,20 @@ class BarObserver(Observer):
         self._task = TaskID(0)
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Draw the bar of the rounds, with those that were made before."""
+        """Begin with the rounds that are still to be made."""
         self._start("training", num_rounds, first_round - 1)
 
     def round_finished(self, record: Mapping[str, float | int]) -> None:
-        """Move on by one round."""
+        """Show one more round."""
         figures = round_figures(record)
         self._progress.update(self._task, advance=1, figures=figures)
 
     def personalization_started(self, num_clients: int) -> None:
-        """Draw the bar of the clients."""
+        """Begin with the clients."""
         self._start("personalising", num_clients, 0)
 
     def client_personalized(self) -> None:
-        """Move on by one client."""
+        """Show one more client."""
         self._progress.advance(self._task)
 
     def finished(self) -> None:
@@ -358,44 +338,45 @@ class LineObserver(Observer):
     def __init__(
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._write = write
-        self._clock = clock
+        self._write, self._clock = write, clock
         self._last_line = clock() - SECONDS_BETWEEN_LINES
-        self._total = 0
-        self._done = 0
+        self._total = self._done = 0
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Say which rounds are to be made."""
+        """Begin with the rounds that are still to be made."""
         self._total = num_rounds
         if first_round <= num_rounds:
             self._write(f"training: rounds {first_round} to {num_rounds}")
 
     def round_finished(self, record: Mapping[str, float | int]) -> None:
-        """Say how the round went, unless another line was written just now."""
-        number = record["server_round"]
-        if self._is_time() or number == self._total:
-            self._write(f"round {number}/{self._total}: {round_figures(record)}")
+        """Show one more round."""
+        number = int(record["server_round"])
+        self._now_and_then(number, f"round {number}/{self._total}", record)
 
     def personalization_started(self, num_clients: int) -> None:
-        """Say how many clients there are."""
+        """Begin with the clients."""
         self._total, self._done = num_clients, 0
         self._write(f"personalising {num_clients} clients")
 
     def client_personalized(self) -> None:
-        """Say how many are done, unless another line was written just now."""
+        """Show one more client."""
         self._done += 1
-        if self._is_time() or self._done == self._total:
-            self._write(f"personalised {self._done}/{self._total} clients")
+        line = f"personalised {self._done}/{self._total} clients"
+        self._now_and_then(self._done, line)
 
     def finished(self) -> None:
         """Say nothing: the results follow."""
 
-    def _is_time(self) -> bool:
+    def _now_and_then(
+        self, done: int, line: str, record: Mapping[str, float | int] | None = None
+    ) -> None:
+        """Write the line if it is the last, or none was written just now."""
         now = self._clock()
-        if now - self._last_line < SECONDS_BETWEEN_LINES:
-            return False
-        self._last_line = now
-        return True
+        is_time = now - self._last_line >= SECONDS_BETWEEN_LINES
+        if is_time:
+            self._last_line = now
+        if is_time or done == self._total:
+            self._write(line if record is None else f"{line}: {round_figures(record)}")
 
 
 class Counter:
@@ -408,51 +389,34 @@ class Counter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what, self._progress, self._clock = what, progress, clock
-        self._bar = None if progress is None else progress.add_task(what, total=None)
+        if progress is not None:
+            self._bar = progress.add_task(what, total=None)
         self._began = self._last_line = clock()
-        self._done = self._total = 0
+        self.num_done = self._total = 0
 
     def start(self, total: int) -> None:
         """Say how many there are."""
         self._total = total
         self._began = self._last_line = self._clock()
-        if self._progress is not None and self._bar is not None:
+        if self._progress is not None:
             self._progress.update(self._bar, total=total)
-
-    @property
-    def num_done(self) -> int:
-        """How many are done."""
-        return self._done
 
     def advance(self, count: int) -> None:
         """Say that so many more are done."""
-        self._done += count
-        if self._progress is not None and self._bar is not None:
+        self.num_done += count
+        if self._progress is not None:
             self._progress.advance(self._bar, count)
         elif self._clock() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = self._clock()
-            say(self._line())
-
-    def _line(self) -> str:
-        per_one = (self._clock() - self._began) / self._done
-        left = per_one * (self._total - self._done)
-        return f"{self._what}: {self._done}/{self._total}, {left:.0f} s left"
+            per_one = (self._clock() - self._began) / self.num_done
+            left = per_one * (self._total - self.num_done)
+            say(f"{self._what}: {self.num_done}/{self._total}, {left:.0f} s left")
 
 
 @contextlib.contextmanager
 def counter(what: str) -> Iterator[Counter]:
     """Yield a counter that draws on a terminal, and writes lines elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Counter(what, None)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with _bars(TimeRemainingColumn()) as progress:
         yield Counter(what, progress)
 
 
@@ -523,20 +487,6 @@ def typed_command() -> list[str]:
     return [*name, *sys.argv[1:]]
 
 
-if TYPE_CHECKING:
-    from knnper.simulation.batches.progress import Advance
-
-
-@contextlib.contextmanager
-def counting(total: int, noun: str, folder: Path) -> "Iterator[Advance]":
-    """Yield a function that is told how far the work is."""
-    # It loads rich's bars, which `knnper --help` need not wait for.
-    pass
-
-    with interruptible(folder), run_counter(total, noun) as advance:
-        yield advance
-
-
 @contextlib.contextmanager
 def interruptible(folder: Path) -> Iterator[None]:
     """Say how to go on where the user interrupts what is done inside the block."""
@@ -544,35 +494,24 @@ def interruptible(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         command = shlex.join(typed_command())
-        done = "nothing is done yet"
-        if _has_results(folder):
-            done = f"what is done is in {folder}"
+        from knnper.simulation.reports.runs import RESULT_FILES
+
+        has_results = any(next(folder.rglob(name), None) for name in RESULT_FILES)
+        done = f"what is done is in {folder}" if has_results else "nothing is done yet"
         say(f"Interrupted; {done}. To go on: {command}")
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _has_results(folder: Path) -> bool:
-    """Return whether anything below ``folder`` need not be done again."""
-    # As below: it need not be loaded where nobody interrupts.
-    from knnper.simulation.reports.runs import RESULT_FILES
-
-    return any(next(folder.rglob(name), None) for name in RESULT_FILES)
-
-
 def how_to_go_on(command: str, run: Path) -> str:
     """Return what to do with a run that ended before its results."""
-    # It loads torch, which `knnper --help` need not wait for.
     from knnper.server.checkpoint import rounds_in
     from knnper.server.run_folder import RunFolder
 
     resume = f"knnper {command} --resume {run}"
     *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]
     if latest:
-        back = f", or with --from-round N from round {_or(older)}" if older else ""
+        *others, last = map(str, older or [0])
+        rounds = f"{', '.join(others)} or {last}" if others else last
+        back = f", or with --from-round N from round {rounds}" if older else ""
         return f"To go on from the last checkpoint, of round {latest}: {resume}{back}"
     return f"There is no checkpoint yet. To begin again: {resume}"
-
-
-def _or(rounds: Sequence[int]) -> str:
-    *others, last = map(str, rounds)
-    return f"{', '.join(others)} or {last}" if others else last

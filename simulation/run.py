@@ -78,9 +78,7 @@ def simulate(
 
 
 def _play(
-    bench: Workbench,
-    folder: RunFolder,
-    body: Callable[[Federation], Mapping[str, Any]],
+    bench: Workbench, folder: RunFolder, body: Callable[[Federation], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     if bench.experiment.run.engine == "serial":
         device = compute_device(bench.experiment.run)

@@ -7,28 +7,10 @@ from typing import Any
 
 import torch
 
-from knnper.data.examples import InputDtype, InputSpec
+from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
 from knnper.experiment import Choice, Settings
-from knnper.models.flat import EmbeddingModel, FlatModel, ModelSettings, require_type
-from knnper.models.networks import (
-    LeafCnn,
-    LeafCnnSettings,
-    Mlp,
-    MlpSettings,
-    MobileNetV2,
-    MobileNetV2Settings,
-    ResNet18,
-    ResNet18Settings,
-    SmallResNet,
-    SmallResNetSettings,
-    SoftmaxRegression,
-    SoftmaxRegressionSettings,
-    StackedLstm,
-    StackedLstmSettings,
-    TinyCnn,
-    TinyCnnSettings,
-    load_weights,
-)
+from knnper.models import networks
+from knnper.models.flat import EmbeddingModel, FlatModel, ModelSettings, require_input
 from knnper.seeding import RandomKey
 
 
@@ -62,50 +44,50 @@ MODELS: Mapping[str, ModelSpec] = {
     "leaf_cnn": ModelSpec(
         title="LEAF CNN",
         summary="Two 5x5 convolutions and a hidden layer, for 28x28 or 32x32 images.",
-        settings_type=LeafCnnSettings,
-        build=LeafCnn,
+        settings_type=networks.LeafCnnSettings,
+        build=networks.LeafCnn,
     ),
     "tiny_cnn": ModelSpec(
         title="Tiny CNN",
         summary="Two 3x3 convolutions and a hidden layer, for 8x8 digits.",
-        settings_type=TinyCnnSettings,
-        build=TinyCnn,
+        settings_type=networks.TinyCnnSettings,
+        build=networks.TinyCnn,
     ),
     "small_resnet": ModelSpec(
         title="Small ResNet",
         summary="Four convolutions and a residual block, for 32x32 images on CPUs.",
-        settings_type=SmallResNetSettings,
-        build=SmallResNet,
+        settings_type=networks.SmallResNetSettings,
+        build=networks.SmallResNet,
     ),
     "mobilenet_v2": ModelSpec(
         title="MobileNetV2",
         summary="The paper's network for CIFAR; embeddings of 1280 numbers.",
-        settings_type=MobileNetV2Settings,
-        build=MobileNetV2,
+        settings_type=networks.MobileNetV2Settings,
+        build=networks.MobileNetV2,
     ),
     "resnet18": ModelSpec(
         title="ResNet-18",
         summary="For photographs, or small images with its other stem; p is 512.",
-        settings_type=ResNet18Settings,
-        build=ResNet18,
+        settings_type=networks.ResNet18Settings,
+        build=networks.ResNet18,
     ),
     "mlp": ModelSpec(
         title="MLP",
         summary="Fully connected hidden layers, for rows of features or images.",
-        settings_type=MlpSettings,
-        build=Mlp,
+        settings_type=networks.MlpSettings,
+        build=networks.Mlp,
     ),
     "softmax_regression": ModelSpec(
         title="Softmax regression",
         summary="One linear layer on the inputs as they are, features or images.",
-        settings_type=SoftmaxRegressionSettings,
-        build=SoftmaxRegression,
+        settings_type=networks.SoftmaxRegressionSettings,
+        build=networks.SoftmaxRegression,
     ),
     "stacked_lstm": ModelSpec(
         title="Stacked LSTM",
         summary="LEAF's network for the next character; embeddings of 1024 numbers.",
-        settings_type=StackedLstmSettings,
-        build=StackedLstm,
+        settings_type=networks.StackedLstmSettings,
+        build=networks.StackedLstm,
         takes=("token",),
     ),
 }
@@ -136,9 +118,11 @@ def build_model(
             f"{choice.name} takes {entry.settings_type.__name__}, "
             f"found {type(settings).__name__}"
         )
-    require_type(spec, entry.takes, choice.name)
+    kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in entry.takes)
+    holds = spec.dtype in entry.takes
+    require_input(spec, choice.name, holds=holds, expected=kinds)
     with rng.torch():
         module = entry.build(settings, spec)
     if settings.weights is not None:
-        load_weights(module, Path(settings.weights))
+        networks.load_weights(module, Path(settings.weights))
     return FlatModel(module, device)

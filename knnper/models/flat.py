@@ -3,15 +3,14 @@
 import contextlib
 import itertools
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
+from knnper.data.examples import KINDS_OF_INPUT, InputSpec
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Settings
 
@@ -31,7 +30,7 @@ class ModelSettings(Settings):
     weights: str | None = None
 
 
-class EmbeddingModel(nn.Module, ABC):
+class EmbeddingModel(nn.Module):
     """A classifier split into φ (the representation) and the head.
 
     Attributes
@@ -40,6 +39,8 @@ class EmbeddingModel(nn.Module, ABC):
         p, the size of the representation.
     num_classes
         c, the number of labels.
+    features
+        What `embed` calls, unless a model has another one.
     classifier
         The layers of the head, from (n, p) to logits (n, c). Whatever lies outside
         belongs to φ.
@@ -51,13 +52,13 @@ class EmbeddingModel(nn.Module, ABC):
 
     embedding_dim: int
     num_classes: int
+    features: nn.Module
     classifier: nn.Module
     published_head: str = "classifier"
     learns_from_embeddings: bool = True
 
-    @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
-        """Return φ(x), float32 of shape (n, p).
+        """Return φ(x), float32 of shape (n, p); by default what ``features`` returns.
 
         Parameters
         ----------
@@ -65,6 +66,8 @@ class EmbeddingModel(nn.Module, ABC):
             Normalised images, float32 of shape (n, channels, height, width); of text
             ids, int64 of shape (n, T, 1, 1).
         """
+        embeddings: Tensor = self.features(x)
+        return embeddings
 
     def head(self, z: Tensor) -> Tensor:
         """Return the logits, float32 of shape (n, c), of representations (n, p)."""
@@ -341,46 +344,27 @@ def _view(vector: Tensor, entry: Entry) -> Tensor:
     return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
 
 
-def require_type(spec: InputSpec, allowed: Sequence[InputDtype], model: str) -> None:
-    """Refuse inputs whose type is not among ``allowed``."""
-    if spec.dtype not in allowed:
-        expected = " or ".join(KINDS_OF_INPUT[dtype] for dtype in allowed)
-        raise _problem(
-            f"{model} takes {expected}, found {KINDS_OF_INPUT[spec.dtype]}; choose "
-            "another model or data set"
+def require_input(spec: InputSpec, model: str, *, holds: bool, expected: str) -> None:
+    """Refuse inputs that are not what a model takes."""
+    if not holds:
+        height, width, channels = spec.image_shape
+        found = (
+            f"{height}x{width} with {channels} channels, {KINDS_OF_INPUT[spec.dtype]}"
         )
+        message = f"{model} takes {expected}, found {found}"
+        advice = "choose another model or data set"
+        raise ConfigError([Problem("model", f"{message}; {advice}")])
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
     """Refuse images whose height or width is not a positive multiple of ``factor``."""
     height, width, _ = spec.image_shape
-    if min(height, width) < factor or height % factor or width % factor:
-        raise _problem(
-            f"{model} takes images whose height and width are multiples of {factor}, "
-            f"found {height}x{width}; choose another model or data set"
-        )
+    holds = min(height, width) >= factor and height % factor == width % factor == 0
+    expected = f"images whose height and width are multiples of {factor}"
+    require_input(spec, model, holds=holds, expected=expected)
 
 
-def require_size(spec: InputSpec, smallest: int, model: str) -> None:
-    """Refuse images with a height or width of less than ``smallest``."""
-    height, width, _ = spec.image_shape
-    if min(height, width) < smallest:
-        raise _problem(
-            f"{model} takes images of {smallest}x{smallest} pixels and more, found "
-            f"{height}x{width}; choose another model or data set"
-        )
-
-
-def require_channels(spec: InputSpec, allowed: Collection[int], model: str) -> None:
-    """Refuse images whose number of channels is not among ``allowed``."""
-    channels = spec.image_shape[2]
-    if channels not in allowed:
-        expected = " or ".join(str(number) for number in allowed)
-        raise _problem(
-            f"{model} takes images with {expected} channels, found {channels}; "
-            "choose another model or data set"
-        )
-
-
-def _problem(message: str) -> ConfigError:
-    return ConfigError([Problem("model", message)])
+def require_channels(spec: InputSpec, model: str) -> None:
+    """Refuse images that are neither grey nor of three colours."""
+    holds = spec.image_shape[2] in (1, 3)
+    require_input(spec, model, holds=holds, expected="images with 1 or 3 channels")

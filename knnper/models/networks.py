@@ -5,7 +5,8 @@ Federated Settings", 2018; the network of its FEMNIST task.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,8 +25,8 @@ from knnper.models.flat import (
     EmbeddingModel,
     ModelSettings,
     require_channels,
+    require_input,
     require_multiple,
-    require_size,
 )
 from knnper.process import import_torchvision
 
@@ -100,7 +101,7 @@ class LeafCnn(EmbeddingModel):
 
     def __init__(self, settings: LeafCnnSettings, spec: InputSpec) -> None:
         super().__init__()
-        require_channels(spec, (1, 3), "leaf_cnn")
+        require_channels(spec, "leaf_cnn")
         require_multiple(spec, 4, "leaf_cnn")
         height, width, channels = spec.image_shape
         self.embedding_dim = settings.embedding_dim
@@ -120,11 +121,6 @@ class LeafCnn(EmbeddingModel):
             nn.ReLU(),
         )
         self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the hidden layer's activations, shape (n, p)."""
-        embeddings: Tensor = self.features(x)
-        return embeddings
 
 
 @dataclass(frozen=True)
@@ -179,11 +175,6 @@ class Mlp(EmbeddingModel):
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], spec.num_classes)
 
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the last hidden layer's activations, shape (n, p)."""
-        embeddings: Tensor = self.features(x)
-        return embeddings
-
 
 @dataclass(frozen=True)
 class MobileNetV2Settings(ModelSettings):
@@ -207,7 +198,7 @@ class MobileNetV2(EmbeddingModel):
 
     def __init__(self, settings: MobileNetV2Settings, spec: InputSpec) -> None:
         super().__init__()
-        require_channels(spec, (1, 3), "mobilenet_v2")
+        require_channels(spec, "mobilenet_v2")
         network = import_torchvision().models.mobilenet_v2(
             num_classes=spec.num_classes,
             dropout=settings.dropout,
@@ -220,9 +211,13 @@ class MobileNetV2(EmbeddingModel):
 
     def embed(self, x: Tensor) -> Tensor:
         """Return the pooled features, shape (n, 1280)."""
-        if x.shape[1] == 1:
-            x = x.repeat(1, 3, 1, 1)
-        return functional.adaptive_avg_pool2d(self.features(x), 1).flatten(1)
+        features = self.features(_in_colour(x))
+        return functional.adaptive_avg_pool2d(features, 1).flatten(1)
+
+
+def _in_colour(x: Tensor) -> Tensor:
+    """Return images with a grey channel repeated three times."""
+    return x.repeat(1, 3, 1, 1) if x.shape[1] == 1 else x
 
 
 def load_weights(module: EmbeddingModel, path: Path) -> None:
@@ -231,82 +226,49 @@ def load_weights(module: EmbeddingModel, path: Path) -> None:
     The head is left as it is when the file has none or one of another shape: it was
     made for other classes. BatchNorm's counters may be missing.
     """
-    found = _with_own_head(_read(path), module.published_head)
-    expected = module.state_dict()
-    if _head_differs(expected, found):
-        found = _without_head(found)
-        needed = _without_head(expected)
-    else:
-        needed = expected
-    problems = [*_misfits(needed, found), *_unknown(expected, found)]
-    if problems:
-        raise ConfigError(problems, source=str(path))
-    module.load_state_dict({**expected, **found})
-
-
-def _read(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        read = load_file(path)
     except (OSError, SafetensorError) as error:
         message = (
             f"expected a readable .safetensors file at {path}: {error}; correct the "
             "path, or leave it out to start from random weights"
         )
         raise ConfigError([Problem("model.weights", message)]) from error
+    published = re.compile(rf"^{re.escape(module.published_head)}\.")
+    found = {published.sub("classifier.", name): read[name] for name in read}
+    expected = module.state_dict()
+    head = {name for name in (*expected, *found) if name.startswith("classifier.")}
+    if any(
+        name not in found or found[name].shape != expected[name].shape
+        for name in head & expected.keys()
+    ):
+        found = {name: found[name] for name in found.keys() - head}
+        needed = {name: expected[name] for name in expected if name not in head}
+    else:
+        needed = expected
+    problems = [
+        Problem(name, misfit)
+        for name, tensor in needed.items()
+        if (misfit := _misfit(tensor, found.get(name))) is not None
+    ]
+    problems += [
+        Problem(name, "the model has no such tensor; is it for another model?")
+        for name in sorted(found.keys() - expected.keys())
+    ]
+    if problems:
+        raise ConfigError(problems, source=str(path))
+    module.load_state_dict({**expected, **found})
 
 
-def _with_own_head(tensors: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Return the tensors with those of the head called ``classifier``."""
-    return {
-        f"classifier.{name.removeprefix(f'{head}.')}"
-        if name.startswith(f"{head}.")
-        else name: tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def _head_differs(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
-    head = expected.keys() - _without_head(expected).keys()
-    return any(
-        name not in found or found[name].shape != expected[name].shape for name in head
-    )
-
-
-def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.startswith("classifier.")
-    }
-
-
-def _misfits(
-    needed: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> Iterator[Problem]:
-    for name, tensor in needed.items():
-        if name in found:
-            message = _misfit(tensor, found[name])
-        else:
-            is_counter = not tensor.is_floating_point()
-            message = None if is_counter else "the file has no such tensor"
-        if message is not None:
-            yield Problem(name, message)
-
-
-def _misfit(wanted: Tensor, given: Tensor) -> str | None:
+def _misfit(wanted: Tensor, given: Tensor | None) -> str | None:
     """Return what is wrong with one tensor of the file, or None."""
+    if given is None:
+        return "the file has no such tensor" if wanted.is_floating_point() else None
     if wanted.shape != given.shape:
         return f"expected shape {tuple(wanted.shape)}, found {tuple(given.shape)}"
     if not bool(torch.isfinite(given).all()):
         return "expected finite numbers, found NaN or infinity"
     return None
-
-
-def _unknown(
-    expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> Iterator[Problem]:
-    for name in sorted(found.keys() - expected.keys()):
-        yield Problem(name, "the model has no such tensor; is it for another model?")
 
 
 _FIRST_WIDTH = 64
@@ -343,7 +305,7 @@ class ResNet18(EmbeddingModel):
 
     def __init__(self, settings: ResNet18Settings, spec: InputSpec) -> None:
         super().__init__()
-        require_channels(spec, (1, 3), "resnet18")
+        require_channels(spec, "resnet18")
         network = import_torchvision().models.resnet18(
             num_classes=spec.num_classes, norm_layer=NORMS[settings.norm]
         )
@@ -361,9 +323,8 @@ class ResNet18(EmbeddingModel):
 
     def embed(self, x: Tensor) -> Tensor:
         """Return the pooled features, shape (n, 512)."""
-        if x.shape[1] == 1:
-            x = x.repeat(1, 3, 1, 1)
-        features = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
+        features = self.conv1(_in_colour(x))
+        features = self.maxpool(functional.relu(self.bn1(features)))
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             features = layer(features)
         return functional.adaptive_avg_pool2d(features, 1).flatten(1)
@@ -407,8 +368,13 @@ class SmallResNet(EmbeddingModel):
 
     def __init__(self, settings: SmallResNetSettings, spec: InputSpec) -> None:
         super().__init__()
-        require_size(spec, _SMALLEST, "small_resnet")
-        channels = spec.image_shape[2]
+        height, width, channels = spec.image_shape
+        require_input(
+            spec,
+            "small_resnet",
+            holds=min(height, width) >= _SMALLEST,
+            expected=f"images of {_SMALLEST}x{_SMALLEST} pixels and more",
+        )
         self.embedding_dim = settings.embedding_dim
         self.num_classes = spec.num_classes
         first, second, third = _SMALL_RESNET_WIDTHS
@@ -422,11 +388,6 @@ class SmallResNet(EmbeddingModel):
             nn.Flatten(),
         )
         self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the pooled activations of the last convolution, shape (n, p)."""
-        embeddings: Tensor = self.features(x)
-        return embeddings
 
 
 class _Residual(nn.Module):
@@ -663,8 +624,3 @@ class TinyCnn(EmbeddingModel):
             nn.ReLU(),
         )
         self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Return the hidden layer's activations, shape (n, p)."""
-        embeddings: Tensor = self.features(x)
-        return embeddings

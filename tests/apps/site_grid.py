@@ -57,13 +57,7 @@ def make_sites(folder: Path, settings: Experiment) -> dict[str, Path]:
 
 
 class SiteGrid(FakeGrid):
-    """Nodes that run the ClientApp, each for one site's file.
-
-    Parameters
-    ----------
-    files
-        The sites' files by node id.
-    """
+    """Nodes that run the ClientApp, each for one site's file."""
 
     def __init__(self, files: dict[int, Path]) -> None:
         super().__init__(self.play, files)

@@ -8,15 +8,10 @@ from torch import Tensor
 from knnper.client import install as decision
 from knnper.client.state import Accuracy, Gain
 from knnper.datastore.prediction import KnnPredictor, Prediction
-from tests.apps.site_grid import experiment, make_sites
+from tests.apps.site_grid import experiment
 from tests.apps.test_site_run import lead, rows, serving, simulated, three
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
-    return make_sites(tmp_path, experiment())
 
 
 def test_a_choice_that_loses_is_neither_served_nor_reported(

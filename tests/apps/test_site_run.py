@@ -20,16 +20,11 @@ from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench, over_sites
 from knnper_cli.flower_apps import Order, lead_sites
-from tests.apps.site_grid import SiteGrid, experiment, make_sites
+from tests.apps.site_grid import SiteGrid, experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
 
 SEEN = ("0000", "0001", "0003")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
-    return make_sites(tmp_path, experiment())
 
 
 def order(settings: Experiment, output: Path, *, resume: bool = False) -> Order:
@@ -58,6 +53,11 @@ def rows(folder: RunFolder) -> dict[str, dict[str, str]]:
         return {row["client"]: row for row in csv.DictReader(file)}
 
 
+def weights_of(folder: RunFolder) -> str:
+    digest: str = folder.results()["training"]["state_sha256"]
+    return digest
+
+
 def serving(file: Path, name: str) -> Any:
     found = SiteState(file.parent / f"state-{name}", name).served()
     assert found is not None
@@ -76,10 +76,7 @@ def test_figures_are_those_of_the_simulation(
     monkeypatch.setattr(TinyCnn, "embed", by_batch)
     ran = lead(three(files), experiment(), tmp_path / "run")
     expected = simulated(tmp_path / "serial", experiment())
-    assert (
-        ran.results()["training"]["state_sha256"]
-        == (expected.results()["training"]["state_sha256"])
-    )
+    assert weights_of(ran) == weights_of(expected)
     assert rows(ran) == {name: rows(expected)[name] for name in SEEN}
     accuracies = [
         [one["validation_accuracy"] for one in run.rounds()] for run in (ran, expected)
@@ -105,14 +102,14 @@ def test_who_comes_late_gets_the_model_as_an_unseen_client(
     monkeypatch.setattr(sites, "LATE_LOOK_EVERY_S", 0.05)
     grid = three(files)
     first = lead(grid, experiment(), tmp_path / "run")
-    weights = first.results()["training"]["state_sha256"]
+    weights = weights_of(first)
     grid.join(99, files["0002"])
     settings = experiment(**{"run.federation.stay_s": 1.5})
     again = lead(grid, settings, tmp_path / "run")
     assert rows(again)["0002"] == {**rows(again)["0002"], "seen": "false"}
     expected = rows(simulated(tmp_path / "serial", experiment()))["0002"]
     assert rows(again)["0002"]["accuracy"] == expected["accuracy"]
-    assert again.results()["training"]["state_sha256"] == weights
+    assert weights_of(again) == weights
     assert serving(files["0002"], "0002").num_train == int(expected["num_train"])
     asked_twice = [one for one in grid.played if one[1] == "evaluate.personalize"]
     assert len(asked_twice) == 4, "who has the model is not asked again"
@@ -153,10 +150,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         lead(grid, experiment(), tmp_path / "run", Killed())
     resumed = lead(grid, experiment(), tmp_path / "run")
-    assert (
-        resumed.results()["training"]["state_sha256"]
-        == (whole.results()["training"]["state_sha256"])
-    )
+    assert weights_of(resumed) == weights_of(whole)
 
 
 def test_sites_go_back_with_the_server_to_an_older_round(
@@ -294,10 +288,7 @@ def test_clients_with_a_state_go_on_from_it(
     settings = experiment(method="{name: scaffold}", personalization="{}")
     ran = lead(three(files), settings, tmp_path / "run")
     expected = simulated(tmp_path / "serial", settings)
-    assert (
-        ran.results()["training"]["state_sha256"]
-        == (expected.results()["training"]["state_sha256"])
-    )
+    assert weights_of(ran) == weights_of(expected)
 
 
 def test_sites_data_cannot_be_simulated() -> None:

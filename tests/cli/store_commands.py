@@ -1,6 +1,7 @@
 """``knnper store`` as a user types it."""
 
 import json
+import re
 from pathlib import Path
 
 from click.testing import Result
@@ -22,6 +23,14 @@ def store(*arguments: object) -> Result:
 def done(*arguments: object) -> Result:
     result = store(*arguments)
     assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(exit_code: int, message: str, *arguments: object) -> Result:
+    result = store(*arguments)
+    assert result.exit_code == exit_code, result.output
+    text = re.sub(r"[\s│]+", " ", result.stderr + result.stdout)
+    assert re.search(message, text), result.output
     return result
 
 

@@ -67,6 +67,13 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def refused(exit_code: int, message: str, *arguments: object) -> None:
+    result = run(*arguments)
+    assert result.exit_code == exit_code
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
 def pretend(
     monkeypatch: pytest.MonkeyPatch, outcome: BaseException | None
 ) -> list[Any]:
@@ -96,23 +103,15 @@ def test_help_is_quick() -> None:
         assert command in result.stdout
 
 
-def test_version() -> None:
+def test_version_and_lists() -> None:
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"knnper {knnper.__version__}\n")
-
-
-def test_methods() -> None:
     listed = json.loads(run("list", "methods", "--json").stdout)
     assert [entry["name"] for entry in listed["methods"]] == list(METHODS)
     on_top = {entry["name"]: entry for entry in listed["personalizations"]}
     assert on_top.keys() == PERSONALIZERS.keys()
     assert "knn_weights" in on_top["knn"]["settings"]
-    text = run("list", "methods").stdout
-    assert "kNN-Per" in text
-    assert "linear_probe" in text
-
-
-def test_datasets() -> None:
+    assert "kNN-Per" in run("list", "methods").stdout
     entries = json.loads(run("list", "data", "--json").stdout)
     assert {"digits", "cifar10"} <= {entry["name"] for entry in entries}
     assert "handwritten digits" in run("list", "data").stdout
@@ -131,42 +130,30 @@ def test_partition(experiment: Path) -> None:
     assert document["sha256"] not in table
 
 
-def test_pictures_that_cannot_be_drawn(experiment: Path) -> None:
-    result = run("partition", experiment, "--plot", "picture.txt")
-    assert result.exit_code == 2
-    assert ".png, .pdf, .svg" in result.stderr
-    result = run("partition", experiment, "--plot", "no/folder.png")
-    assert result.exit_code == 1
-    assert "cannot be written" in result.stderr
-
-
-def test_wrong_configuration(experiment: Path) -> None:
-    result = run("simulate", experiment, "--set", "training.num_round=3")
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    named = "tiny.yaml with training.num_round=3"
-    assert f"Error: 1 problem in {named}:" in result.stderr
-    assert "did you mean 'num_rounds'?" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "exit_code", "message"),
     [
-        ([], "give either"),
-        (["tiny.yaml", "--resume", "runs/x"], "give either"),
-        (["--resume", "runs/x", "--overwrite"], "goes with neither"),
-        (["tiny.yaml", "--from-round", "3"], "goes with --resume"),
-        (["tiny.yaml", "--engine", "spark"], "'flower', 'serial'"),
-        (["tiny.yaml", "--workers", "0"], "range"),
-        (["missing.yaml"], "there is no such file"),
+        ("partition tiny.yaml --plot picture.txt", 2, ".png, .pdf, .svg"),
+        ("partition tiny.yaml --plot no/folder.png", 1, "cannot be written"),
+        (
+            "simulate tiny.yaml --set training.num_round=3",
+            2,
+            "Error: 1 problem in tiny.yaml with training.num_round=3: "
+            "- training.num_round: unknown setting; did you mean 'num_rounds'?",
+        ),
+        ("simulate", 2, "give either"),
+        ("simulate tiny.yaml --resume runs/x", 2, "give either"),
+        ("simulate --resume runs/x --overwrite", 2, "goes with neither"),
+        ("simulate tiny.yaml --from-round 3", 2, "goes with --resume"),
+        ("simulate tiny.yaml --engine spark", 2, "'flower', 'serial'"),
+        ("simulate tiny.yaml --workers 0", 2, "range"),
+        ("simulate missing.yaml", 2, "there is no such file"),
     ],
 )
-def test_wrong_usage(experiment: Path, arguments: list[str], message: str) -> None:
-    result = run("simulate", *arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
+@pytest.mark.usefixtures("experiment")
+def test_wrong_usage(arguments: str, exit_code: int, message: str) -> None:
+    refused(exit_code, message, *arguments.split())
+    assert not Path("runs").exists()
 
 
 def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,16 +163,10 @@ def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, folder = calls[0]
     assert (settings.run.num_workers, settings.run.engine) == (3, "flower")
     assert folder.path == Path("runs/tiny")
-    assert [line.split()[1] for line in result.stdout.splitlines()[3:-1]] == [
-        "FedAvg",
-        "kNN-Per",
-        "FedAvg",
-        "kNN-Per",
-    ]
+    shown = [line.split()[1] for line in result.stdout.splitlines()[3:-1]]
+    assert shown == ["FedAvg", "kNN-Per"] * 2
     assert "runs/tiny" in result.stderr
-    again = run("simulate", experiment)
-    assert again.exit_code == 2
-    assert "--overwrite" in again.stderr
+    refused(2, "--overwrite", "simulate", experiment)
     assert run("simulate", experiment, "--overwrite").exit_code == 0
 
 
@@ -216,34 +197,29 @@ def test_an_interrupted_run_says_how_to_go_on(
     experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, KeyboardInterrupt())
-    result = run("simulate", experiment)
-    assert result.exit_code == 130
-    assert "no checkpoint yet. To begin again: knnper simulate --resume runs/tiny" in (
-        result.stderr
+    refused(
+        130,
+        "To begin again: knnper simulate --resume runs/tiny",
+        "simulate",
+        experiment,
     )
     calls = pretend(monkeypatch, None)
     result = run("simulate", "--resume", "runs/tiny", "--workers", 2)
     assert result.exit_code == 0, result.stderr
     assert calls[0][0].run.num_workers == 2
-    result = run("simulate", "--resume", "runs/tiny", "--set", "run.seed=9")
-    assert result.exit_code == 2
-    assert "makes it another experiment" in result.stderr
+    resume = ("simulate", "--resume", "runs/tiny")
+    refused(2, "makes it another experiment", *resume, "--set", "run.seed=9")
 
 
 def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, RunError("round 3: all clients failed"))
-    result = run("simulate", experiment)
-    assert result.exit_code == 1
-    assert "Error: round 3: all clients failed" in result.stderr
-    assert "--resume runs/tiny" in result.stderr
+    refused(1, "Error: round 3: all clients failed", "simulate", experiment)
     for number in (2, 4, 5):
         Path(f"runs/tiny/checkpoints/round-{number}").mkdir(parents=True)
-    result = run("simulate", "--resume", "runs/tiny")
-    assert "last checkpoint, of round 5: knnper simulate --resume" in result.stderr
-    assert "--from-round N from round 2 or 4" in result.stderr
-    result = run("simulate", "--resume", "runs/tiny", "--from-round", "3")
-    assert result.exit_code == 1
-    assert "has a checkpoint (2, 4, 5), found 3" in result.stderr
+    resume = ("simulate", "--resume", "runs/tiny")
+    refused(1, "last checkpoint, of round 5: knnper simulate --resume", *resume)
+    refused(1, "--from-round N from round 2 or 4", *resume)
+    refused(1, "(2, 4, 5), found 3", *resume, "--from-round", "3")
 
 
 def test_a_run_goes_back_to_an_older_round(experiment: Path) -> None:
@@ -258,24 +234,15 @@ def test_a_run_goes_back_to_an_older_round(experiment: Path) -> None:
     assert digests[0]["state_sha256"] == digests[1]["state_sha256"]
 
 
-def test_a_run_that_could_not_start_leaves_no_folder(
+def test_a_run_that_could_not_start_leaves_no_folder_and_deletes_none(
     experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, None)
     data = "data={name: image_folder, root: missing}"
-    result = run("simulate", experiment, "--set", data)
-    assert result.exit_code == 1
-    assert "missing" in result.stderr
+    refused(1, "missing", "simulate", experiment, "--set", data)
     assert not Path("runs/tiny").exists()
-
-
-def test_a_run_that_could_not_start_deletes_no_other(
-    experiment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, None)
     assert run("simulate", experiment).exit_code == 0
-    data = "data={name: image_folder, root: missing}"
-    assert run("simulate", experiment, "--overwrite", "--set", data).exit_code == 1
+    refused(1, "missing", "simulate", experiment, "--overwrite", "--set", data)
     assert Path("runs/tiny/results.json").exists()
 
 
@@ -287,14 +254,11 @@ def test_report(finished: Path) -> None:
         ("FedAvg", "unseen", 0.5),
         ("kNN-Per", "unseen", 0.75),
     ]
-    assert "| kNN-Per | 75.0 | 25.0 | 25.0 | 50.0 |" in (
-        run("report", finished, "--markdown").stdout
-    )
+    row = "| kNN-Per | 75.0 | 25.0 | 25.0 | 50.0 |"
+    assert row in run("report", finished, "--markdown").stdout
     assert "75.0 %" in run("report", finished).stdout
-    assert run("report", finished, "--markdown", "--json").exit_code == 2
-    missing = run("report", finished, "nowhere")
-    assert missing.exit_code == 1
-    assert "nowhere holds no run" in missing.stderr
+    refused(2, "--json", "report", finished, "--markdown", "--json")
+    refused(1, "nowhere holds no run", "report", finished, "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -325,8 +289,6 @@ def test_old_names_still_work(typed: str, meant: str, notices: list[str]) -> Non
 
 
 def test_an_old_name_is_told_on_standard_error() -> None:
-    result = run("methods", "--json")
-    assert json.loads(result.stdout) == json.loads(
-        run("list", "methods", "--json").stdout
-    )
-    assert "knnper list methods" in result.stderr
+    old, new = run("methods", "--json"), run("list", "methods", "--json")
+    assert json.loads(old.stdout) == json.loads(new.stdout)
+    assert "knnper list methods" in old.stderr

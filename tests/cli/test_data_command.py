@@ -23,16 +23,19 @@ SITES = {
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    document = {
-        "name": "site-a",
-        "server": "federation.example.org:8443",
-        "insecure": True,
-        "data": {"name": "npz", "path": "own.npz"},
-    }
     path = tmp_path / "client.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(
+        "name: site-a\nserver: federation.example.org:8443\ninsecure: true\n"
+        "data: {name: npz, path: own.npz}\n"
+    )
     put(path, [1, 2, 3, 4])
     return path
+
+
+def task_of(config: Path, **document: Any) -> Path:
+    task = config.with_name("experiment.yaml")
+    task.write_text(yaml.safe_dump(document))
+    return task
 
 
 def put(config: Path, values: list[int], **changes: Any) -> None:
@@ -50,9 +53,7 @@ def check(config: Path, *arguments: object) -> Result:
 
 
 def test_sound_data(config: Path) -> None:
-    task = config.with_name("experiment.yaml")
-    task.write_text(yaml.safe_dump({"data": SITES}))
-    result = check(config, "--task", task)
+    result = check(config, "--task", task_of(config, data=SITES))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "client: site-a"
@@ -92,25 +93,19 @@ def test_as_json(config: Path) -> None:
 
 
 def test_settings_can_be_changed(config: Path) -> None:
-    task = config.with_name("experiment.yaml")
-    changed = {**SITES, "class_names": ["kitty", "dog"]}
-    task.write_text(yaml.safe_dump({"data": changed}))
+    task = task_of(config, data={**SITES, "class_names": ["kitty", "dog"]})
     result = check(config, "--task", task)
     assert result.exit_code == 1
     assert "'cat': 2 examples" in result.stderr
     result = check(config, "--task", task, "--set", "data.label_map={cat: kitty}")
     assert result.exit_code == 0, result.output
     assert "kitty" in result.stdout
-
-
-def test_a_wrong_client_file(config: Path) -> None:
     result = check(config, "--set", "data.pth=a.npz")
     assert result.exit_code == 2
     assert "did you mean 'path'?" in result.stderr
 
 
 def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> None:
-    task = config.with_name("experiment.yaml")
     document = {
         "name": "a",
         "data": SITES,
@@ -119,7 +114,7 @@ def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> Non
         "training": {"batch_size": 1, "local_steps": 1},
         "method": {"name": "fedavg"},
     }
-    task.write_text(yaml.safe_dump(document))
+    task = task_of(config, **document)
     result = check(config, "--task", task)
     assert result.exit_code == 0
     assert "found 2 training examples, expected 32" in " ".join(result.stderr.split())
@@ -127,14 +122,10 @@ def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> Non
     found = json.loads(check(config, "--task", task, "--json", *few).stdout)
     assert "limits.min_examples" in found["refused"][0]
     pinned = ("--set", f"limits.experiment={found['experiment']}")
-    task.write_text(yaml.safe_dump({**document, "training": {"batch_size": 2}}))
+    task_of(config, **{**document, "training": {"batch_size": 2}})
     changed = check(config, "--task", task, *few, *pinned)
     assert changed.exit_code == 1
     assert f"expected {found['experiment']}" in " ".join(changed.stderr.split())
-    pinned = ("--set", f"limits.experiment={fingerprint_of(changed)}")
+    (line,) = [one for one in changed.stdout.splitlines() if "fingerprint" in one]
+    pinned = ("--set", f"limits.experiment={line.split()[-1]}")
     assert check(config, "--task", task, *few, *pinned).exit_code == 0
-
-
-def fingerprint_of(result: Result) -> str:
-    (line,) = [one for one in result.stdout.splitlines() if "fingerprint" in one]
-    return line.split()[-1]

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
-from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.data.site import read_task
@@ -19,34 +17,17 @@ DOCUMENT = {
 }
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(DOCUMENT))
-    return path
-
-
-def export(experiment: Path, folder: Path) -> Result:
+def test_shares_are_files_for_real_clients(tmp_path: Path) -> None:
+    experiment, folder = tmp_path / "tiny.yaml", tmp_path / "shares"
+    experiment.write_text(yaml.safe_dump(DOCUMENT))
     words = ["partition", str(experiment), "--export", str(folder)]
-    return CliRunner().invoke(app, words)
-
-
-def test_shares_are_files_for_real_clients(experiment: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shares"
-    result = export(experiment, folder)
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert f"3 clients' shares and labels.json are in {folder}" in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "0000.npz",
-        "0001.npz",
-        "0002.npz",
-        "labels.json",
-    ]
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["0000.npz", "0001.npz", "0002.npz", "labels.json"]
     assert read_task(folder / "labels.json").class_names == tuple("0123456789")
-
-
-def test_a_folder_that_is_there_is_left_alone(experiment: Path, tmp_path: Path) -> None:
-    result = export(experiment, tmp_path)
-    assert result.exit_code == 1
-    assert "is there already; expected a new folder" in result.stderr
-    assert list(tmp_path.iterdir()) == [experiment]
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 1
+    assert "is there already; expected a new folder" in again.stderr
+    assert sorted(path.name for path in folder.iterdir()) == files

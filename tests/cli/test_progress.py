@@ -68,9 +68,7 @@ def test_bars_of_a_resumed_run() -> None:
     assert progress.tasks[0].fields["figures"].startswith("train loss 0.500")
 
 
-def test_without_a_terminal_there_are_lines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_observer() as observer:
         observer.training_started(2, 1)
     captured = capsys.readouterr()

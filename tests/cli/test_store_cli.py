@@ -21,7 +21,7 @@ from knnper.datastore.store import DATABASE, open_store
 from knnper_cli.app import app
 from knnper_cli.store import as_section
 from knnper_cli.terminal import Counter, as_time, resumable
-from tests.cli.store_commands import NUM_EXAMPLES, described, done, store
+from tests.cli.store_commands import NUM_EXAMPLES, described, done, refused, store
 from tests.datastore.damaged_store import left_by_a_kill
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
@@ -54,9 +54,7 @@ def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
 def test_create_refuses_wrong_settings(
     tmp_path: Path, run: Path, options: tuple[object, ...], message: str
 ) -> None:
-    result = store("create", tmp_path / "store", "--model", run, *options)
-    assert result.exit_code == 2
-    assert message in result.stderr
+    refused(2, message, "create", tmp_path / "store", "--model", run, *options)
     assert not (tmp_path / "store").exists()
 
 
@@ -76,19 +74,21 @@ def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
     assert figures["num_skipped"] == figures["num_examples"] == NUM_EXAMPLES
 
 
-def test_add_refuses_another_model(folder: Path, other_run: Path, images: Path) -> None:
-    result = store("add", folder, images, "--model", other_run)
-    assert result.exit_code == 1
-    assert "Give the run the store was made with" in result.stderr
+def test_add_refuses_what_is_of_another_model_or_class(
+    folder: Path, run: Path, other_run: Path, images: Path, tmp_path: Path
+) -> None:
+    result = refused(1, "store reembed", "add", folder, images, "--model", other_run)
     assert not re.search("[0-9a-f]{13}", result.stderr)
-    assert "knnper store reembed" in result.stderr
-
-
-def test_add_names_unknown_classes(folder: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "more" / "eleven").mkdir(parents=True)
-    result = store("add", folder, tmp_path / "more", "--model", run)
-    assert result.exit_code == 1
-    assert "does not know: eleven" in result.stderr
+    added = ("add", folder, tmp_path / "more", "--model", run)
+    refused(1, "does not know: eleven", *added)
+    data = DigitsSettings().load().train
+    late = tmp_path / "late.npz"
+    inputs, moments = np.asarray(data.images[:2]), np.full(2, 1.79e12)
+    np.savez(late, inputs=inputs, labels=np.zeros(2, int), arrivals=moments)
+    refused(1, "divide milliseconds by 1000", "add", folder, late, "--model", run)
+    assert as_time(1.79e12) == "1.79e+12 seconds since 1970"
+    assert as_time(0.0) == "1970-01-01T00:00:00+00:00"
 
 
 def test_info(folder: Path) -> None:
@@ -103,12 +103,7 @@ def test_info(folder: Path) -> None:
         assert described(folder)["writer"] is not None
     done("configure", folder, "--set", "capacity=50")
     assert "capacity: 50 examples, room for 10 more" in done("info", folder).stdout
-
-
-def test_info_of_no_store(tmp_path: Path) -> None:
-    result = store("info", tmp_path)
-    assert result.exit_code == 1
-    assert "holds no store" in result.stderr
+    refused(1, "holds no store", "info", folder.parent)
 
 
 def test_verify(folder: Path) -> None:
@@ -116,26 +111,11 @@ def test_verify(folder: Path) -> None:
     assert result.stdout.count("\n") == 1
     assert "is sound: 40 examples" in result.stdout
     (folder / "stray").write_text("")
-    result = store("verify", folder)
-    assert result.exit_code == 1
-    assert "stray is not the store's" in result.stdout
-    assert "to mend it: move it elsewhere" in result.stdout
+    stray = "stray is not the store's.* to mend it: move it elsewhere"
+    refused(1, stray, "verify", folder)
     document = json.loads(store("verify", folder, "--json").stdout)
     assert document["sound"] is False
     assert len(document["findings"]) == 1
-
-
-def test_an_arrival_in_milliseconds(folder: Path, run: Path, tmp_path: Path) -> None:
-    data = DigitsSettings().load().train
-    inputs = np.asarray(data.images[:2])
-    moments = np.full(2, 1.79e12)
-    path = tmp_path / "late.npz"
-    np.savez(path, inputs=inputs, labels=np.zeros(2, int), arrivals=moments)
-    result = store("add", folder, path, "--model", run)
-    assert result.exit_code == 1
-    assert "divide milliseconds by 1000" in result.stderr
-    assert as_time(1.79e12) == "1.79e+12 seconds since 1970"
-    assert as_time(0.0) == "1970-01-01T00:00:00+00:00"
 
 
 def test_what_was_exported_can_be_added(
@@ -159,15 +139,9 @@ def test_configure(folder: Path) -> None:
     assert json.loads(shown)["index"]["name"] == "hnsw"
     assert described(folder)["index_bytes"] != 0
     assert "sound" in done("verify", folder).stdout
-    wrong = store("configure", folder, "--set", "capacity=few")
-    assert wrong.exit_code == 2
-    assert 'store.capacity: found "few"' in wrong.stderr
-    small = store("configure", folder, "--set", "capacity=39")
-    assert small.exit_code == 1
-    assert "at least the 40 that are stored" in small.stderr
-
-
-def test_compact(folder: Path) -> None:
+    change = ("configure", folder, "--set")
+    refused(2, 'store.capacity: found "few"', *change, "capacity=few")
+    refused(1, "at least the 40 that are stored", *change, "capacity=39")
     assert "and takes" in done("compact", folder).stderr
     assert "sound" in done("verify", folder).stdout
 
@@ -189,13 +163,10 @@ def test_reembed_and_back(
     assert fingerprint() == first
     assert store("reembed", folder).exit_code == 2
     assert store("reembed", folder, "--model", run, "--roll-back").exit_code == 2
-
-
-def test_reembed_without_inputs(tmp_path: Path, run: Path, other_run: Path) -> None:
-    done("create", tmp_path / "store", "--model", run, "--no-inputs")
-    result = store("reembed", tmp_path / "store", "--model", other_run)
-    assert result.exit_code == 1
-    assert "knnper store create NEW_FOLDER --model" in result.stderr
+    without = folder.with_name("without inputs")
+    done("create", without, "--model", run, "--no-inputs")
+    advice = "knnper store create NEW_FOLDER --model"
+    refused(1, advice, "reembed", without, "--model", other_run)
 
 
 def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

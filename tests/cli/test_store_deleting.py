@@ -1,7 +1,6 @@
 """``knnper store delete``, and what it proves."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,14 @@ from typer.testing import CliRunner
 import knnper_cli.store
 from knnper.datastore.store import open_store
 from knnper_cli.app import app
-from tests.cli.store_commands import NUM_EXAMPLES, described, done, id_of, store
+from tests.cli.store_commands import (
+    NUM_EXAMPLES,
+    described,
+    done,
+    id_of,
+    refused,
+    store,
+)
 
 
 def test_delete_proves_that_nothing_is_left(folder: Path, images: Path) -> None:
@@ -66,10 +72,7 @@ def test_delete_takes_what_all_options_describe(
 def test_delete_refuses(
     folder: Path, options: tuple[object, ...], message: str
 ) -> None:
-    result = store("delete", folder, *options)
-    assert result.exit_code == 2
-    text = re.sub(r"[\s│]+", " ", result.stderr)
-    assert re.search(message, text)
+    refused(2, message, "delete", folder, *options)
     assert described(folder)["num_examples"] == NUM_EXAMPLES
 
 
@@ -104,9 +107,7 @@ def test_what_cannot_be_looked_for_is_not_said_to_be_absent(
 ) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "black.png")
     arguments = ("verify", folder, "--absent", tmp_path / "black.png")
-    result = store(*arguments)
-    assert result.exit_code == 1
-    assert "black.png: that it is absent cannot be proven" in result.stdout
+    refused(1, "black.png: that it is absent cannot be proven", *arguments)
     result = store(*arguments, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["absent"] is None
@@ -123,9 +124,9 @@ def test_delete_asks_on_a_terminal(
 
     monkeypatch.setattr(knnper_cli.store, "sys", System)
     arguments = ["store", "delete", str(folder), "--id", "1"]
-    refused = CliRunner().invoke(app, arguments, input="n\n")
-    assert refused.exit_code == 1
-    assert "Delete 1 of 40 examples" in refused.stderr
+    kept = CliRunner().invoke(app, arguments, input="n\n")
+    assert kept.exit_code == 1
+    assert "Delete 1 of 40 examples" in kept.stderr
     assert described(folder)["num_examples"] == NUM_EXAMPLES
     agreed = CliRunner().invoke(app, arguments, input="y\n")
     assert agreed.exit_code == 0

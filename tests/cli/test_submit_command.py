@@ -1,9 +1,10 @@
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.errors import RunError
@@ -26,45 +27,43 @@ def federation(tmp_path: Path) -> list[str]:
     return ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
 
 
+def submitted(
+    federation: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    submit: Callable[..., int],
+    *options: str,
+) -> Result:
+    monkeypatch.setattr(submission, "submit", submit)
+    return CliRunner().invoke(app, ["fed", "submit", *federation, *options])
+
+
 def test_changes_reach_the_run_as_they_were_given(
     federation: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = []
+    configs: list[Mapping[str, str | bool]] = []
 
     def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
         configs.append(config)
-        return 7
-
-    monkeypatch.setattr(submission, "submit", submit)
-    changes = ["data.path=a;b", "run.seed=7"]
-    options = [text for change in changes for text in ("--set", change)]
-    said = CliRunner().invoke(app, ["fed", "submit", *federation, *options, "--detach"])
-    assert said.exit_code == 0, said.output
-    assert json.loads(str(configs[0]["set"])) == changes
-
-
-def test_who_waits_for_the_server_sees_it(
-    federation: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
         time.sleep(0.3)
         return 7
 
-    monkeypatch.setattr(submission, "submit", submit)
     monkeypatch.setattr(submit_command, "REMIND_S", 0.1)
-    said = CliRunner().invoke(app, ["fed", "submit", *federation, "--detach"])
+    changes = ["data.path=a;b", "run.seed=7"]
+    options = [text for change in changes for text in ("--set", change)]
+    said = submitted(federation, monkeypatch, submit, *options, "--detach")
     assert said.exit_code == 0, said.output
+    assert json.loads(str(configs[0]["set"])) == changes
+    # Who waits for the server sees it.
     assert "Waiting for the server to take the run: 0 of at most 900 s" in said.output
 
 
 def test_who_no_longer_waits_is_told_where_to_look(
     federation: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
+    def submit(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submission, "submit", submit)
-    said = CliRunner().invoke(app, ["fed", "submit", *federation, "--detach"])
+    said = submitted(federation, monkeypatch, submit, "--detach")
     assert said.exit_code == 130
     assert "the server may have taken the run" in said.output
     assert "flwr list federation" in " ".join(said.output.split())
@@ -73,14 +72,13 @@ def test_who_no_longer_waits_is_told_where_to_look(
 def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
     federation: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def last_words(settings: ServerSettings, run_id: int) -> str:
+    def last_words(*_: object) -> str:
         raise RunError("flwr log did not end within 120 s")
 
     ended = RunStatus("finished", outcome="failed", details="out of memory")
-    monkeypatch.setattr(submission, "submit", lambda settings, config: 7)
     monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
     monkeypatch.setattr(submission, "last_words", last_words)
-    said = CliRunner().invoke(app, ["fed", "submit", *federation])
+    said = submitted(federation, monkeypatch, lambda *_: 7)
     assert said.exit_code == 1
     assert "run 7 ended without results: failed out of memory" in said.output
     assert "cannot be shown: flwr log did not end within 120 s" in said.output

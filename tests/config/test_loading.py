@@ -98,6 +98,14 @@ def test_the_message_counts_problems_and_names_the_source(
         load_experiment(document, catalogue, source="a.yaml")
 
 
+INF = float("inf")
+STEPS = {"name": "multi_step", "milestones": [5]}
+
+
+def schedule(value: object, place: str, message: str) -> tuple[str, Any, str, str]:
+    return "training", {"schedule": value}, f"training.schedule{place}", message
+
+
 @pytest.mark.parametrize(
     ("section", "value", "place", "message"),
     [
@@ -114,44 +122,14 @@ def test_the_message_counts_problems_and_names_the_source(
         ("training", {"num_rounds": 0}, "training.num_rounds", "at least 1"),
         ("training", {"momentum": 1}, "training.momentum", "less than 1"),
         ("training", {"learning_rate": "x"}, "training.learning_rate", "a number"),
-        (
-            "training",
-            {"learning_rate": float("inf")},
-            "training.learning_rate",
-            "a finite number",
-        ),
-        (
-            "training",
-            {"schedule": {"name": "multistep"}},
-            "training.schedule",
-            "unknown name 'multistep'; did you mean 'multi_step'? known: constant",
-        ),
-        ("training", {"schedule": {}}, "training.schedule", "expected a key 'name'"),
-        ("training", {"schedule": 3}, "training.schedule", "expected a mapping"),
-        (
-            "training",
-            {"schedule": {"name": "multi_step"}},
-            "training.schedule.milestones",
-            "found nothing",
-        ),
-        (
-            "training",
-            {"schedule": {"name": "multi_step", "milestones": [3, 0]}},
-            "training.schedule.milestones.1",
-            "at least 1",
-        ),
-        (
-            "training",
-            {"schedule": {"name": "multi_step", "milestones": [5], "factr": 1}},
-            "training.schedule.factr",
-            "did you mean 'factor'? known: factor, milestones, name",
-        ),
-        (
-            "training",
-            {"schedule": {"name": "multi_step", "milestones": [5, 5]}},
-            "training.schedule.milestones",
-            "found [5, 5], expected increasing rounds",
-        ),
+        ("training", {"learning_rate": INF}, "training.learning_rate", "a finite"),
+        schedule({"name": "multistep"}, "", "did you mean 'multi_step'? known: const"),
+        schedule({}, "", "expected a key 'name'"),
+        schedule(3, "", "expected a mapping"),
+        schedule({"name": "multi_step"}, ".milestones", "found nothing"),
+        schedule({**STEPS, "milestones": [3, 0]}, ".milestones.1", "at least 1"),
+        schedule({**STEPS, "factr": 1}, ".factr", "did you mean 'factor'? known:"),
+        schedule({**STEPS, "milestones": [5, 5]}, ".milestones", "increasing rounds"),
         (
             "training",
             {"local_epochs": 2, "local_steps": 3},
@@ -228,7 +206,7 @@ def test_the_check_of_the_catalogue_sees_a_valid_experiment(
     assert list(problems_of({**document, "run": 3}, strict)) == ["run"]
 
 
-def test_overrides_win_over_the_document(
+def test_overrides_win_and_their_problems_join_the_others(
     document: dict[str, Any], catalogue: Catalogue
 ) -> None:
     overrides = ["training.num_rounds=7", "training.num_rounds=8", "data.name=cifar10"]
@@ -236,17 +214,12 @@ def test_overrides_win_over_the_document(
     assert experiment.training.num_rounds == 8
     assert experiment.data.name == "cifar10"
     assert document["data"] == {"name": "digits"}
-
-
-def test_problems_of_overrides_join_the_others(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
     problems = problems_of(document, catalogue, "training", "run.sed=1")
     assert list(problems) == ["override", "run.sed"]
     assert "did you mean 'seed'?" in problems["run.sed"]
 
 
-def test_another_method_asks_to_replace_the_section(
+def test_another_method_or_model_asks_to_replace_the_section(
     document: dict[str, Any], catalogue: Catalogue
 ) -> None:
     document["personalization"] = {"kernel": "squared"}
@@ -255,11 +228,6 @@ def test_another_method_asks_to_replace_the_section(
         assert "--set 'personalization={}'" in problems["personalization.kernel"]
     replaced = ("method={name: fedavg}", "personalization={}")
     assert load_experiment(document, catalogue, replaced).method.name == "fedavg"
-
-
-def test_another_partition_asks_to_replace_the_section(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
     document["model"]["width"] = 3
     problems = problems_of(document, catalogue, "model.name=tiny_cnn")
     assert "--set 'model={name: tiny_cnn}'" in problems["model.width"]
@@ -299,9 +267,7 @@ def test_unreadable_files(
 
 
 def test_settings_by_their_old_names(
-    document: dict[str, Any],
-    catalogue: Catalogue,
-    caplog: pytest.LogCaptureFixture,
+    document: dict[str, Any], catalogue: Catalogue, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = "hand_over_timeout_s", "distribution_timeout_s"
     document["run"] = {"federation": {old: 5.0}}

@@ -51,16 +51,13 @@ def settings(folder: Path, **values: object) -> str:
     return str(file)
 
 
-def test_a_server_is_well_if_its_gateway_answers(
-    check: Check, port: int, tmp_path: Path
+def test_who_answers_is_well(
+    check: Check, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check("server", settings(tmp_path, listen=f"0.0.0.0:{port}")) == 0
-
-
-def test_a_service_is_well_if_it_answers(
-    check: Check, port: int, tmp_path: Path
-) -> None:
     assert check("service", settings(tmp_path, service={"port": port})) == 0
+    assert check("service", settings(tmp_path, service={"port": 1})) == 1
+    assert "refused" in capsys.readouterr().err
 
 
 def test_a_node_is_well_once_it_has_joined(
@@ -72,10 +69,3 @@ def test_a_node_is_well_once_it_has_joined(
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "node.json").touch()
     assert check("node", file) == 0
-
-
-def test_what_does_not_answer_is_unwell(
-    check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check("service", settings(tmp_path, service={"port": 1})) == 1
-    assert "refused" in capsys.readouterr().err

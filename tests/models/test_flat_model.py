@@ -1,5 +1,7 @@
 """The flat vector is the model: same numbers, same training, no copies."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,32 +85,23 @@ def test_flattening_keeps_the_initial_weights(
 ) -> None:
     expected = plain.state_dict()
     found = flat.named(flat.read())
-
     assert found.keys() == expected.keys() - {"features.1.num_batches_tracked"}
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name])
         assert tensor.is_contiguous()
 
 
-def test_loading_changes_the_module_without_new_tensors(flat: FlatModel) -> None:
+def test_the_module_is_a_view_of_the_vector_and_reading_gives_a_copy(
+    flat: FlatModel,
+) -> None:
     addresses = [tensor.data_ptr() for tensor in flat.module.parameters()]
+    before = flat.read()
     flat.load(torch.full((NUM_WEIGHTS,), 0.25))
-
     assert all(bool((weight == 0.25).all()) for weight in flat.module.parameters())
     assert addresses == [tensor.data_ptr() for tensor in flat.module.parameters()]
-
-
-def test_reading_gives_a_copy(flat: FlatModel) -> None:
-    before = flat.read()
-    flat.load(torch.zeros(NUM_WEIGHTS))
-
     assert not torch.equal(before, flat.read())
-
-
-def test_the_parameters_are_views_of_the_one_parameter(flat: FlatModel) -> None:
     with torch.no_grad():
         flat.parameters.fill_(7.0)
-
     assert all(bool((weight == 7.0).all()) for weight in flat.module.parameters())
 
 
@@ -142,10 +135,8 @@ def test_backward_accumulates_until_the_gradient_is_zeroed(
 def test_training_the_vector_equals_training_the_module(
     flat: FlatModel, plain: SmallModel, batch: tuple[Tensor, Tensor]
 ) -> None:
-    together = torch.optim.SGD(
-        [flat.parameters], lr=0.1, momentum=0.9, weight_decay=0.01
-    )
-    apart = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+    together, apart = sgd([flat.parameters]), sgd(plain.parameters())
     for _ in range(5):
         flat.gradient.zero_()
         backward(loss_of(flat.module, batch))
@@ -164,7 +155,6 @@ def test_training_mode_writes_running_statistics_into_the_vector(
 ) -> None:
     before = flat.read()
     flat.module(batch[0])
-
     assert torch.equal(flat.read()[:NUM_PARAMETERS], before[:NUM_PARAMETERS])
     assert bool((flat.read()[NUM_PARAMETERS:] != before[NUM_PARAMETERS:]).all())
 
@@ -173,38 +163,30 @@ def test_convolutions_lie_channels_last(flat: FlatModel) -> None:
     weights = torch.arange(NUM_WEIGHTS, dtype=torch.float32)
     flat.load(weights)
     weight = flat.module.get_parameter("features.0.weight")
-
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert weight[0, :, 0, 0].tolist() == [0.0, 1.0]
     assert weight[0, 0, 0, :].tolist() == [0.0, 2.0, 4.0]
 
 
-def test_flatten_is_the_inverse_of_named(flat: FlatModel) -> None:
+def test_flatten_is_the_inverse_of_named_and_refuses_what_does_not_fit(
+    flat: FlatModel,
+) -> None:
     weights = torch.arange(NUM_WEIGHTS, dtype=torch.float32)
-
-    assert torch.equal(flat.flatten(flat.named(weights)), weights)
-
-
-def test_flatten_refuses_a_missing_tensor(flat: FlatModel) -> None:
-    tensors = flat.named(flat.read())
-    del tensors["classifier.bias"]
-
-    with pytest.raises(ValueError, match=r"'classifier.bias'.*\(2,\), found nothing"):
-        flat.flatten(tensors)
-
-
-def test_flatten_refuses_another_shape(flat: FlatModel) -> None:
-    tensors = flat.named(flat.read())
+    tensors = flat.named(weights)
+    assert torch.equal(flat.flatten(tensors), weights)
     tensors["classifier.bias"] = torch.zeros(3)
-
     with pytest.raises(ValueError, match=r"found shape \(3,\)"):
         flat.flatten(tensors)
+    del tensors["classifier.bias"]
+    with pytest.raises(ValueError, match=r"'classifier.bias'.*\(2,\), found nothing"):
+        flat.flatten(tensors)
+    with pytest.raises(ValueError, match=rf"expected {NUM_WEIGHTS} weights.*\(3,\)"):
+        flat.load(torch.zeros(3))
 
 
 def test_mask_chooses_by_module_type(flat: FlatModel) -> None:
     mask = flat.mask(lambda module: isinstance(module, nn.BatchNorm2d))
     chosen = [entry.name for entry in flat.entries if bool(mask[entry.start])]
-
     assert int(mask.sum()) == 4 * 3
     assert chosen == [
         "features.1.weight",
@@ -212,17 +194,8 @@ def test_mask_chooses_by_module_type(flat: FlatModel) -> None:
         "features.1.running_mean",
         "features.1.running_var",
     ]
-
-
-def test_mask_chooses_the_head(flat: FlatModel) -> None:
     head = set(flat.module.classifier.modules())
-
     assert int(flat.mask(lambda module: module in head).sum()) == 3 * 2 + 2
-
-
-def test_load_refuses_another_architecture(flat: FlatModel) -> None:
-    with pytest.raises(ValueError, match=rf"expected {NUM_WEIGHTS} weights.*\(3,\)"):
-        flat.load(torch.zeros(3))
 
 
 def test_what_is_shown_is_copied_when_it_or_the_model_changed(flat: FlatModel) -> None:

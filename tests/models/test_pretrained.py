@@ -49,34 +49,21 @@ def test_a_file_replaces_the_random_weights(
     tensors: dict[str, Tensor], file: Path
 ) -> None:
     save_file(tensors, file)
-
     assert torch.equal(tiny(seed=2, weights=file).read(), tiny(seed=1).read())
 
 
-def test_a_head_for_other_classes_is_left_out(
-    tensors: dict[str, Tensor], file: Path
+@pytest.mark.parametrize(("num_classes", "has_head"), [(7, True), (10, False)])
+def test_a_head_for_other_classes_or_none_leaves_a_fresh_one(
+    tensors: dict[str, Tensor], file: Path, num_classes: int, has_head: bool
 ) -> None:
-    save_file(tensors, file)
-    model = tiny(seed=2, weights=file, num_classes=7)
-    found, fresh = model.named(model.read()), tiny(seed=2, num_classes=7)
-
+    kept = tensors if has_head else {n: tensors[n] for n in tensors.keys() - set(HEAD)}
+    save_file(kept, file)
+    model = tiny(seed=2, weights=file, num_classes=num_classes)
+    found, fresh = model.named(model.read()), tiny(seed=2, num_classes=num_classes)
     for name in tensors.keys() - set(HEAD):
         assert torch.equal(found[name], tensors[name])
     for name in HEAD:
         assert torch.equal(found[name], fresh.named(fresh.read())[name])
-
-
-def test_a_file_without_a_head_is_taken(tensors: dict[str, Tensor], file: Path) -> None:
-    save_file({name: tensors[name] for name in tensors.keys() - set(HEAD)}, file)
-    model, fresh = tiny(seed=2, weights=file), tiny(seed=2)
-
-    assert torch.equal(
-        model.module.get_parameter("features.0.weight"), tensors["features.0.weight"]
-    )
-    assert torch.equal(
-        model.module.get_parameter("classifier.weight"),
-        fresh.module.get_parameter("classifier.weight"),
-    )
 
 
 def test_torchvisions_own_names_are_taken(file: Path) -> None:
@@ -122,11 +109,9 @@ def test_all_misfits_outside_the_head_are_reported(
     tensors["features.6.bias"][1] = torch.nan
     tensors["stem.weight"] = torch.zeros(1)
     save_file(tensors, file)
-
     with pytest.raises(ConfigError) as caught:
         tiny(seed=2, weights=file)
     found = {problem.place: problem.message for problem in caught.value.problems}
-
     assert found == {
         "features.0.bias": "the file has no such tensor",
         "features.2.bias": "expected shape (32,), found (3,)",
@@ -136,23 +121,21 @@ def test_all_misfits_outside_the_head_are_reported(
     assert str(file) in str(caught.value)
 
 
-def test_a_head_that_fits_but_is_not_finite_is_refused(
-    tensors: dict[str, Tensor], file: Path
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("infinite", r"classifier\.bias: expected finite"),
+        (None, r"expected a readable \.safetensors file"),
+        (b"not a tensor in sight", "correct the path, or leave it out"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    tensors: dict[str, Tensor], file: Path, content: str | bytes | None, message: str
 ) -> None:
-    tensors["classifier.bias"][0] = torch.inf
-    save_file(tensors, file)
-
-    with pytest.raises(ConfigError, match=r"classifier\.bias: expected finite"):
-        tiny(seed=2, weights=file)
-
-
-def test_a_missing_file_is_reported(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a readable \.safetensors file"):
-        tiny(seed=2, weights=file)
-
-
-def test_a_file_of_another_format_is_reported(file: Path) -> None:
-    file.write_bytes(b"not a tensor in sight")
-
-    with pytest.raises(ConfigError, match="correct the path, or leave it out"):
+    if content == "infinite":
+        tensors["classifier.bias"][0] = torch.inf
+        save_file(tensors, file)
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
         tiny(seed=2, weights=file)

@@ -101,6 +101,6 @@ def _attacked(
             folder / "app",
             f'experiment="{asked}"',
             trial_server=HOSTILE,
-            trial_client="from trial_server import app",
+            trial_client="from trial_server import app\napp = app\n",
         )
     return heard, config

@@ -258,7 +258,7 @@ def test_the_key_alone_decides_and_the_global_generator_is_left_alone(
     normed_task: MakeTask, noisy: MakeClient, key: RandomKey
 ) -> None:
     task = normed_task(TrainingSettings(batch_size=2))
-    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator, union-attr]
+    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator]
     train, start = noisy(8, 0, seed=4).train, task.initial_weights
     before = torch.get_rng_state()
     first = local_sgd(task, start, train, 0.1, key)
