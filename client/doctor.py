@@ -437,8 +437,8 @@ class State:
         if refusal.about == "model":
             return problem(
                 f"at {when}, {refusal.reason}",
-                "install the same versions on both sides, and let the run hand its "
-                "model over again",
+                "install the same versions on both sides, and have the "
+                "run distribute its model again",
                 "the fingerprint that the server announced",
             )
         if refusal.about == "run":

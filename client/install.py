@@ -648,7 +648,7 @@ def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
     if serving is None:
         raise SiteStateError(
             f"nothing is installed in {site_state.places.folder} yet; wait for the "
-            "federation to hand its model over, or run knnper site onboard"
+            "federation to distribute a model, or run knnper site onboard"
         )
     folder = site_state.places.store
     if writable and not site_state.has_store():
