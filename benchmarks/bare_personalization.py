@@ -1,4 +1,4 @@
-"""kNN-Per's hand-over in plain torch and FAISS, all clients of a process at once."""
+"""kNN-Per's personalisation in plain torch and FAISS, a process's clients at once."""
 
 import functools
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class _Split:
 def personalization_shares(
     workload: Workload, weights_file: str
 ) -> list[PersonalizationShare]:
-    """Deal all clients to as many processes as there are workers."""
+    """Share all clients out to as many processes as there are workers."""
     clients = list(workload.partition(workload.dataset()).clients)
     count = workload.num_workers
     return [

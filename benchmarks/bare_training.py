@@ -34,7 +34,7 @@ class TrainingShare:
 
 
 def training_shares(workload: Workload, keeps_memory: bool) -> list[TrainingShare]:
-    """Deal all batches of one round to as many processes as there are workers."""
+    """Share all batches of one round out to as many processes as there are workers."""
     batches = [
         torch.from_numpy(part.train[start : start + size])
         for part in workload.partition(workload.dataset()).clients

@@ -1,6 +1,6 @@
 """Points of kNN-Per accuracy that each kind of index costs, compared with flat.
 
-The images of a run are dealt among some large clients (Dirichlet, α = 0.3), each with
+The images of a run are split among some large clients (Dirichlet, α = 0.3), each with
 a store of its own; k is 10 and λ is chosen on a fifth of a client's training images.
 There is a line for each kind: the accuracy on all test images less that with flat, and
 the bytes of its indexes as a share of flat's.
@@ -94,18 +94,18 @@ def _num_right(client: Client, store: Store) -> int:
     return int((mixed.argmax(dim=1) == test.labels).sum())
 
 
-def deal(train: Embedded, test: Embedded, num_clients: int) -> Iterator[Client]:
+def split(train: Embedded, test: Embedded, num_clients: int) -> Iterator[Client]:
     """Yield clients; none that lacks images to store, to choose λ by or to test."""
     key = RandomKey(0, ("index_accuracy_points",))
     settings = DirichletSettings(num_clients=num_clients, alpha=0.3)
-    dealt = dirichlet(train.labels.numpy(), test.labels.numpy(), settings, key)
+    found = dirichlet(train.labels.numpy(), test.labels.numpy(), settings, key)
     for number in range(num_clients):
-        order = key.child(number).numpy().permutation(dealt.train[number])
+        order = key.child(number).numpy().permutation(found.train[number])
         num_held_out = len(order) // 5
         client = Client(
             _take(train, order[num_held_out:]),
             _take(train, order[:num_held_out]),
-            _take(test, dealt.test[number]),
+            _take(test, found.test[number]),
         )
         if num_held_out and len(client.test):
             yield client
@@ -140,7 +140,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = model_and_data(given.run, given.images)
     train, test = (embed(model, s) for s in (model.dataset.train, model.dataset.test))
-    clients = list(deal(train, test, given.clients))
+    clients = list(split(train, test, given.clients))
     flat = outcome(clients, FlatSettings())
     for kind in kinds_to_compare():
         print(measure(clients, kind, flat).as_json(), flush=True)

@@ -121,15 +121,15 @@ def _places(chosen: Tensor) -> set[int]:
     return set(torch.nonzero(chosen).flatten().tolist())
 
 
-def nothing_yet(player: SiteWorker) -> Found:
+def nothing_yet(worker: SiteWorker) -> Found:
     """Return what is had before the attack."""
-    images = player.runtime.source.data(CLIENT).train.images
+    images = worker.runtime.source.data(CLIENT).train.images
     return Found(images.reshape(len(images), -1).double() / 255, set(), set())
 
 
-def gained(player: SiteWorker, weights: Tensor, server_round: int) -> Tensor:
+def gained(worker: SiteWorker, weights: Tensor, server_round: int) -> Tensor:
     """Return what training took away from ``weights``, float64."""
-    update = player.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
+    update = worker.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
     change: Tensor = weights.double() - update.weights.double()
     return change
 
@@ -140,9 +140,9 @@ def softmax_parts(change: Tensor) -> tuple[Tensor, Tensor]:
     return change[:stop].reshape(NUM_LABELS, NUM_PIXELS), change[stop:]
 
 
-def pixels(player: SiteWorker, inputs: Tensor) -> Tensor:
+def pixels(worker: SiteWorker, inputs: Tensor) -> Tensor:
     """Return what the model's inputs are of, as [0, 1]."""
-    spec = player.runtime.spec
+    spec = worker.runtime.spec
     return inputs * spec.std[0] + spec.mean[0]
 
 
@@ -159,23 +159,23 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
         "num_rounds": rounds,
     }
     settings = asked_over_sites(SOFTMAX, training)
-    player = target.opened(settings, "min_examples: 1")
-    found = nothing_yet(player)
-    weights = player.runtime.method.init([CLIENT], player.runtime.key).weights
+    worker = target.opened(settings, "min_examples: 1")
+    found = nothing_yet(worker)
+    weights = worker.runtime.method.init([CLIENT], worker.runtime.key).weights
     pairs = torch.combinations(torch.arange(NUM_LABELS)).T
     for server_round in range(1, rounds + 1):
-        change = gained(player, weights, server_round)
+        change = gained(worker, weights, server_round)
         rows, biases = softmax_parts(change)
         of_rows = rows / biases[:, None]
         of_pairs = (rows[pairs[0]] - rows[pairs[1]]) / (
             biases[pairs[0]] - biases[pairs[1]]
         )[:, None]
-        found.look(pixels(player, torch.cat([of_rows, of_pairs])))
+        found.look(pixels(worker, torch.cat([of_rows, of_pairs])))
         weights = (weights.double() - change).float()
     return found
 
 
-def trap_in_mlp(player: SiteWorker, target: Target, share: float, rounds: int) -> Found:
+def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -> Found:
     """Set the first layer of an mlp so that its neurons part the images by one value.
 
     Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active where u·x > q_j, and
@@ -183,7 +183,7 @@ def trap_in_mlp(player: SiteWorker, target: Target, share: float, rounds: int) -
 
     Parameters
     ----------
-    player
+    worker
         The site.
     target
         For the server's guess of the quantiles q_j.
@@ -192,10 +192,10 @@ def trap_in_mlp(player: SiteWorker, target: Target, share: float, rounds: int) -
     rounds
         Updates; u is another one in each.
     """
-    found = nothing_yet(player)
-    model: Any = player.limits.experiment.model.settings
+    found = nothing_yet(worker)
+    model: Any = worker.limits.experiment.model.settings
     widths = model.hidden_sizes
-    spec, generator = player.runtime.spec, torch.Generator().manual_seed(0)
+    spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     places = (torch.arange(widths[0], dtype=torch.float64) + 0.5) / widths[0]
     signs = torch.linspace(-1, 1, NUM_LABELS, dtype=torch.float64) + 0.037
@@ -210,32 +210,32 @@ def trap_in_mlp(player: SiteWorker, target: Target, share: float, rounds: int) -
         parts = [direction.repeat(widths[0], 1), -limits, second]
         parts += [torch.zeros(widths[1]), head, torch.zeros(NUM_LABELS)]
         weights = torch.cat([part.double().flatten() for part in parts]).float()
-        change = gained(player, weights, server_round)
+        change = gained(worker, weights, server_round)
         rows = change[: widths[0] * NUM_PIXELS].reshape(widths[0], NUM_PIXELS)
         between = torch.cat([rows[:-1] - rows[1:], rows[-1:]])
         # The first pixel of a digit is black, which says by what a row was multiplied.
         factors = between[:, 0] / (-spec.mean[0] / spec.std[0])
-        found.look(pixels(player, between / factors[:, None]))
+        found.look(pixels(worker, between / factors[:, None]))
     return found
 
 
-def trap_in_softmax(player: SiteWorker, target: Target, rounds: int) -> Found:
+def trap_in_softmax(worker: SiteWorker, target: Target, rounds: int) -> Found:
     """Set softmax regression so that each label stands for a slice of the images.
 
     Where p is 0 or 1, row c of an update is the sum of the images in slice c less that
     of the images with label c. The first update has all in one slice, and so gives the
     sums by label; from then on a slice with one image in it gives that.
     """
-    found = nothing_yet(player)
-    spec, generator = player.runtime.spec, torch.Generator().manual_seed(0)
+    found = nothing_yet(worker)
+    spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     biases = torch.zeros(NUM_LABELS, dtype=torch.float64)
     biases[0] = 1e4
     rows = torch.zeros(NUM_LABELS, NUM_PIXELS, dtype=torch.float64)
     nothing = torch.cat([rows.flatten(), biases]).float()
     # Every update of one step on all images is of the same ones, whatever the round.
-    by_label, counts = softmax_parts(gained(player, nothing, 1))
-    found.look(pixels(player, by_label[1:] / counts[1:, None]))
+    by_label, counts = softmax_parts(gained(worker, nothing, 1))
+    found.look(pixels(worker, by_label[1:] / counts[1:, None]))
     for server_round in range(2, rounds + 1):
         direction = torch.randn(NUM_PIXELS, generator=generator, dtype=torch.float64)
         direction /= direction.norm()
@@ -247,25 +247,25 @@ def trap_in_softmax(player: SiteWorker, target: Target, rounds: int) -> Found:
         rows = 1e4 * steps[:, None] * direction
         biases = torch.cat([torch.zeros(1), -1e4 * cuts.cumsum(0)])
         weights = torch.cat([rows.flatten(), biases]).float()
-        of_slices, sizes = softmax_parts(gained(player, weights, server_round))
+        of_slices, sizes = softmax_parts(gained(worker, weights, server_round))
         slices, sizes = of_slices - by_label, sizes - counts
-        found.look(pixels(player, slices[1:] / sizes[1:, None]))
+        found.look(pixels(worker, slices[1:] / sizes[1:, None]))
     return found
 
 
-def label_counts(player: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
+def label_counts(worker: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
     """Return the labels of what was trained on, and what one update says of them.
 
     Each step takes from the bias of label c its share of the batch, and gives it the
     mean of p_c. From honest weights that is taken for 1 / (number of labels); a model
     without weights that is sure of label 0 by a bias alone gives the others nothing.
     """
-    runtime, training = player.runtime, player.limits.experiment.training
+    runtime, training = worker.runtime, worker.limits.experiment.training
     weights = runtime.method.init([CLIENT], runtime.key).weights
     if not honest:
         weights = torch.zeros_like(weights)
         weights[-NUM_LABELS] = 1e4
-    change = gained(player, weights, 1)[-NUM_LABELS:]
+    change = gained(worker, weights, 1)[-NUM_LABELS:]
     labels = runtime.source.data(CLIENT).train.labels
     rng = runtime.key.child("client_update", 1, CLIENT)
     batches = mini_batches(len(labels), training.batch_size, rng)
@@ -279,13 +279,13 @@ def label_counts(player: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
     return torch.bincount(labels[used], minlength=NUM_LABELS), said
 
 
-def label_counts_of_validation(player: SiteWorker) -> tuple[Tensor, Tensor, int]:
+def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]:
     """Return the validation split's labels, what answers say of them, and how many.
 
     A model that gives label c the logit -d_c whatever it sees has the loss n log Z +
     Σ n_c d_c: with d_c = 20 (n + 1)^-k, four counts are the digits of one number.
     """
-    labels = player.runtime.source.data(CLIENT).validation.labels
+    labels = worker.runtime.source.data(CLIENT).validation.labels
     radix, at_once, answers = len(labels) + 1, 4, 0
     said = torch.zeros(NUM_LABELS, dtype=torch.int64)
     for first in range(0, NUM_LABELS - 1, at_once):
@@ -294,7 +294,7 @@ def label_counts_of_validation(player: SiteWorker) -> tuple[Tensor, Tensor, int]
         logits[some] = -20 * float(radix) ** -torch.arange(len(some)).double()
         weights = torch.zeros(NUM_LABELS * (NUM_PIXELS + 1))
         weights[-NUM_LABELS:] = logits.float()
-        answer = player.validate([CLIENT], ModelPayload(weights))
+        answer = worker.validate([CLIENT], ModelPayload(weights))
         excess = answer.log_loss_sum - len(labels) * float(logits.logsumexp(0))
         number = round(excess / 20 * radix ** (len(some) - 1))
         for label in reversed(some.tolist()):
@@ -304,13 +304,13 @@ def label_counts_of_validation(player: SiteWorker) -> tuple[Tensor, Tensor, int]
     return torch.bincount(labels, minlength=NUM_LABELS), said, answers
 
 
-def presence(player: SiteWorker, images: Tensor) -> list[bool]:
+def presence(worker: SiteWorker, images: Tensor) -> list[bool]:
     """Return of each image, (n, pixels) in [0, 1], whether validation data holds it.
 
     An mlp adds up |x - t| of an image t, and is sure of itself where that is nothing.
     """
-    spec = player.runtime.spec
-    model: Any = player.limits.experiment.model.settings
+    spec = worker.runtime.spec
+    model: Any = worker.limits.experiment.model.settings
     first, second = model.hidden_sizes
     told = []
     for image in (images - spec.mean[0]) / spec.std[0]:
@@ -323,7 +323,7 @@ def presence(player: SiteWorker, images: Tensor) -> list[bool]:
         head[0, 0] = 100
         parts = [both, -both @ image, near, one, head, torch.zeros(NUM_LABELS)]
         weights = torch.cat([part.double().flatten() for part in parts]).float()
-        told.append(player.validate([CLIENT], ModelPayload(weights)).bin_counts[-1] > 0)
+        told.append(worker.validate([CLIENT], ModelPayload(weights)).bin_counts[-1] > 0)
     return told
 
 
@@ -360,13 +360,13 @@ def with_honest_weights(target: Target) -> Iterator[Figure]:
 def with_trap_weights(target: Target) -> Iterator[Figure]:
     """Yield what images a server has that sends other weights than it should."""
     wide = {"name": "mlp", "hidden_sizes": [2048, 8]}
-    player = target.opened(asked_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4}))
-    found = trap_in_mlp(player, target, 1.0, 1)
+    worker = target.opened(asked_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4}))
+    found = trap_in_mlp(worker, target, 1.0, 1)
     images = len(found.images)
     yield "the default", "trap in an mlp of the server's", *_had(found, images, 1)
     for rounds in (1, 5, 50):
-        player = target.opened(asked_over_sites(MLP, HONEST))
-        found = trap_in_mlp(player, target, 0.3, rounds)
+        worker = target.opened(asked_over_sites(MLP, HONEST))
+        found = trap_in_mlp(worker, target, 0.3, rounds)
         yield "experiment pinned", "trap in an mlp", *_had(found, images, rounds)
     for rounds in (1, 10, 50):
         settings = asked_over_sites(SOFTMAX, {**ONE_STEP, "learning_rate": 1e6})
@@ -379,17 +379,17 @@ def of_labels_and_presence(target: Target) -> Iterator[Figure]:
     """Yield what else a server has, from updates and from metrics."""
     cnn = {"name": "tiny_cnn", "embedding_dim": 32}
     for honest, whose in ((True, "honest"), (False, "trap")):
-        player = target.opened(asked_over_sites(cnn, HONEST))
-        true, said = label_counts(player, honest=honest)
+        worker = target.opened(asked_over_sites(cnn, HONEST))
+        true, said = label_counts(worker, honest=honest)
         what = f"labels by the bias of one update, {whose} weights"
         yield "experiment pinned", what, *_labels(true, said, 1)
-    player = target.opened(asked_over_sites(SOFTMAX, HONEST))
+    worker = target.opened(asked_over_sites(SOFTMAX, HONEST))
     what = "labels of the validation split by losses"
-    yield "share_metrics: true", what, *_labels(*label_counts_of_validation(player))
-    player = target.opened(asked_over_sites(MLP, HONEST))
-    split = player.runtime.source.data(CLIENT).validation.images
+    yield "share_metrics: true", what, *_labels(*label_counts_of_validation(worker))
+    worker = target.opened(asked_over_sites(MLP, HONEST))
+    split = worker.runtime.source.data(CLIENT).validation.images
     there = split[:20].reshape(20, -1).double() / 255
-    told = presence(player, torch.cat([there, target.public[:20]]))
+    told = presence(worker, torch.cat([there, target.public[:20]]))
     right = sum(told[:20]) + sum(not one for one in told[20:])
     yield "share_metrics: true", "is it there?", right, 40, {"answers": 40}
 

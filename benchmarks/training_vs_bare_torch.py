@@ -1,7 +1,7 @@
 """Samples a second in training, as a share of a bare torch loop's.
 
 All clients train a MobileNetV2 for one epoch in each round, by the round loop over
-Flower on Ray. The bare loop makes a step on batches of the very sizes, dealt to as
+Flower on Ray. The bare loop makes a step on batches of the very sizes, shared out to as
 many processes of one thread each. A round and a pass of the bare loop take turns.
 """
 

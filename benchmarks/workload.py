@@ -121,7 +121,7 @@ class Workload:
         return Dataset("random", _random_images(0), _random_images(1), spec, names)
 
     def partition(self, data: Dataset) -> Partition:
-        """Deal consecutive images of ``data``, beginning anew where they run out."""
+        """Give out consecutive images of ``data``, anew where they run out."""
         return Partition(
             tuple(
                 self._part(name, number, data)
@@ -200,7 +200,7 @@ def _resident_runtime(workload: str, run_folder: str) -> ClientRuntime:
 
 
 class _WorkloadHost(VirtualHost):
-    """A node that plays the clients of a workload."""
+    """A node that runs the clients of a workload."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
         return _resident_runtime(job.experiment, job.run_folder)

@@ -1,21 +1,13 @@
 """``python -m papers``: makes the papers' figures from files, or one of a run."""
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment
 from knnper.loading import parse_yaml, read_experiment
-from knnper.server.observer import Observer
-from knnper.simulation.batches.progress import Advance
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.terminal import (
@@ -24,16 +16,10 @@ from knnper_cli.terminal import (
     Overrides,
     interruptible,
     print_shown,
-    progress_observer,
-    roughly,
-    run_counter,
     say,
 )
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
-from papers.figures import OnPart
-from papers.reproduce import File, Maker, read_files, write_report
-
-SECONDS_BETWEEN_LINES = 5.0
+from papers.reproduce import Maker, Watcher, progress, read_files, write_report
 
 app = typer.Typer(
     name="python -m papers",
@@ -42,68 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Make the papers' figures and tables.",
 )
-
-
-@contextlib.contextmanager
-def progress(parts: str) -> Iterator[OnPart]:
-    """Yield what draws a bar on a terminal, and writes lines elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield line_writer(say, parts)
-        return
-    with Progress(*Progress.get_default_columns(), console=console) as bar:
-        task = bar.add_task(parts, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def line_writer(
-    write: Callable[[str], None],
-    parts: str,
-    clock: Callable[[], float] = time.monotonic,
-) -> OnPart:
-    """Return what writes a line now and then, with the time that is left."""
-    began = last = clock()
-    at_first: int | None = None
-
-    def on_part(done: int, total: int) -> None:
-        nonlocal at_first, last
-        if at_first is None:
-            at_first = done
-        now = clock()
-        if done < total and now - last < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        left = ""
-        if at_first < done < total:
-            seconds = (now - began) / (done - at_first) * (total - done)
-            left = f", some {roughly(seconds)} left"
-        write(f"{done}/{total} {parts}{left}")
-
-    return on_part
-
-
-class TerminalWatcher:
-    """Writes a line before each file, and draws a bar for each piece of work."""
-
-    def begins(self, number: int, total: int, file: File) -> None:
-        """Say which file comes now."""
-        say(f"{number} of {total}  {file.name} ({file.kind})")
-
-    def fails(self, file: File, reason: str) -> None:
-        """Say at once why a file is not made."""
-        say(f"{file.name} is not done: {reason}")
-
-    def counting(self, total: int, noun: str) -> AbstractContextManager[Advance]:
-        """Return the bar of a sweep or a comparison."""
-        return run_counter(total, noun)
-
-    def observing(self) -> AbstractContextManager[Observer]:
-        """Return the bars of a run."""
-        return progress_observer()
-
-    def drawing(self, parts: str) -> AbstractContextManager[OnPart]:
-        """Return the bar of a figure."""
-        return progress(parts)
 
 
 @app.command()
@@ -133,7 +57,7 @@ def reproduce(
 ) -> None:
     """Make the figures, sweeps, comparisons and runs of files; leave one report."""
     found = read_files(files)
-    maker = Maker(output, workers, TerminalWatcher(), skip_missing_data)
+    maker = Maker(output, workers, Watcher(), skip_missing_data)
     with interruptible(output):
         made = maker.make_all(found)
         page = write_report(made, output)

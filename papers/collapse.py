@@ -259,20 +259,17 @@ def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
             yield variant, server_round, similarity, entropy if known else None
 
 
-_LINES = (
-    (INK, ":"),
-    (SERIES[0], ":"),
-    (SERIES[0], "-"),
-    (SERIES[1], ":"),
-    (SERIES[1], "-"),
-)
+_COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
+
+_DASHES = ":", ":", "-", ":", "-"
 
 
 @styled
 def _picture(found: Mapping[str, PartRecord]) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (variant, record), (color, dashes) in zip(found.items(), _LINES, strict=True):
+    lines = zip(found.items(), _COLORS, _DASHES, strict=True)
+    for (variant, record), color, dashes in lines:
         known = [value is not None for value in record["similarity"]]
         rounds = [at for at, here in enumerate(known) if here]
         for axes, name in ((left, "similarity"), (right, "entropy")):

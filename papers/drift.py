@@ -208,17 +208,7 @@ class ClientDrift:
 def follow_client(
     client: ClientDrift, settings: DriftSettings, knn: KnnSettings, key: RandomKey
 ) -> PartRecord:
-    """Return how often one client is right after each number of batches.
-
-    After t < t_0 batches the test images are those of before the shift, from t_0 on
-    those of after it.
-
-    Returns
-    -------
-    Mapping
-        ``correct`` and ``num_stored`` of each strategy, T + 1 numbers each; the others
-        are one number each, or one for before and one for after.
-    """
+    """Return how often one client is right after each number of batches."""
     count = len(client.initial)
     num_fitted = count - min(round(settings.held_out * count), count - 1)
     fitted = client.initial.first(num_fitted)
@@ -313,35 +303,28 @@ def drift_curves(
     def sums(rows: Iterable[Sequence[int]]) -> list[int]:
         return [sum(column) for column in zip(*rows, strict=True)]
 
-    steps = range(num_steps + 1)
+    steps, count = range(num_steps + 1), len(records)
     sides = [int(step >= shift_at) for step in steps]
     num_test = sums(one["num_test"] for one in records)
     of_global = sums(one["global_correct"] for one in records)
     correct: dict[str, list[int]] = {
-        **{name: sums(one["correct"][name] for one in records) for name in STRATEGIES},
-        GLOBAL: [of_global[side] for side in sides],
+        one: sums(it["correct"][one] for it in records) for one in STRATEGIES
     }
-    stored = {
-        name: sums(one["num_stored"][name] for one in records) for name in STRATEGIES
-    }
+    correct[GLOBAL] = [of_global[side] for side in sides]
+    stored = {one: sums(it["num_stored"][one] for it in records) for one in STRATEGIES}
     alarms = {name: [one["alarmed_at"][name] for one in records] for name in ALARMS}
-    count = len(records)
+
+    def accuracies(curve: Sequence[int]) -> list[float]:
+        pairs = zip(curve, sides, strict=True)
+        return [right / max(num_test[side], 1) for right, side in pairs]
+
+    def alarmed(times: Sequence[int | None], step: int) -> float:
+        return sum(at is not None and at <= step for at in times) / count
+
     return DriftCurves(
-        {
-            name: [
-                right / max(num_test[side], 1)
-                for right, side in zip(curve, sides, strict=True)
-            ]
-            for name, curve in correct.items()
-        },
+        {name: accuracies(curve) for name, curve in correct.items()},
         {name: [total / count for total in totals] for name, totals in stored.items()},
-        {
-            name: [
-                sum(at is not None and at <= step for at in times) / count
-                for step in steps
-            ]
-            for name, times in alarms.items()
-        },
+        {name: [alarmed(one, step) for step in steps] for name, one in alarms.items()},
     )
 
 
@@ -380,14 +363,9 @@ def draw_drift(
     records = folder.finish(stream_of, follow)
     count = len(records)
     curves = drift_curves(records, settings.steps, settings.shift_at)
-    groups = {
-        "accuracy": curves.accuracy,
-        "mean_stored": curves.mean_stored,
-        "alarmed": curves.alarmed,
-    }
     columns = {
         f"{group}_{name}": line
-        for group, lines in groups.items()
+        for group, lines in vars(curves).items()
         for name, line in lines.items()
     }
     rows = zip(range(settings.steps + 1), *columns.values(), strict=True)

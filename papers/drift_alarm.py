@@ -11,14 +11,13 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.examples import Contents, Ids, Neighbors
+from knnper.datastore.store import Store
 from knnper.seeding import RandomKey
 
 EXPONENTS = (0.2, 0.4, 0.6, 0.8)
@@ -54,23 +53,7 @@ def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
 Scores = NDArray[np.float64]
 
 
-class Memory(Protocol):
-    """What a score needs of a store."""
-
-    def __len__(self) -> int:
-        """Return n."""
-
-    def contents(self) -> Contents:
-        """Return the ids and labels of all that is stored."""
-
-    def vectors(self, ids: Ids) -> Tensor:
-        """Return the representations of ``ids`` (m,), float32 of shape (m, p)."""
-
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        """Return the nearest of each of ``queries`` (m, p)."""
-
-
-def neighbor_scores(memory: Memory, embeddings: Tensor, num_neighbors: int) -> Scores:
+def neighbor_scores(memory: Store, embeddings: Tensor, num_neighbors: int) -> Scores:
     """Return the mean distance of each example to its nearest stored ones.
 
     Parameters
@@ -94,13 +77,15 @@ def neighbor_scores(memory: Memory, embeddings: Tensor, num_neighbors: int) -> S
     ValueError
         If the memory is empty.
     """
-    _require_stored(memory, 1)
+    if len(memory) == 0:
+        raise ValueError("expected a memory of at least 1 example, found 0; add some")
     neighbors = memory.search(embeddings, num_neighbors)
-    return _scores(neighbors.squared_distances.sqrt().mean(dim=1))
+    distances = neighbors.squared_distances.sqrt()
+    return np.asarray(distances.mean(dim=1), np.float64)
 
 
 def label_scores(
-    memory: Memory, embeddings: Tensor, labels: Tensor, num_neighbors: int
+    memory: Store, embeddings: Tensor, labels: Tensor, num_neighbors: int
 ) -> Scores:
     """Return the mean distance of each example to the nearest of its own label.
 
@@ -131,51 +116,7 @@ def label_scores(
         distances = torch.cdist(embeddings[arriving].double(), stored.double())
         nearest = distances.topk(min(num_neighbors, len(stored)), largest=False)
         scores[arriving] = nearest.values.mean(dim=1)
-    return _scores(scores)
-
-
-def leave_one_out_scores(memory: Memory, num_neighbors: int) -> Scores:
-    """Return the scores of the stored examples, each without itself.
-
-    A reference for clients that can hold nothing out. Held-out examples are the better
-    reference: given the store, they and what arrives are exchangeable, which is what
-    the guarantee of `DriftAlarm` rests on. The
-    stored ones are not quite: each is compared with n - 1 others instead of n, which
-    makes their distances slightly larger; and where the model was trained on them, it
-    has drawn them closer to each other than it draws anything new, which makes their
-    distances smaller and can raise false alarms.
-
-    Returns
-    -------
-    Scores
-        float64, shape (n,).
-
-    Raises
-    ------
-    ValueError
-        If fewer than two examples are stored.
-    """
-    _require_stored(memory, 2)
-    ids = memory.contents().ids
-    neighbors = memory.search(memory.vectors(ids), num_neighbors + 1)
-    itself = neighbors.ids == torch.from_numpy(ids)[:, None]
-    # An approximate search may miss it, and then the last found is one too many.
-    itself[:, -1] |= ~itself.any(dim=1)
-    distances = neighbors.squared_distances.sqrt().masked_fill(itself, 0.0)
-    return _scores(distances.sum(dim=1) / (distances.shape[1] - 1))
-
-
-def _require_stored(memory: Memory, least: int) -> None:
-    if len(memory) < least:
-        raise ValueError(
-            f"expected a memory of at least {least} stored examples to measure "
-            f"distances to, found {len(memory)}; add examples first"
-        )
-
-
-def _scores(values: Tensor) -> Scores:
-    scores: Scores = values.numpy()
-    return scores
+    return np.asarray(scores, np.float64)
 
 
 SMALLEST = 2.0**-53
@@ -195,19 +136,11 @@ class RankedScores:
         self._scores = array("d", scores.tobytes())
 
     def add(self, score: float, tie_break: float) -> float:
-        """Add a score and return its smoothed p-value.
+        """Add a score, not NaN, and return its smoothed p-value.
 
         p = (#{scores > score} + θ #{scores = score}) / (n + 1), both counts with the
-        score itself: Vovk, Nouretdinov, Gammerman, "Testing Exchangeability On-Line",
-        ICML 2003. As each score joins the ones that the next is compared with,
-        the p-values of exchangeable scores are independent and uniform in [0, 1].
-
-        Parameters
-        ----------
-        score
-            Not NaN.
-        tie_break
-            θ, uniform in (0, 1).
+        score itself, θ uniform in (0, 1): Vovk, Nouretdinov, Gammerman, ICML 2003. The
+        p-values of exchangeable scores are independent and uniform in [0, 1].
         """
         num_below = bisect_left(self._scores, score)
         num_up_to = bisect_right(self._scores, score)
@@ -302,10 +235,10 @@ class DriftAlarm:
         Parameters
         ----------
         reference
-            Scores of examples without drift, shape (r,); best of held-out ones, see
-            `leave_one_out_scores`. The more, the
-            smaller a p-value can become: with 100, a strong shift shows within a few
-            examples.
+            Scores of held-out examples without drift, shape (r,): given the store, they
+            and what arrives are exchangeable, on which the guarantee rests. The more,
+            the smaller a p-value can become: with 100, a strong shift shows within a
+            few examples.
 
         Raises
         ------
@@ -315,7 +248,7 @@ class DriftAlarm:
         if len(reference) == 0:
             raise ValueError(
                 "expected reference scores to compare with, found none; score held-out "
-                "or stored examples"
+                "examples"
             )
         _require_numbers(reference)
         nothing_won = np.full(NUM_BETS, -np.inf)

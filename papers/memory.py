@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ PanelName = Literal[
     "capacity", "knn-weight", "neighbors", "kernel-scale", "best-weight", "hardware"
 ]
 
+_SOME = Field(min_length=1)
+
 _TENTHS = tuple(number / 10 for number in range(11))
 
 
@@ -101,22 +103,9 @@ class MemorySettings(Settings):
         ΔC, [0, 0.5].
     """
 
-    only: Annotated[tuple[PanelName, ...], Field(min_length=1)] = (
-        "capacity",
-        "knn-weight",
-        "neighbors",
-        "kernel-scale",
-        "best-weight",
-        "hardware",
-    )
+    only: Annotated[tuple[PanelName, ...], _SOME] = get_args(PanelName)
     clients: PositiveInt | None = None
-    alpha: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        1.0,
-    )
+    alpha: Annotated[tuple[PositiveFloat, ...], _SOME] = (0.1, 0.3, 0.5, 0.7, 1.0)
     size: tuple[PositiveInt, ...] = ()
     deals: PositiveInt = 3
     seed: NonNegativeInt = 0
@@ -468,10 +457,9 @@ def _capacity_points(population: Population) -> PartRecord:
 
 
 def _capacity_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
+    places = settings.capacities
     return [
-        _curve_of_points(
-            f"{alpha:g}", settings.capacities, [record["points"] for record in found]
-        )
+        _curve_of_points(f"{alpha:g}", places, [record["points"] for record in found])
         for alpha, found in records.items()
     ]
 
@@ -563,10 +551,6 @@ def _best_weights(population: Population) -> PartRecord:
     return {"weights": list(choices.knn_weights), "points": points}
 
 
-def _chosen(weights: Sequence[float], points: Points) -> float:  # noqa: ARG001
-    return statistics.fmean(point["chosen"] for point in points)
-
-
 def _best_of_each(weights: Sequence[float], points: Points) -> float:
     # argmax returns the first of several largest.
     return statistics.fmean(weights[int(np.argmax(one["correct"]))] for one in points)
@@ -578,7 +562,9 @@ def _best_together(weights: Sequence[float], points: Points) -> float:
 
 
 _OF_EACH: Mapping[str, Callable[[Sequence[float], Points], float]] = {
-    "chosen by the client": _chosen,
+    "chosen by the client": lambda _, points: statistics.fmean(
+        point["chosen"] for point in points
+    ),
     "λ_opt, best on its test images (the paper's)": _best_of_each,
 }
 

@@ -118,16 +118,10 @@ def compress_client(
     knn: KnnSettings,
     key: RandomKey,
 ) -> PartRecord:
-    """Return how often one client is right at each point of the figure.
+    """Return how often one client is right at each point, and with kNN-Per itself.
 
     λ is chosen on the validation split for what is fitted on the training split; what
     is tested is fitted on both, as kNN-Per's store holds both (section 5).
-
-    Returns
-    -------
-    Mapping
-        ``cells``, and ``store`` for kNN-Per itself: [correct, validation_correct, λ,
-        bytes] each.
     """
 
     def measured(fit: Fit) -> list[float]:

@@ -46,6 +46,10 @@ from papers.figures import (
 )
 from papers.memory import MemorySettings, Population, Service, UnseenImages
 
+_SOME = Field(min_length=1)
+
+_EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
 
 @dataclass(frozen=True)
 class QualitySettings(Settings):
@@ -64,17 +68,9 @@ class QualitySettings(Settings):
         How often the images are partitioned anew; what points vary by.
     """
 
-    epochs: Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)] = (
-        0.0,
-        0.1,
-        0.3,
-        1.0,
-        3.0,
-        10.0,
-        30.0,
-    )
+    epochs: Annotated[tuple[NonNegativeFloat, ...], _SOME] = _EPOCHS
     clients: PositiveInt | None = None
-    alpha: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (0.1, 0.3, 1.0)
+    alpha: Annotated[tuple[PositiveFloat, ...], _SOME] = (0.1, 0.3, 1.0)
     deals: PositiveInt = 3
 
 
@@ -109,19 +105,7 @@ def measure(
 class CentralTraining:
     """SGD on the images of all clients that take part in training, in one place.
 
-    Its rate does not change; batch size, momentum and augmentation are those of the
-    experiment.
-
-    Attributes
-    ----------
-    bench
-        The experiment.
-    epochs
-        Passes before the model is left, ascending; stage 1 is the first of them.
-    folder
-        Keeps the weights of the last stages.
-    key
-        Fixes every random choice.
+    Stage s, from 1, ends after ``epochs[s - 1]`` passes. The rate does not change.
     """
 
     bench: Workbench

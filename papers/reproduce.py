@@ -1,5 +1,6 @@
 """Files of figures, comparisons, sweeps and experiments, made into one report."""
 
+import contextlib
 import functools
 import itertools
 import shlex
@@ -11,9 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from markupsafe import Markup
+from rich.console import Console
+from rich.progress import Progress
 
 from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
@@ -74,6 +77,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     require_central,
 )
+from knnper_cli.terminal import progress_observer, roughly, run_counter, say
 from papers.catalogue import (
     FIGURES,
     RUN,
@@ -185,8 +189,7 @@ def read_file(path: Path) -> File:
         message = f"found {found}, expected a key that tells its kind ({known})"
         raise ConfigError([Problem("document", message)], str(path))
     plan = _READERS[kind](path)
-    name = plan.name
-    return File(path, path.read_text(encoding="utf-8"), name, kind, plan)
+    return File(path, path.read_text(encoding="utf-8"), plan.name, kind, plan)
 
 
 def _name_problems(files: Iterable[File]) -> Iterator[Problem]:
@@ -269,13 +272,10 @@ class Records:
         """Return what a file has before it is made, for `note`."""
         if not _marks(self.output / name):
             records = self._lines.read()
-            kept = [
-                one
-                for one in records
-                if one["name"] != name or not one.get("in_folder", True)
-            ]
-            if len(kept) < len(records):
-                self._lines.replace(kept)
+            gone = [one for one in records if one["name"] == name]
+            gone = [one for one in gone if one.get("in_folder", True)]
+            if gone:
+                self._lines.replace([one for one in records if one not in gone])
         return self._marks_of(name)
 
     def note(self, name: str, seconds: float, before: Marks) -> None:
@@ -346,23 +346,69 @@ def make_run(
     return folder
 
 
-class Watcher(Protocol):
-    """Is told of every file, and opens what each piece of work reports to."""
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@contextlib.contextmanager
+def progress(parts: str) -> Iterator[OnPart]:
+    """Yield what draws a bar on a terminal, and writes lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield line_writer(say, parts)
+        return
+    with Progress(*Progress.get_default_columns(), console=console) as bar:
+        task = bar.add_task(parts, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def line_writer(
+    write: Callable[[str], None],
+    parts: str,
+    clock: Callable[[], float] = time.monotonic,
+) -> OnPart:
+    """Return what writes a line now and then, with the time that is left."""
+    began = last = clock()
+    at_first: int | None = None
+
+    def on_part(done: int, total: int) -> None:
+        nonlocal at_first, last
+        if at_first is None:
+            at_first = done
+        now = clock()
+        if done < total and now - last < SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        left = ""
+        if at_first < done < total:
+            seconds = (now - began) / (done - at_first) * (total - done)
+            left = f", some {roughly(seconds)} left"
+        write(f"{done}/{total} {parts}{left}")
+
+    return on_part
+
+
+class Watcher:
+    """Writes a line before each file, and draws a bar for each piece of work."""
 
     def begins(self, number: int, total: int, file: File) -> None:
-        """Take that the file with this number, from 1, is made now."""
+        """Say which file comes now."""
+        say(f"{number} of {total}  {file.name} ({file.kind})")
 
     def fails(self, file: File, reason: str) -> None:
-        """Take that a file cannot be made."""
+        """Say at once why a file is not made."""
+        say(f"{file.name} is not done: {reason}")
 
     def counting(self, total: int, noun: str) -> AbstractContextManager[Advance]:
-        """Return what counts runs or steps."""
+        """Return the bar of a sweep or a comparison."""
+        return run_counter(total, noun)
 
     def observing(self) -> AbstractContextManager[Observer]:
-        """Return what follows the rounds of a single run."""
+        """Return the bars of a run."""
+        return progress_observer()
 
     def drawing(self, parts: str) -> AbstractContextManager[OnPart]:
-        """Return what counts the parts of a figure."""
+        """Return the bar of a figure."""
+        return progress(parts)
 
 
 DONE, FAILED, MISSING = "done", "failed", "left out: its data are not there"

@@ -5,7 +5,7 @@ Test loss by the samples that a user has, and of HypCluster by its clusters.
 
 import functools
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,8 +28,10 @@ from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.tables import Table
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.core.predictors import Evaluation, Predictor, evaluate
+from knnper.strategies.core.predictors import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord
+
+_SOME = Field(min_length=1)
 
 SampleCount = Annotated[int, Field(ge=3)]
 """One is left for validation."""
@@ -70,23 +72,8 @@ class ThreeApproachesSettings(Settings):
         Of everything that is trained in rounds.
     """
 
-    samples: Annotated[tuple[SampleCount, ...], Field(min_length=1)] = (
-        3,
-        5,
-        10,
-        30,
-        100,
-        200,
-    )
-    clusters: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        8,
-    )
+    samples: Annotated[tuple[SampleCount, ...], _SOME] = (3, 5, 10, 30, 100, 200)
+    clusters: Annotated[tuple[PositiveInt, ...], _SOME] = (1, 2, 3, 4, 5, 6, 8)
     users: PositiveInt = 100
     seed: NonNegativeInt = 0
     samples_for_clusters: SampleCount = 100
@@ -136,7 +123,11 @@ def hypcluster(
     method = {"name": "hypcluster", "num_clusters": num_clusters}
     return tuple(
         Candidate(
-            {"method": method, **_at(rate), "run": {"seed": start}},
+            {
+                "method": method,
+                "training": {"learning_rate": rate},
+                "run": {"seed": start},
+            },
             {},
             {"learning_rate": rate, "start": start},
         )
@@ -145,14 +136,14 @@ def hypcluster(
     )
 
 
-def _at(rate: float) -> Sections:
-    return {"training": {"learning_rate": rate}}
-
-
 APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
     {
         "Global (FedAvg)": tuple(
-            Candidate({**_FEDAVG, **_at(rate)}, {}, {"learning_rate": rate})
+            Candidate(
+                {**_FEDAVG, "training": {"learning_rate": rate}},
+                {},
+                {"learning_rate": rate},
+            )
             for rate in TOGETHER
         ),
         "Local": _of_rates(
@@ -212,18 +203,16 @@ class Measurements:
 
     def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
         """Return how the candidate does that does best on the validation splits."""
-        scored = []
-        for candidate in candidates:
-            bench = self._bench(candidate.trained, candidate.served)
-            state = self._state(candidate.trained)
-            scored.append((_validation_loss(bench, state), bench, state))
-        losses = [loss for loss, _, _ in scored]
-        best = losses.index(min(losses))
-        _, bench, state = scored[best]
+        tried = [(self._bench(one.trained, one.served), one) for one in candidates]
+        losses = [
+            _mean_loss(bench, self._state(one.trained), on_validation=True)
+            for bench, one in tried
+        ]
+        bench, best = tried[losses.index(min(losses))]
         return {
-            "validation_loss": losses[best],
-            "test_loss": _test_loss(bench, state),
-            "chosen": dict(candidates[best].chosen),
+            "validation_loss": min(losses),
+            "test_loss": _mean_loss(bench, self._state(best.trained)),
+            "chosen": dict(best.chosen),
         }
 
     def _bench(self, *changes: Sections) -> Workbench:
@@ -271,24 +260,11 @@ def _base(
 def _train(bench: Workbench) -> Any:
     """Return the server's state after all rounds, as a run would have it."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        checkpoints = CheckpointFolder(
-            folder / "checkpoints", results_identity(bench.experiment)
-        )
-        federation = SerialFederation(runtime_of(bench, folder))
+        identity = results_identity(bench.experiment)
+        checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
+        federation = SerialFederation(runtime_of(bench, Path(name)))
         loop = round_loop(bench, bench.roster, federation, checkpoints, lambda _: None)
         return loop.train(untrained(bench, bench.roster)).state
-
-
-def _validation_loss(bench: Workbench, state: Any) -> float:
-    """Return the mean loss on validation data that the clients do not use."""
-    return _mean_loss(
-        evaluate(
-            _personalized(bench, state, client, without_validation(data)),
-            data.validation,
-        )
-        for client, data in _clients(bench)
-    )
 
 
 def without_validation(data: ClientData) -> ClientData:
@@ -302,31 +278,19 @@ def without_validation(data: ClientData) -> ClientData:
     return ClientData(examples.take(kept), examples.take(held_out))
 
 
-def _test_loss(bench: Workbench, state: Any) -> float:
-    return _mean_loss(
-        evaluate(_personalized(bench, state, client, data), bench.clients.test(client))
-        for client, data in _clients(bench)
-    )
-
-
-def _clients(bench: Workbench) -> Iterator[tuple[str, ClientData]]:
+def _mean_loss(bench: Workbench, state: Any, *, on_validation: bool = False) -> float:
+    """Return Σ -log p(y) / n over all test data, or on validation data left unused."""
+    total, count = 0.0, 0
     for client in bench.clients.parts:
-        yield client, bench.clients.data(client)
-
-
-def _personalized(
-    bench: Workbench, state: Any, client: str, data: ClientData
-) -> Predictor:
-    rng = bench.key.child("broadcast", "hand-over", client)
-    payload = bench.method.broadcast(state, client, rng)
-    rng = bench.key.child("personalize", client)
-    return bench.method.personalize(payload, None, data, rng)
-
-
-def _mean_loss(evaluations: Iterator[Evaluation]) -> float:
-    """Return Σ -log p(y) / n over all examples."""
-    pairs = [(one.log_loss_sum, one.num_examples) for one in evaluations]
-    total, count = map(sum, zip(*pairs, strict=True))
+        data = bench.clients.data(client)
+        examples = data.validation if on_validation else bench.clients.test(client)
+        rng = bench.key.child("broadcast", "hand-over", client)
+        payload = bench.method.broadcast(state, client, rng)
+        used = without_validation(data) if on_validation else data
+        rng = bench.key.child("personalize", client)
+        predictor = bench.method.personalize(payload, None, used, rng)
+        found = evaluate(predictor, examples)
+        total, count = total + found.log_loss_sum, count + found.num_examples
     return float(total / count)
 
 
@@ -336,6 +300,33 @@ _MARKERS = "osv^D*P"
 
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 """By title, where a method has another name in reports."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One approach with so many samples a user, and clusters where it has them."""
+
+    samples: int
+    clusters: int | None
+    title: str
+    record: PartRecord
+
+    @property
+    def row(self) -> Sequence[object]:
+        """What the table of all points has of it."""
+        chosen = self.record["chosen"].items()
+        return (
+            self.samples,
+            self.clusters,
+            self.title,
+            self.record["validation_loss"],
+            self.record["test_loss"],
+            ", ".join(f"{name} {one}" for name, one in chosen),
+        )
+
+
+Lines = Mapping[str, Sequence[Point]]
+"""Points by title, each in the order of the horizontal axis."""
 
 
 def draw_three_approaches(
@@ -353,103 +344,94 @@ def draw_three_approaches(
         measurements = Measurements(settings, settings.samples_for_clusters)
         return measurements.measure(hypcluster(count, starts, rates=(1.0,)))
 
-    parts = {
-        **{
-            f"{one} samples": functools.partial(of_samples, one)
-            for one in settings.samples
-        },
-        **{
-            f"{one} clusters": functools.partial(of_clusters, one)
-            for one in settings.clusters
-        },
-    }
-    records = folder.finish(parts, lambda name: parts[name]())
-    num_points, least = len(settings.samples), least_losses(settings.users)
-    by_samples = {
-        title: [record[title] for record in records[:num_points]]
+    parts = {f"{one} samples": (of_samples, one) for one in settings.samples}
+    parts |= {f"{one} clusters": (of_clusters, one) for one in settings.clusters}
+
+    def make(name: str) -> PartRecord:
+        measure, count = parts[name]
+        return measure(count)
+
+    records = folder.finish(parts, make)
+    num_points = len(settings.samples)
+    of_all, alone = records[:num_points], records[num_points:]
+    by_samples: Lines = {
+        title: [
+            Point(samples, 4 if title == HYPCLUSTER else None, title, record[title])
+            for samples, record in zip(settings.samples, of_all, strict=True)
+        ]
         for title in (*APPROACHES, HYPCLUSTER)
     }
-    by_clusters = records[num_points:]
-    header = ("samples", "clusters", "approach", "validation_loss", "test_loss")
+    by_clusters = [
+        Point(settings.samples_for_clusters, clusters, "HypCluster", record)
+        for clusters, record in zip(settings.clusters, alone, strict=True)
+    ]
+    least = least_losses(settings.users)
+    tables = (
+        _table("samples per user", settings.samples, by_samples),
+        _table("clusters", settings.clusters, {"HypCluster": by_clusters}),
+    )
+    points = [point for line in (*by_samples.values(), by_clusters) for point in line]
     return [
         Drawing(
             "three-approaches",
             TITLE,
-            _tables(by_samples, by_clusters, settings),
-            (*header, "chosen"),
-            _rows(by_samples, by_clusters, settings),
-            functools.partial(_picture, by_samples, by_clusters, least, settings),
+            tables,
+            _HEADER,
+            [point.row for point in points],
+            functools.partial(_picture, by_samples, by_clusters, least),
             records,
             {"least_loss": dict(least)},
         )
     ]
 
 
-BySamples = Mapping[str, Sequence[PartRecord]]
-"""For each approach the records of `Measurements.measure`, one a number of samples."""
+_HEADER = (
+    "samples",
+    "clusters",
+    "approach",
+    "validation_loss",
+    "test_loss",
+    "chosen",
+)
 
 
-def _tables(
-    by_samples: BySamples,
-    by_clusters: Sequence[PartRecord],
-    settings: ThreeApproachesSettings,
-) -> tuple[Table, ...]:
-    def losses(records: Sequence[PartRecord]) -> list[str]:
-        return [f"{record['test_loss']:.3f}" for record in records]
+def _losses(line: Sequence[Point]) -> list[float]:
+    return [point.record["test_loss"] for point in line]
 
-    return (
-        Table(
-            "Test loss (nats) by samples per user",
-            ("samples per user", *map(str, settings.samples)),
-            tuple((title, *losses(records)) for title, records in by_samples.items()),
-        ),
-        Table(
-            "Test loss (nats) of HypCluster by clusters",
-            ("clusters", *map(str, settings.clusters)),
-            (("HypCluster", *losses(by_clusters)),),
+
+def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
+    of = "of HypCluster " if axis == "clusters" else ""
+    return Table(
+        f"Test loss (nats) {of}by {axis}",
+        (axis, *map(str, places)),
+        tuple(
+            (title, *(f"{loss:.3f}" for loss in _losses(line)))
+            for title, line in lines.items()
         ),
     )
 
 
-def _rows(
-    by_samples: BySamples,
-    by_clusters: Sequence[PartRecord],
-    settings: ThreeApproachesSettings,
-) -> Iterator[Sequence[object]]:
-    def row(record: PartRecord) -> Sequence[object]:
-        chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
-        return record["validation_loss"], record["test_loss"], chosen
-
-    for title, records in by_samples.items():
-        clusters = 4 if title == HYPCLUSTER else None
-        for samples, record in zip(settings.samples, records, strict=True):
-            yield samples, clusters, title, *row(record)
-    for number, record in zip(settings.clusters, by_clusters, strict=True):
-        yield settings.samples_for_clusters, number, "HypCluster", *row(record)
-
-
 @styled
 def _picture(
-    by_samples: BySamples,
-    by_clusters: Sequence[PartRecord],
-    least: Mapping[str, float],
-    settings: ThreeApproachesSettings,
+    by_samples: Lines, by_clusters: Sequence[Point], least: Mapping[str, float]
 ) -> Figure:
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    styles = _styles(by_samples)
-    for title, records in by_samples.items():
-        losses = [record["test_loss"] for record in records]
-        left.plot(settings.samples, losses, label=title, **styles[title])
+    colors = colors_of(_METHODS.get(title, title) for title in by_samples)
+    for line, color, marker in zip(by_samples.values(), colors, _MARKERS, strict=True):
+        style = {"color": color.light, "marker": marker, "markersize": 4}
+        samples, title = [point.samples for point in line], line[0].title
+        left.plot(samples, _losses(line), label=title, **style)
+        if title == HYPCLUSTER:
+            clusters = [point.clusters for point in by_clusters]
+            right.plot(clusters, _losses(by_clusters), **style)
     left.set_xscale("log")
-    left.set_xticks(settings.samples, [str(count) for count in settings.samples])
+    left.set_xticks(samples, list(map(str, samples)))
     left.minorticks_off()
     left.set_xlabel("samples per user")
     left.set_ylabel("test loss (nats)")
-    losses = [record["test_loss"] for record in by_clusters]
-    right.plot(settings.clusters, losses, **styles[HYPCLUSTER])
-    right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
-    right.set_xticks(settings.clusters)
+    right.set_xlabel(f"clusters, {by_clusters[0].samples} samples per user")
+    right.set_xticks(clusters)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         for loss in least.values():
@@ -457,15 +439,6 @@ def _picture(
     _name_least(left, least)
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
-
-
-def _styles(titles: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
-    """Return how the line of each approach looks."""
-    colors = colors_of(_METHODS.get(title, title) for title in titles)
-    return {
-        title: {"color": color.light, "marker": marker, "markersize": 4}
-        for title, color, marker in zip(titles, colors, _MARKERS, strict=True)
-    }
 
 
 def _name_least(axes: Axes, least: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """kNN-Per: the global model and a local memory, mixed at each client.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Algorithm 1 (Marfoq et al. 2022).
+Memorization", ICML 2022, Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class LocalMemory(Personalizer):
 
     name = "knn"
     title = "kNN"
-    source = "Marfoq et al. 2022, Algorithm 1; Marfoq et al. 2022 Eq. 3-7"
+    source = "Marfoq et al. 2022, Algorithm 1 and Eq. 3-7"
     unseen = "remembers like any other client"
 
     settings: KnnSettings
@@ -128,7 +128,7 @@ class KnnPer(FedAvg):
     """The global model and each client's nearest stored examples, mixed."""
 
     title = "kNN-Per"
-    source = "Marfoq et al. 2022, Algorithm 1; Marfoq et al. 2022 Eq. 3-7"
+    source = "Marfoq et al. 2022, Algorithm 1 and Eq. 3-7"
     unseen = "the global model and the client's own store"
     reference_title = "FedAvg"
     personalization = "knn"

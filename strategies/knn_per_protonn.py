@@ -1,7 +1,7 @@
 """kNN-Per with a compressed memory: ProtoNN in place of the store.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Appendix B, Figure 11 (Marfoq et al. 2022); Gupta et al.,
+Memorization", ICML 2022, Appendix B, Figure 11; Gupta et al.,
 "ProtoNN: Compressed and Accurate kNN for Resource-scarce Devices", ICML 2017.
 """
 

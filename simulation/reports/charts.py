@@ -150,11 +150,8 @@ def name_sides(panels: Sequence[Axes], horizontal: str, vertical: str) -> None:
 
 
 def whole_fractions(axes: Axes, *, both: bool = False) -> None:
-    """Make the vertical axis, or both, one of fractions: all of it, in percent.
-
-    An axis that ends at the data's ends makes small differences look large, and cuts
-    the marks there in half.
-    """
+    """Make the vertical axis, or both, one of fractions: all of it, in percent."""
+    # One that ends at the data's ends exaggerates differences and cuts marks in half.
     axes.set_ylim(-_MARGIN, 1 + _MARGIN)
     if both:
         axes.set_xlim(-_MARGIN, 1 + _MARGIN)
@@ -363,57 +360,38 @@ def as_svg(picture: Picture, name: str) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         picture.figure.savefig(text, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
-    _remove(root, f"{_SVG}metadata", f"{_SVG}style")
-    for element in root.iter():
-        _localise(element, name)
-    _inline_svg_name(root, picture.alternative)
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _remove(root: ElementTree.Element, *tags: str) -> None:
-    """Remove what is about the file, and the style, which would be the whole page's."""
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag in tags:
+            # What is about the file, and a style, which would be the whole page's.
+            if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
                 parent.remove(child)
-
-
-def _localise(element: ElementTree.Element, name: str) -> None:
-    """Take an element out of its XML document and into the page."""
-    element.tag = _without_namespace(element.tag)
-    attributes = {
-        _without_namespace(key): _SHADE.sub(_shade, _prefixed(key, value, name))
-        for key, value in element.attrib.items()
-    }
-    element.attrib.clear()
-    element.attrib.update(attributes)
-
-
-def _without_namespace(tag: str) -> str:
-    return tag.rpartition("}")[2]
-
-
-def _prefixed(key: str, value: str, name: str) -> str:
-    """Begin an id, or a reference to one, with the chart's name."""
-    if key == "id":
-        return f"{name}-{value}"
-    value = value.replace("url(#", f"url(#{name}-")
-    if key.endswith("href") and value.startswith("#"):
-        return f"#{name}-{value[1:]}"
-    return value
-
-
-def _shade(found: re.Match[str]) -> str:
-    return _SHADES[found.group().lower()]
-
-
-def _inline_svg_name(root: ElementTree.Element, alternative: str) -> None:
-    """Give the chart its alternative text, and let the page say how large it is."""
+    for element in root.iter():
+        _localise(element, name)
+    # The page says how large it is.
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.set("role", "img")
     # Not a title element: browsers would show that over the chart.
-    root.set("aria-label", one_line(alternative))
+    root.set("aria-label", one_line(picture.alternative))
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _localise(element: ElementTree.Element, name: str) -> None:
+    """Take an element out of its XML document and into the page.
+
+    Each id, and each reference to one, begins with the chart's name.
+    """
+    element.tag = element.tag.rpartition("}")[2]
+    for key, value in list(element.attrib.items()):
+        del element.attrib[key]
+        plain = key.rpartition("}")[2]
+        if key == "id":
+            value = f"{name}-{value}"
+        elif plain == "href" and value.startswith("#"):
+            value = f"#{name}-{value[1:]}"
+        value = value.replace("url(#", f"url(#{name}-")
+        shaded = _SHADE.sub(lambda found: _SHADES[found.group().lower()], value)
+        element.attrib[plain] = shaded
 
 
 NUM_BINS = 20
@@ -512,15 +490,16 @@ def draw_averages(
     if not rows:
         return None
     groups = [name for name in GROUPS if any(row.group == name for row in rows)]
-    models = list(dict.fromkeys(_model(row) for row in rows))
-    height = _FRAME_HEIGHT + _ROW_HEIGHT * len(models)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    models = list(dict.fromkeys((row.label, row.is_reference) for row in rows))
+    size = (WIDTH, _FRAME_HEIGHT + _ROW_HEIGHT * len(models))
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, sharex=True, squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         own = [row for row in rows if row.group == group]
         for row in own:
             color = SOFT if row.is_reference else colors[row.label]
-            _overview_draw(axes, models.index(_model(row)), row, color)
+            height = models.index((row.label, row.is_reference))
+            _draw_average(axes, height, row, color)
         axes.set_title(f"{group} clients")
         axes.set_xlabel(f"average {split} accuracy (%)")
         axes.grid(visible=False, axis="y")
@@ -532,14 +511,13 @@ def draw_averages(
     names = [chart_text(label) for label, _ in models]
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
-    return Picture(figure, _overview_alternative(rows, split))
+    told = (
+        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
+    )
+    return Picture(figure, f"Average {split} accuracy: {'; '.join(told)}.")
 
 
-def _model(row: Row) -> tuple[str, bool]:
-    return row.label, row.is_reference
-
-
-def _overview_draw(axes: Axes, height: int, row: Row, color: Color) -> None:
+def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
     figure = row.figures["average"]
     if figure.mean is None:
         return
@@ -556,13 +534,6 @@ def _overview_draw(axes: Axes, height: int, row: Row, color: Color) -> None:
         verticalalignment="center",
         fontsize=8,
     )
-
-
-def _overview_alternative(rows: Sequence[Row], split: str) -> str:
-    told = (
-        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
-    )
-    return f"Average {split} accuracy: {'; '.join(told)}."
 
 
 MOST_NAMED = 30
@@ -688,9 +659,13 @@ class Reliability:
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
         """Return the bins of all evaluations pooled."""
-        counts = _pooled([one.bin_counts for one in evaluations])
-        correct = _pooled([one.bin_correct for one in evaluations])
-        confidence = _pooled([one.bin_confidence for one in evaluations])
+
+        def pooled(bins: str) -> list[float]:
+            values = zip(*(getattr(one, bins) for one in evaluations), strict=True)
+            return list(map(math.fsum, values))
+
+        counts, correct = pooled("bin_counts"), pooled("bin_correct")
+        confidence = pooled("bin_confidence")
         held = [place for place, count in enumerate(counts) if count]
         return cls(
             confidence=tuple(confidence[place] / counts[place] for place in held),
@@ -787,10 +762,6 @@ def _reported(run: Run) -> list[ClientResult]:
     return [result for result in handed if result is not None]
 
 
-def _pooled(bins: Sequence[Sequence[float]]) -> list[float]:
-    return [math.fsum(values) for values in zip(*bins, strict=True)]
-
-
 def _reliability_draw(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
     total = sum(bins.counts)
     areas = [_LARGEST_AREA * count / total + 4.0 for count in bins.counts]
@@ -849,7 +820,14 @@ class Scatter:
 
 def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
     """Return the scatters by label, of the setups that personalise anything."""
-    return first_found((setup.label, _scatter(setup)) for setup in setups)
+    found = (
+        (setup.label, Scatter.of(client_rows(setup)) if setup.has_reference else None)
+        for setup in setups
+    )
+    return first_found(
+        (label, one if one and one.num_better + one.num_worse else None)
+        for label, one in found
+    )
 
 
 def draw_scatters(
@@ -871,13 +849,6 @@ def draw_scatters(
     return Picture(
         figure, f"Clients that their own model serves, by method. {'; '.join(told)}."
     )
-
-
-def _scatter(setup: Setup) -> Scatter | None:
-    if not setup.has_reference:
-        return None
-    scatter = Scatter.of(client_rows(setup))
-    return scatter if scatter.num_better + scatter.num_worse else None
 
 
 def _scatter_draw(axes: Axes, scatter: Scatter, color: Color) -> None:
@@ -920,12 +891,7 @@ class SizeClass:
 
 
 def size_classes(clients: Sequence[ClientRow]) -> list[SizeClass]:
-    """Return classes of about as many clients each, the smallest memories first.
-
-    There are `MOST_CLASSES` at most, of `FEWEST_CLIENTS` at least where there are as
-    many. Clients with memories of the same size are never parted. Clients without a
-    memory are left out.
-    """
+    """Return classes of about as many clients each, the smallest memories first."""
     sized = sorted(
         (one for one in clients if one.num_stored is not None),
         key=lambda one: one.num_stored or 0,
@@ -954,12 +920,17 @@ def draw_store_sizes(
     figure, panels = small_multiples(len(found))
     compared = {setup.label for setup in setups if setup.has_reference}
     for axes, (label, classes) in zip(panels, found.items(), strict=True):
-        _store_size_draw(axes, classes, colors[label])
+        sizes = [one.mean_size for one in classes]
+        own = [one.accuracy for one in classes]
+        axes.plot(sizes, own, "o-", color=colors[label].light, markersize=4)
         if label in compared:
-            _draw_reference(axes, classes)
+            reference = [one.accuracy_global for one in classes]
+            (line,) = axes.plot(sizes, reference, "s--", color=SOFT.light)
+            line.set(markersize=3.5, linewidth=1.2)
         axes.set_title(wrapped(label))
         whole_fractions(axes)
-    if _is_wide([one.mean_size for classes in found.values() for one in classes]):
+    sizes = [one.mean_size for classes in found.values() for one in classes]
+    if 0 < min(sizes) < max(sizes) / _WIDE_RANGE:
         panels[0].set_xscale("log")
     else:
         whole_numbers(panels[0].xaxis)
@@ -984,27 +955,6 @@ def _size_class(clients: Sequence[ClientRow]) -> SizeClass:
             (one.accuracy_global for one in clients), tests
         ),
     )
-
-
-def _store_size_draw(axes: Axes, classes: Sequence[SizeClass], color: Color) -> None:
-    sizes = [one.mean_size for one in classes]
-    own = [one.accuracy for one in classes]
-    axes.plot(sizes, own, "o-", color=color.light, markersize=4)
-
-
-def _draw_reference(axes: Axes, classes: Sequence[SizeClass]) -> None:
-    axes.plot(
-        [one.mean_size for one in classes],
-        [one.accuracy_global for one in classes],
-        "s--",
-        color=SOFT.light,
-        markersize=3.5,
-        linewidth=1.2,
-    )
-
-
-def _is_wide(sizes: Sequence[float]) -> bool:
-    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE_RANGE
 
 
 def _told(label: str, classes: Sequence[SizeClass], is_compared: bool) -> str:

@@ -57,15 +57,10 @@ def test_clients_have_their_sizes_and_no_image_twice(
 
 def test_clients_share_no_images_while_there_are_enough(data: Dataset) -> None:
     clients = Workload(50, 80, 20, 20).partition(data).clients
-    own = np.concatenate(
-        [part for one in clients for part in (one.train, one.validation)]
-    )
-    assert sorted(own) == list(range(5000))
+    own = [part for one in clients for part in (one.train, one.validation)]
+    assert sorted(np.concatenate(own)) == list(range(5000))
     tested = np.concatenate([client.test for client in clients])
     assert sorted(tested) == list(range(1000))
-
-
-def test_images_begin_anew_where_they_run_out(data: Dataset) -> None:
     *_, last = Workload(3, num_train=4000).partition(data).clients
     assert last.train.tolist() == [*range(2000), *range(8000, 10_000)]
 
@@ -93,23 +88,15 @@ def test_images_are_coloured_and_the_same_in_every_process(data: Dataset) -> Non
     assert not np.array_equal(data.train.images, data.test.images)
 
 
-def test_echoing_clients_return_what_they_are_sent() -> None:
-    bench = replace(TINY, echoes=True).workbench()
-    sent = ModelPayload(torch.arange(3.0))
-    _, update = bench.method.client_update(
-        sent, None, bench.clients.data("0001"), 1, RandomKey(0)
-    )
-    assert update.weights is sent.weights
+@pytest.mark.parametrize("echoes", [True, False])
+def test_clients_echo_or_train(echoes: bool) -> None:
+    bench = replace(TINY, echoes=echoes).workbench()
+    sent = ModelPayload(bench.task.initial_weights)
+    data = bench.clients.data("0001")
+    _, update = bench.method.client_update(sent, None, data, 1, RandomKey(0))
+    assert (update.weights is sent.weights) == echoes
+    assert torch.equal(update.weights, sent.weights) == echoes
     assert update.num_examples == 4
-
-
-def test_other_clients_train() -> None:
-    bench = TINY.workbench()
-    weights = bench.task.initial_weights
-    _, update = bench.method.client_update(
-        ModelPayload(weights), None, bench.clients.data("0001"), 1, RandomKey(0)
-    )
-    assert not torch.equal(update.weights, weights)
 
 
 def test_workers_have_one_thread_each() -> None:

@@ -43,23 +43,16 @@ def test_help_says_what_is_measured(
     assert str(module.__doc__).splitlines()[0] in text
     assert "--repetitions" in text
     assert "--images ROOT" in text
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_has_a_default(name: str) -> None:
-    given = importlib.import_module(f"benchmarks.{name}").parser().parse_args([])
+    given = module.parser().parse_args([])
     assert given.repetitions >= 1
     assert given.images == ""
 
 
-def test_make_runs_all() -> None:
+def test_make_runs_all_and_the_page_explains_all() -> None:
     text = Path("Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     found = re.search(r"^BENCHMARKS := (.*)$", text, re.MULTILINE)
     assert found is not None
     assert found.group(1).split() == NAMES
-
-
-def test_the_page_explains_all() -> None:
     page = Path("benchmarks/README.md").read_text(encoding="utf-8")
     for name in NAMES:
         assert f"## {name}" in page

@@ -11,7 +11,6 @@ from benchmarks.index_kinds import (
     build,
     kinds_to_compare,
     measure,
-    parser,
     recall,
 )
 from knnper.datastore.index import Vectors
@@ -46,21 +45,10 @@ def test_flat_is_its_own_baseline(data: Embedded) -> None:
     assert document["kind"] == {"name": "flat"}
 
 
-def test_neighbours_that_are_missed_lower_the_recall(data: Embedded) -> None:
+def test_missed_neighbours_and_wrong_labels_show(data: Embedded) -> None:
     (line,) = measure(data, [ListsSettings(num_probes=1)], repetitions=1)
     assert 0.1 < json.loads(line.as_json())["recall_at_10"] < 1
-
-
-def test_wrong_labels_lower_the_accuracy(data: Embedded) -> None:
     swapped = Embedded(data.vectors, 1 - data.labels, data.queries, data.query_labels)
     assert build(swapped, FlatSettings()).accuracy == 0
-
-
-def test_every_kind_is_compared_with_flat() -> None:
     names = {kind.name for kind in kinds_to_compare()}
     assert names == set(INDEX_KINDS) - {"flat"}
-
-
-def test_a_run_may_be_given() -> None:
-    assert parser().parse_args([]).run is None
-    assert str(parser().parse_args(["--run", "runs/one"]).run) == "runs/one"

@@ -1,9 +1,17 @@
-"""Protocol files on digits, small enough for seconds."""
+"""Files on digits, small enough for seconds; a watcher that remembers all."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from knnper.loading import dump_yaml
+from knnper.experiment import Experiment
+from knnper.loading import dump_yaml, load_experiment
+from knnper.server.observer import Observer
+from knnper.simulation.batches.progress import Advance, Progress
+from knnper.simulation.workbench import experiment_catalogue
+from papers.figures import OnPart
+from papers.reproduce import File, Watcher
 
 BASE: dict[str, Any] = {
     "name": "base",
@@ -37,9 +45,7 @@ COMPARISON: dict[str, Any] = {
     "reference": "mean",
     "seeds": [1],
     "base": {
-        "data": BASE["data"],
-        "partition": BASE["partition"],
-        "model": BASE["model"],
+        **{name: BASE[name] for name in ("data", "partition", "model")},
         "training": {"num_rounds": 1, "batch_size": 64},
     },
     "rows": {
@@ -48,6 +54,11 @@ COMPARISON: dict[str, Any] = {
     },
 }
 ABOUT = "# The paper's figure, <small>.\n#\n#   knnper reproduce it.yaml\n"
+
+
+def experiment(**sections: Any) -> Experiment:
+    """Return `BASE` with other sections."""
+    return load_experiment({**BASE, **sections}, experiment_catalogue())
 
 
 def write(folder: Path, document: dict[str, Any], **changes: Any) -> Path:
@@ -62,3 +73,51 @@ def without_data(folder: Path) -> Path:
     """Return the file of a sweep over images that are nowhere."""
     data = {"name": "image_folder", "root": str(folder / "nowhere")}
     return write(folder, SWEEP, name="lost", base={**BASE, "data": data})
+
+
+def quiet(done: int, total: int) -> None:
+    assert done <= total
+
+
+class QuietWatcher(Watcher):
+    """Remembers the files that began, those that failed, and what was made."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int, str]] = []
+        self.failed: dict[str, str] = {}
+        self.num_made = self.num_trained = 0
+
+    def begins(self, number: int, total: int, file: File) -> None:
+        self.begun.append((number, total, file.name))
+
+    def fails(self, file: File, reason: str) -> None:
+        self.failed[file.name] = reason
+
+    @contextlib.contextmanager
+    def counting(self, total: int, noun: str) -> Iterator[Advance]:
+        before = self.num_made
+
+        def advance(progress: Progress) -> None:
+            self.num_made = before + progress.done - progress.found
+
+        yield advance
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[Observer]:
+        watcher = self
+
+        class Counting(Observer):
+            def training_started(self, num_rounds: int, first_round: int) -> None:
+                watcher.num_trained += 1
+
+        yield Counting()
+
+    @contextlib.contextmanager
+    def drawing(self, parts: str) -> Iterator[OnPart]:
+        first: list[int] = []
+
+        def on_part(done: int, total: int) -> None:
+            self.num_made += done - first[-1] if first else 0
+            first.append(done)
+
+        yield on_part

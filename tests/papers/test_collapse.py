@@ -1,6 +1,5 @@
 """The figure of FedBasis' collapse, on a few of the digits."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import papers.collapse
 from knnper.errors import RunError
 from knnper.experiment import Experiment
-from knnper.loading import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
-from papers.__main__ import app
 from papers.collapse import (
     VARIANTS,
     BasesFollowed,
@@ -28,36 +24,16 @@ from papers.collapse import (
     mean_similarity,
     settings_of,
 )
-
-EXPERIMENT = Path("simulation/experiments/fedbasis_digits.yaml")
-SMALL = (
-    "partition.num_clients=5",
-    "model.hidden_sizes=[8]",
-    "training.num_rounds=4",
-    "training.local_epochs=1",
-    "method.num_bases=2",
-    "method.combination_epochs=1",
-    "method.unseen_epochs=1",
-    "method.warm_start_fraction=0.5",
-)
+from tests.papers.small_files import BASE, experiment
 
 
 def small(**method: Any) -> Experiment:
-    document = {
-        "name": "test",
-        "data": {"name": "digits"},
-        "partition": {
-            "name": "dirichlet",
-            "num_clients": 5,
-            "alpha": 0.3,
-            "unseen_fraction": 0.2,
-        },
-        "model": {"name": "mlp", "hidden_sizes": [8]},
-        "training": {"num_rounds": 2, "participation": 0.75},
-        "method": method,
-        "run": {"engine": "serial"},
-    }
-    return load_experiment(document, experiment_catalogue())
+    return experiment(
+        partition={**BASE["partition"], "num_clients": 5, "unseen_fraction": 0.2},
+        model={"name": "mlp", "hidden_sizes": [8]},
+        training={"num_rounds": 2, "participation": 0.75},
+        method=method,
+    )
 
 
 def test_the_entropy_is_a_fraction_of_the_uniform_one() -> None:
@@ -83,13 +59,9 @@ def test_what_is_treated() -> None:
     nothing, descent, sharpened, warm, every = [
         treat(settings) for treat in VARIANTS.values()
     ]
-    assert nothing == FedBasisSettings(
-        num_bases=5,
-        major_basis=False,
-        coordinate_descent=False,
-        temperature=1.0,
-        warm_start_fraction=0.0,
-    )
+    untreated: dict[str, Any] = {"major_basis": False, "coordinate_descent": False}
+    untreated |= {"temperature": 1.0, "warm_start_fraction": 0.0}
+    assert nothing == FedBasisSettings(num_bases=5, **untreated)
     assert descent == replace(nothing, coordinate_descent=True)
     assert sharpened == replace(descent, temperature=0.3)
     assert warm == replace(nothing, warm_start_fraction=0.3)
@@ -139,48 +111,15 @@ def test_a_client_that_fails_is_left_out_as_in_a_run(
 
     def breaking(*arguments: Any) -> Any:
         alpha, update = local_round(*arguments)
-        if len(arguments[3]) == largest:
-            models = tuple(model / 0.0 for model in update.models)
-            update = replace(update, models=models)
-        return alpha, update
+        if len(arguments[3]) < largest:
+            return alpha, update
+        return alpha, replace(update, models=tuple(one / 0.0 for one in update.models))
 
     whole = follow_bases(bench)
     monkeypatch.setattr(papers.collapse, "local_round", breaking)
     without = follow_bases(bench)
     assert without.trained.fingerprint != whole.trained.fingerprint
     assert all(model.isfinite().all() for model in without.trained.state.models)
-
-
-def test_the_command_draws_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "collapse"
-    command = ["figure", "fedbasis-collapse", "--of", str(EXPERIMENT)]
-    command += ["--output", str(output)]
-    for change in SMALL:
-        command += ["--set", change]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "all, with a major basis" in result.output
-    assert "5/5 variants" in result.output
-    assert (output / "fedbasis-collapse.png").read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in (output / "fedbasis-collapse.svg").read_text()
-    header, *rows = (output / "fedbasis-collapse.csv").read_text().splitlines()
-    assert header == "treated,round,similarity,entropy"
-    # Before the first of four rounds and after each, for each variant.
-    assert len(rows) == 5 * 5
-    # Two rounds of warm start of the last variant: no bases before their end.
-    assert [row.endswith(",,") for row in rows[-5:]] == [True, True, *[False] * 3]
-    about = json.loads((output / "fedbasis-collapse.json").read_text())
-    assert list(about["variants"]) == list(VARIANTS)
-    assert about["experiment"]["method"]["num_bases"] == 2
-    assert about["seconds"] > 0
-
-    monkeypatch.delattr(papers.collapse, "follow_bases")
-    assert CliRunner().invoke(app, command).exit_code == 0
-    other = CliRunner().invoke(app, [*command, "--set", "run.seed=1"])
-    assert other.exit_code == 2
-    assert "another experiment.run.seed" in " ".join(other.output.split())
 
 
 @pytest.mark.parametrize(

@@ -6,48 +6,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.errors import RunError
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
-from knnper.simulation.reports.tables import Shown
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.training import local_sgd
 from papers.catalogue import make_figure
-from papers.figures import OnPart
-from papers.quality import (
-    CentralTraining,
-    QualitySettings,
-)
+from papers.quality import CentralTraining, QualitySettings
+from tests.papers.small_files import experiment, quiet
 
 SETTINGS = QualitySettings(epochs=(2.0, 0.0), alpha=(0.1, 1.0), deals=2)
 
 
-def experiment(unseen_fraction: float = 0.34) -> Experiment:
-    document = {
-        "name": "quality",
-        "data": {"name": "digits"},
-        "partition": {
-            "name": "iid",
-            "num_clients": 6,
-            "unseen_fraction": unseen_fraction,
-            "validation_fraction": 0.3,
-        },
-        "model": {"name": "tiny_cnn", "embedding_dim": 8},
-        "training": {"batch_size": 16, "learning_rate": 0.05},
-        "personalization": {"name": "knn", "num_neighbors": 5},
-        "method": {"name": "fedavg"},
-    }
-    return load_experiment(document, experiment_catalogue())
+EXPERIMENT = experiment(
+    partition={
+        "name": "iid",
+        "num_clients": 6,
+        "unseen_fraction": 0.34,
+        "validation_fraction": 0.3,
+    },
+    model={"name": "tiny_cnn", "embedding_dim": 8},
+    training={"batch_size": 16, "learning_rate": 0.05},
+    personalization={"name": "knn", "num_neighbors": 5},
+    method={"name": "fedavg"},
+    run={},
+)
 
 
 @pytest.fixture(scope="module")
 def bench() -> Workbench:
-    return open_workbench(experiment())
-
-
-def quiet(done: int, total: int) -> None:
-    assert done <= total
+    return open_workbench(EXPERIMENT)
 
 
 def test_stages_are_steps_of_one_training(bench: Workbench, tmp_path: Path) -> None:
@@ -68,12 +54,8 @@ def test_stages_are_steps_of_one_training(bench: Workbench, tmp_path: Path) -> N
     assert torch.equal(again.weights_at(2), expected.weights)
 
 
-def make(output: Path, on_part: OnPart = quiet, unseen: float = 0.34) -> Shown:
-    return make_figure("quality", experiment(unseen), SETTINGS, output, on_part)
-
-
 def test_a_better_model_has_better_neighbours(tmp_path: Path) -> None:
-    shown = make(tmp_path / "q")
+    shown = make_figure("quality", EXPERIMENT, SETTINGS, tmp_path / "q", quiet)
     for table in shown.tables:
         worse, better = (float(cell.rstrip(" %")) for cell in table.header[1:])
         assert worse < 30 < 50 < better
@@ -83,24 +65,3 @@ def test_a_better_model_has_better_neighbours(tmp_path: Path) -> None:
     assert rows[0] == "kind,alpha,global_accuracy,accuracy,accuracy_std,epochs"
     assert len(rows) == 1 + 2 * 2 * 2
     assert [row.split(",")[-1] for row in rows[1:3]] == ["0.0", "2.0"]
-
-
-def test_a_resumed_figure_is_that_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        assert total == 2
-        if done == 1:
-            raise KeyboardInterrupt
-
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    make(whole)
-    with pytest.raises(KeyboardInterrupt):
-        make(resumed, interrupt)
-    make(resumed)
-    for ending in ("csv", "png", "svg", "pdf"):
-        files = [folder / f"quality.{ending}" for folder in (whole, resumed)]
-        assert files[0].read_bytes() == files[1].read_bytes(), ending
-
-
-def test_somebody_takes_no_part_in_training(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="all clients took part in training"):
-        make(tmp_path / "q", unseen=0.0)

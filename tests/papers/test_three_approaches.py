@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import papers.three_approaches as figure_module
 from knnper.data.examples import ClientData, Examples
-from knnper.loading import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.figure import colors_of
-from knnper.simulation.reports.tables import Shown
 from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import open_workbench
 from papers.catalogue import make_figure
 from papers.three_approaches import (
     APPROACHES,
@@ -27,6 +24,7 @@ from papers.three_approaches import (
     least_losses,
     without_validation,
 )
+from tests.papers.small_files import experiment
 
 SETTINGS = ThreeApproachesSettings(
     samples=(4, 10),
@@ -59,13 +57,7 @@ def test_the_least_losses_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [
-        ((8, 2), (6, 2)),
-        ((4, 1), (3, 1)),
-        ((3, 0), (2, 1)),
-        ((1, 1), (1, 0)),
-        ((0, 0), (0, 0)),
-    ],
+    [((8, 2), (6, 2)), ((3, 0), (2, 1)), ((1, 1), (1, 0)), ((0, 0), (0, 0))],
 )
 def test_candidates_are_compared_on_what_clients_do_not_use(
     sizes: tuple[int, int], expected: tuple[int, int]
@@ -77,38 +69,23 @@ def test_candidates_are_compared_on_what_clients_do_not_use(
     assert joined.tolist() == list(range(sizes[0]))
 
 
-def run(tmp_path: Path) -> float:
-    """Return the test loss of the figure's FedAvg as a run has it."""
-    document = {
-        "name": "oracle",
-        "data": {
-            "name": "synthetic_mixture",
-            "num_users": 4,
-            "num_samples": 10,
-            "seed": 5,
-        },
-        "partition": {"name": "natural"},
-        "model": {"name": "softmax_regression"},
-        "training": {"num_rounds": 2, "local_steps": 5, "learning_rate": 1.0},
-        "method": {"name": "fedavg"},
-        "personalization": {
-            "name": "fine_tuning",
-            "num_epochs": 5,
-            "learning_rate": 0.3,
-        },
-        "run": {"seed": 5, "engine": "serial"},
-    }
-    experiment = load_experiment(document, experiment_catalogue())
-    folder = RunFolder.create(tmp_path / "run", experiment)
-    found = simulate(open_workbench(experiment), folder, Observer(), ["test"])
-    return float(found["seen"]["log_loss"])
-
-
 def test_the_loss_is_that_of_a_run(tmp_path: Path) -> None:
+    data = {"num_users": 4, "num_samples": 10, "seed": 5}
+    oracle = experiment(
+        data={"name": "synthetic_mixture", **data},
+        partition={"name": "natural"},
+        model={"name": "softmax_regression"},
+        training={"num_rounds": 2, "local_steps": 5, "learning_rate": 1.0},
+        method={"name": "fedavg"},
+        personalization={"name": "fine_tuning", "num_epochs": 5, "learning_rate": 0.3},
+        run={"seed": 5, "engine": "serial"},
+    )
+    folder = RunFolder.create(tmp_path / "run", oracle)
+    run = simulate(open_workbench(oracle), folder, Observer(), ["test"])
     candidate = APPROACHES["Fine-tuning"][0]
     assert candidate.chosen == {"learning_rate": 0.3}
     found = Measurements(SETTINGS, 10).measure([candidate])
-    assert found["test_loss"] == pytest.approx(run(tmp_path), rel=1e-9)
+    assert found["test_loss"] == pytest.approx(run["seen"]["log_loss"], rel=1e-9)
 
 
 def test_the_best_candidate_on_validation_data_is_taken() -> None:
@@ -128,35 +105,14 @@ def test_one_cluster_is_the_global_model() -> None:
     assert found["test_loss"] == expected["test_loss"]
 
 
-def test_the_figure_is_made_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, int]] = []
-
-    def on_part(done: int, total: int) -> None:
-        told.append((done, total))
-
-    def make() -> Shown:
-        return make_figure("three-approaches", None, SETTINGS, tmp_path / "f", on_part)
-
-    shown = make()
-    assert told == [(done, 4) for done in range(5)]
+def test_methods_have_the_colours_that_they_have_in_reports(tmp_path: Path) -> None:
+    shown = make_figure("three-approaches", None, SETTINGS, tmp_path / "f")
     assert [row[0] for row in shown.tables[0].rows] == [*APPROACHES, HYPCLUSTER]
-    header, *rows = (tmp_path / "f/three-approaches.csv").read_text().splitlines()
-    assert header == "samples,clusters,approach,validation_loss,test_loss,chosen"
-    assert len(rows) == 2 * 7 + 2
+    _, *rows = (tmp_path / "f/three-approaches.csv").read_text().splitlines()
     assert rows[0].startswith("4,,Global (FedAvg),")
     assert rows[-1].startswith("10,2,HypCluster,")
-    assert (tmp_path / "f/three-approaches.png").read_bytes().startswith(b"\x89PNG")
     about = json.loads((tmp_path / "f/three-approaches.json").read_text())
-    assert about["settings"]["users"] == 4
     assert about["least_loss"] == least_losses(4)
-
-    # What is finished is not made again, and gives the same numbers.
-    monkeypatch.delattr(figure_module, "Measurements")
-    assert make().tables == shown.tables
-
-    # Methods have the colours that they have in reports.
     left, right = shown.charts[0].draw().axes
     colors = {line.get_label(): line.get_color() for line in left.lines}
     _, fedavg, local = colors_of(["kNN-Per", "FedAvg", "Local"])

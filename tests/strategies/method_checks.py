@@ -1,6 +1,6 @@
 """What the tests of several methods do with a method or its entry in a catalogue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.errors import Problem
+from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,
     Experiment,
@@ -16,7 +16,9 @@ from knnper.experiment import (
     Settings,
     TrainingSettings,
 )
+from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
+from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
@@ -25,9 +27,7 @@ from knnper.strategies.core.training import local_sgd
 
 
 def problems_of(
-    spec: type[Method],
-    settings: Settings,
-    training: TrainingSettings | None = None,
+    spec: type[Method], settings: Settings, training: TrainingSettings | None = None
 ) -> Sequence[Problem]:
     """Return what an entry finds in an experiment with these settings of its own."""
     anything, own = Choice("any", Settings()), Choice("own", settings)
@@ -43,15 +43,6 @@ def problems_of(
         run=RunSettings(),
     )
     return spec.check(settings, experiment)
-
-
-def labelled(
-    white: Callable[[Sequence[int]], ClientData],
-    train: Sequence[int],
-    validation: Sequence[int],
-) -> ClientData:
-    """Return a client of white pixels with these labels in its splits."""
-    return ClientData(white(train).train, white(validation).train)
 
 
 def mixture_served(
@@ -91,3 +82,29 @@ def trained_with_the_keys_of_local(
             updates.append((name, update))
         state = method.aggregate(state, iter(updates))
     return {name: kept.weights for name, kept in memory.items()}
+
+
+def document(
+    method: str | dict[str, Any] = "fedavg",
+    personalization: str | dict[str, Any] | None = None,
+    **sections: Any,
+) -> dict[str, Any]:
+    """Return an experiment on digits, of two clients if ``partition`` is not given."""
+    return {
+        "name": "small",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn"},
+        "method": {"name": method} if isinstance(method, str) else method,
+        **({} if personalization is None else {"personalization": personalization}),
+        **sections,
+    }
+
+
+def refused(
+    document: dict[str, Any], place: str, hint: str, catalogue: Any = None
+) -> None:
+    """Assert that an experiment has one problem, in this place, of these words."""
+    with pytest.raises(ConfigError, match=hint) as caught:
+        load_experiment(document, catalogue or experiment_catalogue())
+    assert [problem.place for problem in caught.value.problems] == [place]

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import TrainingSettings
 from knnper.loading import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.agnostic import (
@@ -14,10 +13,7 @@ from knnper.strategies.agnostic import (
     AgnosticState,
     AgnosticUpdate,
 )
-from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.fedavg import FedAvg
-from tests.strategies.method_checks import problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import KEY, linear_task, of_name, run_rounds, white
 
 LN2 = math.log(2)
 BY_LABEL = AgnosticSettings(domain="label", domain_learning_rate=0.1)
@@ -39,12 +35,10 @@ def update(
     )
 
 
-def test_a_client_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = Agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+def test_a_client_by_hand() -> None:
+    method = Agnostic(linear_task(learning_rate=1.0), BY_LABEL)
     payload = AgnosticPayload(torch.zeros(2), torch.tensor([3.0, 0.0]))
-    _, found = method.client_update(payload, None, white([0, 0, 1]), 1, key)
+    _, found = method.client_update(payload, None, white([0, 0, 1]), 1, KEY)
     assert found.shares.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert found.losses.tolist() == pytest.approx([LN2, LN2])
     # Factors (3, 3, 0) have a mean of 2: the examples weigh (1½, 1½, 0), and the mean
@@ -53,8 +47,8 @@ def test_a_client_by_hand(
     assert found.num_examples == 3
 
 
-def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+def test_two_rounds_of_the_server_by_hand() -> None:
+    method = Agnostic(linear_task(), BY_CLIENT)
     start = method.init(["a", "b"], RandomKey(1))
     updates = [("a", update([4.0, 0.0], 3, [1.0])), ("b", update([0.0, 4.0], 1, [3.0]))]
     first = method.aggregate(start, iter(updates))
@@ -71,8 +65,8 @@ def test_two_rounds_of_the_server_by_hand(linear_task: MakeTask) -> None:
     assert second.factors.flatten().tolist() == pytest.approx(expected)
 
 
-def test_who_is_away_leaves_the_step_unbiased(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+def test_who_is_away_leaves_the_step_unbiased() -> None:
+    method = Agnostic(linear_task(), BY_CLIENT)
     known = AgnosticState(
         torch.zeros(2),
         torch.ones(2, 1),
@@ -88,8 +82,8 @@ def test_who_is_away_leaves_the_step_unbiased(linear_task: MakeTask) -> None:
     assert state.typical_loss == 2.0
 
 
-def test_a_domain_heard_of_later_begins_at_its_share(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+def test_a_domain_heard_of_later_begins_at_its_share() -> None:
+    method = Agnostic(linear_task(), BY_CLIENT)
     start = method.init(["a", "b", "c"], RandomKey(1))
     first = method.aggregate(start, iter([("b", update([1.0, 0.0], 6, [2.0]))]))
     assert first.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
@@ -99,11 +93,9 @@ def test_a_domain_heard_of_later_begins_at_its_share(linear_task: MakeTask) -> N
     assert second.factors.flatten().tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_a_client_that_joins_a_known_domain_leaves_lambda_a_distribution(
-    linear_task: MakeTask,
-) -> None:
+def test_a_client_that_joins_a_known_domain_leaves_lambda_a_distribution() -> None:
     settings = AgnosticSettings(groups={"x": ("a", "b")}, domain_learning_rate=0.1)
-    method = Agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(), settings)
     known = AgnosticState(
         torch.zeros(2),
         torch.tensor([[0.6], [2.2]]),
@@ -117,33 +109,11 @@ def test_a_client_that_joins_a_known_domain_leaves_lambda_a_distribution(
     assert state.factors.flatten().tolist() == pytest.approx([0.75, 2.75])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        AgnosticSettings(domain_learning_rate=0.0),
-        AgnosticSettings(domain_learning_rate=0.0, domain="label"),
-        AgnosticSettings(domain_learning_rate=0.0, groups={"few": ("a", "c")}),
-    ],
-)
-def test_with_a_rate_of_0_it_is_fedavg(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    run_rounds: RunRounds,
-    settings: AgnosticSettings,
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
-    found, _ = run_rounds(Agnostic(task, settings), clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
-    assert torch.equal(found.factors, torch.ones_like(found.factors))
-
-
-def test_groups_pool_their_clients(linear_task: MakeTask) -> None:
+def test_groups_pool_their_clients() -> None:
     settings = AgnosticSettings(
         groups={"census": ("a", "b", "unseen")}, domain_learning_rate=0.1
     )
-    method = Agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(), settings)
     start = method.init(["a", "b", "c"], RandomKey(1))
     assert start.group_of == {"a": 0, "b": 0, "c": 1}
     updates = [
@@ -156,8 +126,8 @@ def test_groups_pool_their_clients(linear_task: MakeTask) -> None:
     assert state.factors.flatten().tolist() == pytest.approx([0.9, 1.1])
 
 
-def test_labels_by_hand(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_LABEL)
+def test_labels_by_hand() -> None:
+    method = Agnostic(linear_task(), BY_LABEL)
     start = method.init(["a", "b"], RandomKey(1))
     updates = [
         ("a", update([1.0, 0.0], 4, [1.0, 3.0], (0.75, 0.25))),
@@ -176,8 +146,8 @@ def test_labels_by_hand(linear_task: MakeTask) -> None:
     assert after.weights.tolist() == pytest.approx([share, 1 - share])
 
 
-def test_a_domain_without_weight_is_left_out(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+def test_a_domain_without_weight_is_left_out() -> None:
+    method = Agnostic(linear_task(), BY_CLIENT)
     known = AgnosticState(
         torch.tensor([5.0, 5.0]),
         torch.tensor([[0.0], [4.0]]),
@@ -194,18 +164,16 @@ def test_a_domain_without_weight_is_left_out(linear_task: MakeTask) -> None:
     assert alone.factors.flatten().tolist() == pytest.approx([0.2 / 0.75, 0.8 / 0.25])
 
 
-def test_labels_without_weight_are_not_trained_on(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = Agnostic(linear_task(TrainingSettings(learning_rate=1.0)), BY_LABEL)
+def test_labels_without_weight_are_not_trained_on() -> None:
+    method = Agnostic(linear_task(learning_rate=1.0), BY_LABEL)
     payload = AgnosticPayload(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 2.0]))
-    _, found = method.client_update(payload, None, white([0, 0]), 1, key)
+    _, found = method.client_update(payload, None, white([0, 0]), 1, KEY)
     assert found.weights.tolist() == [1.0, -1.0]
     assert found.losses.tolist() == pytest.approx([math.log(1 + math.exp(-2)), 0.0])
 
 
-def test_an_update_of_no_kind_is_passed_over(linear_task: MakeTask) -> None:
-    method = Agnostic(linear_task(TrainingSettings()), BY_CLIENT)
+def test_an_update_of_no_kind_is_passed_over() -> None:
+    method = Agnostic(linear_task(), BY_CLIENT)
     start = method.init(["a", "b"], RandomKey(1))
     nothing = update([9.0, 9.0], 3, [1.0], (-1.0,))
     state = method.aggregate(start, iter([("a", nothing)]))
@@ -213,12 +181,10 @@ def test_an_update_of_no_kind_is_passed_over(linear_task: MakeTask) -> None:
     assert torch.equal(state.factors, start.factors)
 
 
-def test_the_worse_domain_is_heeded(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=0.5))
+def test_the_worse_domain_is_heeded() -> None:
+    task = linear_task(learning_rate=0.5)
     clients = {"many": white([0] * 9), "one": white([1])}
-    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=30)
+    plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=30)
     method = Agnostic(task, AgnosticSettings(domain_learning_rate=0.1))
     found, _ = run_rounds(method, clients, num_rounds=30)
     image = clients["one"].train.images
@@ -229,35 +195,9 @@ def test_the_worse_domain_is_heeded(
     assert 0.4 < of_found < 0.6
 
 
-def test_everyone_is_served_the_global_model(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    method = Agnostic(task, BY_LABEL)
-    state = method.init(["a"], key)
-    payload = method.broadcast(state, NEWCOMER, key)
-    predictor = method.personalize(payload, None, white([1]), key)
-    images = white([0]).train.images
-    assert torch.equal(predictor(images), task.probabilities(state.weights, images))
-
-
-def test_groups_of_clients_are_no_labels() -> None:
-    found = AgnosticSettings(domain="label", groups={"x": ("a",)})
-    (problem,) = problems_of(Agnostic, found)
-    assert problem.place == "method.groups"
-    assert "found groups of clients with `domain: label`" in problem.message
-    assert problems_of(Agnostic, BY_LABEL) == ()
-
-
-def test_a_client_is_in_one_group_only() -> None:
-    found = AgnosticSettings(groups={"x": ("a", "b"), "y": ("b", "c")})
-    (problem,) = problems_of(Agnostic, found)
-    assert problem.message.startswith("found b more than once")
-
-
-def test_a_group_without_a_seen_client_is_refused(linear_task: MakeTask) -> None:
+def test_a_group_without_a_seen_client_is_refused() -> None:
     settings = AgnosticSettings(groups={"x": ("a",), "y": ("bb",)})
-    method = Agnostic(linear_task(TrainingSettings()), settings)
+    method = Agnostic(linear_task(), settings)
     with pytest.raises(ConfigError, match="found none of the seen clients in y, exp"):
         method.init(["a", "b"], RandomKey(1))
 

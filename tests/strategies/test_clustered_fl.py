@@ -1,13 +1,14 @@
+"""Clustered FL: rounds by hand, and which updates part a cluster."""
+
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, no_examples
-from knnper.errors import Problem
-from knnper.experiment import TrainingSettings
-from knnper.loading import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.clustered_fl import (
     ClusteredFL,
@@ -15,9 +16,8 @@ from knnper.strategies.clustered_fl import (
     ClustersState,
 )
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.fedavg import FedAvg
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from knnper.strategies.core.method import NEWCOMER
+from tests.strategies.tiny import KEY, linear_task, normed_task, run_rounds, white
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
 ZERO_SIDED = torch.tensor([2.0, -2.0])
@@ -34,10 +34,8 @@ def one_cluster(*members: str) -> ClustersState:
     return ClustersState((torch.zeros(2),), dict.fromkeys(members, 0))
 
 
-def test_two_rounds_by_hand(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=4.0))
+def test_two_rounds_by_hand() -> None:
+    task = linear_task(learning_rate=4.0)
     method = ClusteredFL(task, ClusteredFLSettings())
     clients = {"a": white([0]), "b": white([1])}
     first, _ = run_rounds(method, clients, num_rounds=1)
@@ -62,10 +60,10 @@ def test_two_rounds_by_hand(
     ],
 )
 def test_both_tolerances_must_be_met(
-    linear_task: MakeTask, mean: float, client: float | None, num_clusters: int
+    mean: float, client: float | None, num_clusters: int
 ) -> None:
     settings = ClusteredFLSettings(mean, client)
-    method = ClusteredFL(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(), settings)
     # 5/8 (1, -1) + 3/8 (-1, 1) = (¼, -¼): weighed by examples.
     updates = [("a", update([1.0, -1.0], 5)), ("b", update([-1.0, 1.0], 3))]
     state = method.aggregate(one_cluster(), iter(updates))
@@ -75,71 +73,36 @@ def test_both_tolerances_must_be_met(
         assert state.cluster_of == {"a": 0, "b": 0}
 
 
+RIGHT_ANGLE = ([3.0, 0.0], [0.0, 2.0])
+ONE_AGAINST_THREE = ([1.0, 0.0], [2.0, 0.1], [1.0, -0.1], [-1.0, 0.0])
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("vectors", "settings", "num_clusters"),
     [
-        ClusteredFLSettings(mean_norm_tolerance=1e6, client_norm_tolerance=None),
-        ClusteredFLSettings(mean_norm_tolerance=0.0, client_norm_tolerance=0.0),
+        # At right angles α_cross is 0, and √½ = 0.707.
+        *(
+            (RIGHT_ANGLE, {"separation_gap": gap}, number)
+            for gap, number in ((0.0, 2), (0.7, 2), (0.71, 1), (0.99, 1))
+        ),
+        (([3.0, 0.0], [2.0, 0.0]), {}, 1),
+        *(
+            (ONE_AGAINST_THREE, {"min_cluster_size": least}, number)
+            for least, number in ((1, 2), (2, 1), (3, 1))
+        ),
     ],
 )
-def test_it_is_fedavg_where_nothing_is_parted(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    run_rounds: RunRounds,
-    key: RandomKey,
-    settings: ClusteredFLSettings,
+def test_parts_must_be_far_apart_and_large_enough(
+    vectors: Sequence[list[float]], settings: dict[str, Any], num_clusters: int
 ) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = FedAvg(task, NoSettings()), ClusteredFL(task, settings)
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(plain, clients, num_rounds=3)
-    found, _ = run_rounds(method, clients, num_rounds=3)
-    (model,) = found.models
-    assert torch.equal(model, expected.weights)
-
-    images = clients["a"].validation.images
-    for known_as in ("a", NEWCOMER):
-        payload = method.broadcast(found, known_as, key)
-        served = method.personalize(payload, None, clients["a"], key)(images)
-        assert torch.equal(served, task.probabilities(expected.weights, images))
-
-
-@pytest.mark.parametrize(
-    ("gap", "num_clusters"), [(0.0, 2), (0.7, 2), (0.71, 1), (0.99, 1)]
-)
-def test_the_parts_must_be_far_enough_apart(
-    linear_task: MakeTask, gap: float, num_clusters: int
-) -> None:
-    settings = ClusteredFLSettings(100.0, 0.0, separation_gap=gap)
-    method = ClusteredFL(linear_task(TrainingSettings()), settings)
-    # At right angles α_cross is 0, and √½ = 0.707.
-    updates = [("a", update([3.0, 0.0])), ("b", update([0.0, 2.0]))]
+    method = ClusteredFL(linear_task(), replace(ALWAYS, **settings))
+    updates = [(str(number), update(vector)) for number, vector in enumerate(vectors)]
     assert len(method.aggregate(one_cluster(), iter(updates)).models) == num_clusters
 
 
-def test_one_direction_is_one_cluster(linear_task: MakeTask) -> None:
-    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
-    updates = [("a", update([3.0, 0.0])), ("b", update([2.0, 0.0]))]
-    assert len(method.aggregate(one_cluster(), iter(updates)).models) == 1
-
-
-@pytest.mark.parametrize(("least", "num_clusters"), [(1, 2), (2, 1), (3, 1)])
-def test_a_part_must_be_large_enough(
-    linear_task: MakeTask, least: int, num_clusters: int
-) -> None:
-    settings = ClusteredFLSettings(100.0, 0.0, min_cluster_size=least)
-    method = ClusteredFL(linear_task(TrainingSettings()), settings)
-    vectors = {"a": [1.0, 0.0], "b": [2.0, 0.1], "c": [1.0, -0.1], "d": [-1.0, 0.0]}
-    updates = [(client, update(vector)) for client, vector in vectors.items()]
-    state = method.aggregate(one_cluster(), iter(updates))
-    assert len(state.models) == num_clusters
-
-
 @pytest.mark.parametrize("order", ["abcd", "dcba", "cadb"])
-def test_the_parts_are_those_that_point_apart(
-    linear_task: MakeTask, order: str
-) -> None:
-    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
+def test_the_parts_are_those_that_point_apart(order: str) -> None:
+    method = ClusteredFL(linear_task(), ALWAYS)
     replies = {
         "a": update([1.0, 0.0], 1),
         "b": update([-1.0, -1.0], 1),
@@ -152,10 +115,8 @@ def test_the_parts_are_those_that_point_apart(
     assert [model.tolist() for model in state.models] == [[2.5, 3.0], [-3.0, 0.0]]
 
 
-def test_buffers_say_nothing_of_how_far_clients_are_apart(
-    normed_task: MakeTask,
-) -> None:
-    task = normed_task(TrainingSettings())
+def test_buffers_say_nothing_of_how_far_clients_are_apart() -> None:
+    task = normed_task()
     method = ClusteredFL(task, ClusteredFLSettings())
     start = method.init(["a", "b"], RandomKey(1))
 
@@ -172,9 +133,9 @@ def test_buffers_say_nothing_of_how_far_clients_are_apart(
         assert len(method.aggregate(start, iter(updates)).models) == num_clusters
 
 
-def test_clusters_are_trained_apart(linear_task: MakeTask) -> None:
+def test_clusters_are_trained_apart() -> None:
     settings = ClusteredFLSettings(client_norm_tolerance=None)
-    method = ClusteredFL(linear_task(TrainingSettings()), settings)
+    method = ClusteredFL(linear_task(), settings)
     before = ClustersState(
         (ZERO_SIDED, -ZERO_SIDED, torch.ones(2)), {"a": 1, "b": 0, "c": 2, "d": 1}
     )
@@ -195,75 +156,81 @@ def test_clusters_are_trained_apart(linear_task: MakeTask) -> None:
     assert state.cluster_of == {**before.cluster_of, "e": 0}
 
 
-def test_who_was_away_when_a_cluster_was_parted_finds_its_part(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = ClusteredFL(linear_task(TrainingSettings()), ALWAYS)
+def test_who_was_away_when_a_cluster_was_parted_finds_its_part() -> None:
+    method = ClusteredFL(linear_task(), ALWAYS)
     before = one_cluster("a", "b", "away")
     updates = [("a", update(ZERO_SIDED)), ("b", update(-ZERO_SIDED))]
     state = method.aggregate(before, iter(updates))
     assert state.cluster_of == {"a": 0, "b": 1}
 
-    payload = method.broadcast(state, "away", key)
+    payload = method.broadcast(state, "away", KEY)
     assert payload.numbers == (0, 1)
-    _, found = method.client_update(payload, None, white([1]), 2, key)
+    _, found = method.client_update(payload, None, white([1]), 2, KEY)
     assert found.cluster == 1
     later = method.aggregate(state, iter([("away", found)]))
     assert later.cluster_of == {"a": 0, "b": 1, "away": 1}
     assert torch.equal(later.models[0], state.models[0])
-    own = method.broadcast(later, "away", key)
+    own = method.broadcast(later, "away", KEY)
     assert own.numbers == (1,)
     assert torch.equal(own.models[0], later.models[1])
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "expected"),
-    [([1, 1], [0], 0), ([0, 0], [1], 1), ([1], [], 1), ([], [], 1)],
+    ("known_as", "train", "validation", "expected"),
+    [
+        (NEWCOMER, [1, 1], [0], 0),
+        (NEWCOMER, [0, 0], [1], 1),
+        (NEWCOMER, [1], [], 1),
+        (NEWCOMER, [], [], 1),
+        ("b", [0], [], 1),  # a member is served its cluster's, whatever fits
+    ],
 )
 def test_unseen_clients_join_by_their_validation_split(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    train: list[int],
-    validation: list[int],
-    expected: int,
+    known_as: str, train: list[int], validation: list[int], expected: int
 ) -> None:
-    method = ClusteredFL(linear_task(TrainingSettings()), ClusteredFLSettings())
+    method = ClusteredFL(linear_task(), ClusteredFLSettings())
     state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 0, "b": 1, "c": 1})
-    payload = method.broadcast(state, NEWCOMER, key)
-    data = ClientData(white(train).train, white(validation).train)
-    predictor = method.personalize(payload, None, data, key)
+    payload = method.broadcast(state, known_as, KEY)
+    predictor = method.personalize(payload, None, white(train, validation), KEY)
     assert predictor.describe() == {"cluster": float(expected)}
     served = predictor(white([0]).train.images)
     assert int(served.argmax()) == expected
 
 
-def test_a_member_is_served_its_clusters_model_whatever_fits(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    method = ClusteredFL(task, ClusteredFLSettings())
-    state = ClustersState((ZERO_SIDED, -ZERO_SIDED), {"a": 1})
-    data = ClientData(white([0]).train, no_examples(task.spec))
-    payload = method.broadcast(state, "a", key)
-    predictor = method.personalize(payload, None, data, key)
-    assert predictor.describe() == {"cluster": 1.0}
+def parallel(num_clients: int, seed: int) -> tuple[Tensor, list[Tensor]]:
+    """Return a model, and what updates of one direction make of it, rounded."""
+    with RandomKey(seed).torch():
+        start, direction = torch.randn(300), torch.randn(300)
+        lengths = torch.rand(num_clients) + 0.1
+    return start, [start + length * direction for length in lengths]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("mean_norm_tolerance", -1, "expected a number of at least 0"),
-        ("client_norm_tolerance", float("inf"), "expected a finite number"),
-        ("separation_gap", 1.0, "expected a number of at least 0 and less than 1"),
-        ("min_cluster_size", 0, "expected a number of at least 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    name: str, value: float, message: str
-) -> None:
-    problems: list[Problem] = []
-    parse_settings(ClusteredFLSettings, {name: value}, "method", problems)
-    (problem,) = problems
-    assert problem.place == f"method.{name}"
-    assert message in problem.message
+@pytest.mark.parametrize("seed", range(8))
+def test_parallel_updates_are_one_cluster_whatever_their_rounding(seed: int) -> None:
+    task = linear_task(num_pixels=150)
+    method = ClusteredFL(task, ALWAYS)
+    start, models = parallel(5, seed)
+    before = ClustersState((start,), {})
+    updates = [(str(number), update(model)) for number, model in enumerate(models)]
+    assert len(method.aggregate(before, iter(updates)).models) == 1
+    # A hundredth of a right angle away is another direction.
+    turned = start + (models[4] - start).roll(1) * 0.02 + (models[4] - start)
+    updates[4] = ("4", update(turned))
+    state = method.aggregate(before, iter(updates))
+    assert state.cluster_of == {"0": 0, "1": 0, "2": 0, "3": 0, "4": 1}
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1)])
+def test_the_number_of_clusters_is_bounded_by_their_size(least: int, most: int) -> None:
+    settings = ClusteredFLSettings(1e6, 0.0, min_cluster_size=least)
+    method = ClusteredFL(linear_task(num_pixels=4), settings)
+    state, generator = method.init((), RandomKey(1)), RandomKey(2).numpy()
+    names = [f"client {number}" for number in range(8)]
+    for _ in range(8):
+        vectors = generator.normal(size=(8, 8)).astype("float32")
+        updates = [
+            (name, update(torch.from_numpy(vector), 1, number % 2))
+            for number, (name, vector) in enumerate(zip(names, vectors, strict=True))
+        ]
+        state = method.aggregate(state, iter(updates))
+        assert len(state.models) <= most

@@ -68,3 +68,34 @@ def test_what_is_served_without_validation_has_not_seen_it(
             continue
         assert alone[one].describe() == alone[other].describe()
         assert torch.equal(alone[one](queries), alone[other](queries))
+
+
+ALWAYS_TRAIN = (
+    "fedavg_plus",
+    "fedbasis",
+    "fedem",
+    "fedrep",
+    "local",
+    "per_fedavg",
+    "pfedgp",
+    "pfedme",
+)
+"""What train for everyone in the end; these do for newcomers."""
+
+TRAIN_NEWCOMERS = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedavg")
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [(name, "a") for name in ALWAYS_TRAIN]
+    + [(name, NEWCOMER) for name in ALWAYS_TRAIN + TRAIN_NEWCOMERS],
+)
+def test_what_is_served_has_learnt_from_validation(
+    name: str, known_as: str, train: Train, noisy: MakeClient
+) -> None:
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    payload = run.method.broadcast(run.state, known_as, RandomKey(2))
+    memory, data = run.memory.get(known_as), noisy(9, 5, seed=4)
+    served = run.method.personalize(payload, memory, data, RandomKey(3))
+    assert isinstance(served, EmbeddingPredictor)
+    assert not torch.equal(served(queries), served.without_validation()(queries))

@@ -7,23 +7,29 @@ import pytest
 import torch
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
-from knnper.errors import ConfigError, RunError
+from knnper.errors import RunError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.task import Task, draw_sample, taken
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 from knnper.strategies.dapper import Dapper, DapperSettings, extended
-from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from tests.strategies.method_checks import labelled, problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.method_checks import document, refused
+from tests.strategies.tiny import (
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    topped,
+    white,
+)
 
 EVERYTHING = TrainingSettings(
     batch_size=3,
@@ -39,9 +45,19 @@ def with_proxy(task: Task, proxy: Examples) -> Task:
     return replace(task, proxy=lambda: proxy)
 
 
+def proxied(training: TrainingSettings = EVERYTHING) -> Task:
+    return with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
+
+
+def white_task(labels: list[int], **training: Any) -> Task:
+    """Return a task of one step of rate 1 where the server has these labels."""
+    task = linear_task(learning_rate=1.0, num_rounds=1, **training)
+    return with_proxy(task, white(labels).train)
+
+
 def dapper(task: Task, *cover: float, **given: Any) -> Method:
     settings = DapperSettings(cover or (0.0, 0.5, 1.0), **given)
-    return Dapper(task, FedAvg(task, NoSettings()), settings)
+    return Dapper(task, of_name("fedavg", task), settings)
 
 
 def after_training(method: Method, update: Any) -> Any:
@@ -60,39 +76,28 @@ def served(
         rounds_made=method.num_rounds,
     )
     payload = method.broadcast(state, client, RandomKey(5))
-    predictor = method.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(predictor, ModelPredictor)
-    return predictor
+    return one_model_of(method, payload, None, data, RandomKey(6))
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(1.0, [0.5, -0.5]), (0.0, [-0.5, 0.5])]
+    ("share", "rate", "expected"),
+    [(1.0, None, 0.5), (0.0, None, -0.5), (1.0, 0.5, 0.25)],
 )
-def test_a_step_by_hand(
-    share: float, expected: list[float], linear_task: MakeTask, white: MakeClient
-) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
-    task = with_proxy(linear_task(training), white([1] * 7).train)
+def test_a_step_by_hand(share: float, rate: float | None, expected: float) -> None:
+    task = white_task([1] * 7)
     # At 0 the gradient of an example of label 0, the client's, is (-½, ½); that of one
     # of label 1, the server's, is (½, -½).
-    found = served(dapper(task, share), torch.zeros(2), white([0, 0]))
-    assert found.weights.tolist() == expected
+    method = dapper(task, share, learning_rate=rate)
+    found = served(method, torch.zeros(2), white([0, 0]))
+    assert found.weights.tolist() == [expected, -expected]
     assert found.describe() == {"client_share": share}
-
-
-def test_the_rate_is_its_own(linear_task: MakeTask, white: MakeClient) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1)
-    task = with_proxy(linear_task(training), white([1]).train)
-    method = dapper(task, 1.0, learning_rate=0.5)
-    assert served(method, torch.zeros(2), white([0])).weights.tolist() == [0.25, -0.25]
 
 
 @pytest.mark.parametrize(("factor", "alike"), [(0.001, True), (0.1, False)])
 def test_a_client_takes_so_many_times_its_own_examples(
-    linear_task: MakeTask, white: MakeClient, factor: float, alike: bool
+    factor: float, alike: bool
 ) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
-    task = with_proxy(linear_task(training), white([0, 1] * 50).train)
+    task = white_task([0, 1] * 50, batch_size=1000)
     method = dapper(task, 0.0, sample_factor=factor)
     found = served(method, torch.zeros(2), white([0] * 1000))
     # Of one of the server's examples all that is drawn has its label: a step of ½. Of
@@ -100,52 +105,29 @@ def test_a_client_takes_so_many_times_its_own_examples(
     assert (abs(float(found.weights[0])) == pytest.approx(0.5, abs=1e-4)) == alike
 
 
-def test_lambda_is_the_probability_of_the_clients_own_examples(
-    linear_task: MakeTask, white: MakeClient
-) -> None:
-    training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=1000)
-    task = with_proxy(linear_task(training), white([1] * 50).train)
+def test_lambda_is_the_probability_of_the_clients_own_examples() -> None:
+    task = white_task([1] * 50, batch_size=1000)
     found = served(dapper(task, 0.25), torch.zeros(2), white([0] * 1000))
     # One step of ½ (fraction of label 0) - ½ (fraction of label 1) = ½ (2 λ - 1); the
     # fraction's standard deviation is 0.014.
     assert float(found.weights[0]) == pytest.approx(-0.25, abs=0.06)
 
 
-def test_all_of_its_own_is_fine_tuning(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+def test_all_of_its_own_is_fine_tuning() -> None:
+    task = proxied()
     data = noisy(10, 4, seed=1)
     found = served(dapper(task, 1.0, num_epochs=2), task.initial_weights, data)
-    tuned = FineTuning(task, FedAvg(task, NoSettings()), FineTuningSettings(2))
+    tuned = topped("fine_tuning", task, num_epochs=2)
     state = tuned.init(("a",), RandomKey(1))
     payload = tuned.broadcast(state, "a", RandomKey(5))
-    expected = tuned.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(expected, ModelPredictor)
+    expected = one_model_of(tuned, payload, None, data, RandomKey(6))
     assert torch.equal(found.weights, expected.weights)
     alone = found.without_validation().weights
     assert torch.equal(alone, expected.without_validation().weights)
 
 
-def test_none_of_its_own_depends_on_the_servers_data_alone(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
-    weights, method = task.initial_weights, dapper(task, 0.0)
-    one = served(method, weights, noisy(10, 4, seed=1)).weights
-    other = served(method, weights, noisy(10, 4, seed=8)).weights
-    assert torch.equal(one, other)
-    assert not torch.equal(one, weights)
-    elsewhere = with_proxy(task, noisy(9, 0, seed=3).train)
-    assert not torch.equal(
-        one, served(dapper(elsewhere, 0.0), weights, noisy(10, 4, seed=1)).weights
-    )
-
-
-def test_none_of_its_own_is_training_on_the_servers_sample(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
+def test_none_of_its_own_is_training_on_the_servers_sample() -> None:
+    task = proxied()
     data, rng, draws = noisy(10, 4, seed=1), RandomKey(6), []
     sample = draw_sample(task, 1000, RandomKey(5).child("sample"))
     proxy = taken(sample, task.spec, 14, rng.child("taken"))
@@ -175,109 +157,77 @@ def test_none_of_its_own_is_training_on_the_servers_sample(
         assert torch.equal(found.weights, expected.weights)
 
 
-class TestChoice:
-    @pytest.mark.parametrize(
-        ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
-    )
-    def test_on_validation(
-        self,
-        validation: list[int],
-        expected: float,
-        linear_task: MakeTask,
-        white: MakeClient,
-    ) -> None:
-        training = TrainingSettings(learning_rate=1.0, num_rounds=1, batch_size=400)
-        task = with_proxy(linear_task(training), white([1] * 7).train)
-        data = labelled(white, [0] * 400, validation)
-        found = served(dapper(task), torch.zeros(2), data)
-        assert found.describe() == {"client_share": expected}
-
-    def test_of_equals_the_largest(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        training = TrainingSettings(learning_rate=1.0, num_rounds=1)
-        # The server's examples are the client's: every λ trains the same model.
-        task = with_proxy(linear_task(training), white([0] * 7).train)
-        method = dapper(task, 0.0, 0.5, 0.75)
-        found = served(method, torch.zeros(2), labelled(white, [0] * 4, [0]))
-        assert found.describe() == {"client_share": 0.75}
-
-    def test_the_model_that_was_chosen_has_not_seen_validation(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
-        data = noisy(10, 4, seed=1)
-        found = served(dapper(task), task.initial_weights, data)
-        alone = found.without_validation()
-        share = found.describe()["client_share"]
-        without = replace(data, validation=noisy(4, 0, seed=30).train)
-        again = served(dapper(task, share), task.initial_weights, without)
-        assert torch.equal(alone.weights, again.without_validation().weights)
-        assert not torch.equal(alone.weights, found.weights)
-        assert alone.describe() == found.describe()
-
-    def test_without_data_it_is_the_model_as_it_is(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
-        found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
-        assert torch.equal(found.weights, task.initial_weights)
+@pytest.mark.parametrize(
+    ("validation", "expected"), [([0], 1.0), ([1], 0.0), ([0, 1], 0.5), ([], 1.0)]
+)
+def test_on_validation(validation: list[int], expected: float) -> None:
+    task = white_task([1] * 7, batch_size=400)
+    data = white([0] * 400, validation)
+    found = served(dapper(task), torch.zeros(2), data)
+    assert found.describe() == {"client_share": expected}
 
 
-class TestSample:
-    def test_it_travels_after_the_last_round_only(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        training = replace(EVERYTHING, num_rounds=2)
-        task = with_proxy(normed_task(training), noisy(9, 0, seed=2).train)
-        method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
-        plain = FedAvg(task, NoSettings())
-        state: Any = method.init(("a",), key)
-        expected: Any = plain.init(("a",), key)
-        for server_round in (1, 2):
-            payload = method.broadcast(state, "a", key)
-            assert payload.sample is None
-            arguments = (None, data, server_round, key)
-            _, update = method.client_update(payload, *arguments)
-            state = method.aggregate(state, iter([("a", update)]))
-            _, update = plain.client_update(expected, *arguments)
-            expected = plain.aggregate(expected, iter([("a", update)]))
-        assert torch.equal(state.weights, expected.weights)
+def test_of_equals_the_largest() -> None:
+    # The server's examples are the client's: every λ trains the same model.
+    task = white_task([0] * 7)
+    method = dapper(task, 0.0, 0.5, 0.75)
+    found = served(method, torch.zeros(2), white([0] * 4, [0]))
+    assert found.describe() == {"client_share": 0.75}
+
+
+def test_without_data_it_is_the_model_as_it_is() -> None:
+    task = proxied()
+    found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
+    assert torch.equal(found.weights, task.initial_weights)
+
+
+def test_it_travels_after_the_last_round_only() -> None:
+    task = proxied(replace(EVERYTHING, num_rounds=2))
+    method, data, key = dapper(task), noisy(10, 4, seed=1), RandomKey(7)
+    plain = of_name("fedavg", task)
+    state: Any = method.init(("a",), key)
+    expected: Any = plain.init(("a",), key)
+    for server_round in (1, 2):
         payload = method.broadcast(state, "a", key)
-        assert payload.sample.images.shape == (9, 2, 2, 1)
-        for record_type, record in (
-            (method.state_type, state),
-            (method.payload_type, payload),
-        ):
-            assert type(record) is record_type
-            copied = put_together(record_type, take_apart(record))
-            assert fingerprint(copied) == fingerprint(record)
+        assert payload.sample is None
+        arguments = (None, data, server_round, key)
+        _, update = method.client_update(payload, *arguments)
+        state = method.aggregate(state, iter([("a", update)]))
+        _, update = plain.client_update(expected, *arguments)
+        expected = plain.aggregate(expected, iter([("a", update)]))
+    assert torch.equal(state.weights, expected.weights)
+    payload = method.broadcast(state, "a", key)
+    assert payload.sample.images.shape == (9, 2, 2, 1)
+    for record_type, record in (
+        (method.state_type, state),
+        (method.payload_type, payload),
+    ):
+        assert type(record) is record_type
+        copied = put_together(record_type, take_apart(record))
+        assert fingerprint(copied) == fingerprint(record)
 
-    def test_no_more_than_is_allowed(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task = with_proxy(normed_task(EVERYTHING), noisy(9, 0, seed=2).train)
-        for most, expected in ((4, 4), (30, 9)):
-            method = dapper(task, most_sampled=most)
-            state = replace(method.init(("a",), RandomKey(1)), rounds_made=1)
-            payload = method.broadcast(state, "a", RandomKey(5))
-            assert len(payload.sample.images) == expected
 
-    def test_before_it_came_a_client_fine_tunes(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
-        method = dapper(task)
-        payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
-        found = method.personalize(payload, None, data, RandomKey(6))
-        assert found.describe() == {"client_share": 1.0}
+def test_no_more_than_is_allowed() -> None:
+    task = proxied()
+    for most, expected in ((4, 4), (30, 9)):
+        method = dapper(task, most_sampled=most)
+        state = replace(method.init(("a",), RandomKey(1)), rounds_made=1)
+        payload = method.broadcast(state, "a", RandomKey(5))
+        assert len(payload.sample.images) == expected
 
-    def test_a_server_without_examples_is_refused(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task = normed_task(EVERYTHING)
-        with pytest.raises(RunError, match="the server has none"):
-            served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
+
+def test_before_it_came_a_client_fine_tunes() -> None:
+    task, data = normed_task(EVERYTHING), noisy(10, 4, seed=1)
+    method = dapper(task)
+    payload = method.broadcast(method.init(("a",), RandomKey(1)), "a", RandomKey(5))
+    found = method.personalize(payload, None, data, RandomKey(6))
+    assert found.describe() == {"client_share": 1.0}
+
+
+def test_a_server_without_examples_is_refused() -> None:
+    task = normed_task(EVERYTHING)
+    with pytest.raises(RunError, match="the server has none"):
+        served(dapper(task), task.initial_weights, noisy(4, 0, seed=1))
 
 
 def test_a_field_is_not_given_twice() -> None:
@@ -285,46 +235,22 @@ def test_a_field_is_not_given_twice() -> None:
         extended(ModelState, "Twice", "weights", int)
 
 
-def document(**partition: Any) -> dict[str, Any]:
-    return {
-        "name": "shared",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2, **partition},
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": "fedavg"},
-        "personalization": {"name": "dapper"},
-    }
-
-
 def test_an_experiment_without_examples_of_the_servers_is_refused() -> None:
-    load_experiment(document(proxy_fraction=0.1), experiment_catalogue())
-    with pytest.raises(ConfigError, match="found 0 with dapper") as caught:
-        load_experiment(document(), experiment_catalogue())
-    (problem,) = caught.value.problems
-    assert problem.place == "partition.proxy_fraction"
-
-
-def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(Dapper, DapperSettings((0.5, 1.0, 0.5)))
-    assert problem.place == "personalization.client_shares"
-    assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(Dapper, DapperSettings()) == ()
+    partition = {"name": "iid", "num_clients": 2, "proxy_fraction": 0.1}
+    enough = document("fedavg", "dapper", partition=partition)
+    load_experiment(enough, experiment_catalogue())
+    none = document("fedavg", "dapper")
+    refused(none, "partition.proxy_fraction", "found 0 with dapper")
 
 
 def test_data_that_stays_with_the_sites_is_refused() -> None:
-    over_sites = {
-        **document(),
-        "data": {
-            "name": "sites",
-            "image_shape": [8, 8, 1],
-            "class_names": ["a", "b"],
-            "mean": [0.5],
-            "std": [0.5],
-        },
-        "partition": {"name": "sites"},
+    data = {
+        "name": "sites",
+        "image_shape": [8, 8, 1],
+        "class_names": ["a", "b"],
+        "mean": [0.5],
+        "std": [0.5],
     }
+    sites = document("fedavg", "dapper", data=data, partition={"name": "sites"})
     for catalogue in (experiment_catalogue(), site_catalogue()):
-        with pytest.raises(ConfigError, match="dapper with client_shares") as caught:
-            load_experiment(over_sites, catalogue)
-        (problem,) = caught.value.problems
-        assert problem.place == "personalization.name"
+        refused(sites, "personalization.name", "dapper with client_shares", catalogue)

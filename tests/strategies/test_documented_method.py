@@ -9,6 +9,7 @@ import yaml
 from knnper.loading import load_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies import fedprox
+from tests.strategies.method_checks import document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,14 +25,9 @@ def test_the_listing_is_the_file() -> None:
 
 def test_its_choice_can_be_made() -> None:
     (choice,) = re.findall(r"`method: (\{name: fedprox.*?\})`", page())
-    document = {
-        "name": "page",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tiny_cnn"},
-        "method": yaml.safe_load(choice),
-    }
-    chosen = load_experiment(document, experiment_catalogue()).method
+    chosen = load_experiment(
+        document(yaml.safe_load(choice)), experiment_catalogue()
+    ).method
     assert chosen.name == "fedprox"
     assert chosen.settings == fedprox.FedProxSettings(prox_weight=0.1)
 

@@ -100,35 +100,21 @@ class Computer:
         return torch.full((4, 2), float(self.num_calls))
 
 
-def test_equal_content_is_computed_once() -> None:
-    kept, compute = KeptEmbeddings(), Computer()
-    first = kept.embed(WEIGHTS, IMAGES, compute)
-    again = kept.embed(WEIGHTS.clone(), IMAGES.clone(), compute)
+def test_content_is_computed_once_and_other_content_anew() -> None:
+    kept, compute, weights = KeptEmbeddings(), Computer(), WEIGHTS.clone()
+    first = kept.embed(weights, IMAGES, compute)
+    assert torch.equal(kept.embed(WEIGHTS.clone(), IMAGES.clone(), compute), first)
     assert compute.num_calls == 1
-    assert torch.equal(first, again)
-
-
-def test_other_content_is_computed() -> None:
-    kept, compute = KeptEmbeddings(), Computer()
+    weights += 1  # in place
     others = [
-        (WEIGHTS, IMAGES),
-        (WEIGHTS + 1, IMAGES),
+        (weights, IMAGES),
         (WEIGHTS, IMAGES + 1),
         (WEIGHTS, IMAGES.view(2, 2, 1, 1)),  # the same bytes
         (WEIGHTS, IMAGES.view(torch.int8)),
     ]
-    for weights, images in others:
-        kept.embed(weights, images, compute)
-    assert compute.num_calls == len(others)
-
-
-def test_weights_that_change_in_place_are_others() -> None:
-    kept, compute, weights = KeptEmbeddings(), Computer(), WEIGHTS.clone()
-    first = kept.embed(weights, IMAGES, compute)
-    weights += 1
-    second = kept.embed(weights, IMAGES, compute)
-    assert compute.num_calls == 2
-    assert not torch.equal(first, second)
+    for model, images in others:
+        assert not torch.equal(kept.embed(model, images, compute), first)
+    assert compute.num_calls == 1 + len(others)
 
 
 def test_what_has_no_room_is_computed_each_time() -> None:

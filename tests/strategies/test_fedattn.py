@@ -1,4 +1,4 @@
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.flat import EmbeddingModel
 from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.networks import Attention, KnownClients, Memory
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedattn import (
@@ -24,8 +23,15 @@ from knnper.strategies.fedattn import (
     FedAttnUpdate,
     bias_mask,
 )
-from knnper.strategies.fedavg import FedAvg
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import (
+    KEY,
+    ONE_PIXEL,
+    noisy,
+    normed_task,
+    one_model_of,
+    run_rounds,
+    task_of,
+)
 
 ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 
@@ -33,10 +39,10 @@ ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
 class AffineModel(EmbeddingModel):
     """Logits w x + b of one pixel x, two classes, at first 0."""
 
-    def __init__(self, spec: InputSpec) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding_dim, self.num_classes = 1, spec.num_classes
-        self.classifier = nn.Linear(1, spec.num_classes)
+        self.embedding_dim, self.num_classes = 1, 2
+        self.classifier = nn.Linear(1, 2)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
@@ -44,22 +50,14 @@ class AffineModel(EmbeddingModel):
         return x.flatten(start_dim=1)
 
 
-@pytest.fixture
-def affine_task(linear_task: MakeTask) -> MakeTask:
-    """Make a task for `AffineModel`: the weights are (w_0, w_1, b_0, b_1)."""
-
-    def make(training: TrainingSettings) -> Task:
-        plain = linear_task(training)
-        model = FlatModel(AffineModel(plain.spec))
-        return dataclasses.replace(plain, model=model, initial_weights=model.read())
-
-    return make
+def affine_task(training: TrainingSettings) -> Task:
+    """Return a task for `AffineModel`: the weights are (w_0, w_1, b_0, b_1)."""
+    return task_of(AffineModel, ONE_PIXEL, training)
 
 
 def one_pixel(value: int, label: int) -> ClientData:
-    spec = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
     images = torch.full((1, 1, 1, 1), value, dtype=torch.uint8)
-    return ClientData(Examples(images, torch.tensor([label])), no_examples(spec))
+    return ClientData(Examples(images, torch.tensor([label])), no_examples(ONE_PIXEL))
 
 
 CLIENTS = {"a": one_pixel(255, 0), "b": one_pixel(0, 1)}
@@ -70,12 +68,10 @@ def fedattn_of(task: Task, **settings: Any) -> Method:
 
 
 def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
-    predictor = method.personalize(payload, None, data, RandomKey(0))
-    assert isinstance(predictor, ModelPredictor)
-    return predictor.weights
+    return one_model_of(method, payload, None, data, RandomKey(0)).weights
 
 
-def test_first_round_by_hand(affine_task: MakeTask, run_rounds: RunRounds) -> None:
+def test_first_round_by_hand() -> None:
     state, _ = run_rounds(fedattn_of(affine_task(ONE_ROUND)), CLIENTS, num_rounds=1)
     # a: x = 1 and p - y = (-½, ½) for w and b. b: x = 0, so only b moves, by (½, -½).
     # The global model is the mean, and what is known is each client's own.
@@ -85,23 +81,19 @@ def test_first_round_by_hand(affine_task: MakeTask, run_rounds: RunRounds) -> No
     assert state.known.memory.values.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
 
 
-def test_the_neighbours_biases_take_the_place_of_the_global_ones(
-    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
-) -> None:
+def test_the_neighbours_biases_take_the_place_of_the_global_ones() -> None:
     task = affine_task(ONE_ROUND)
     state, _ = run_rounds(fedattn_of(task), CLIENTS, num_rounds=1)
-    alone = fedattn_of(task, num_neighbors=1).broadcast(state, "a", key)
+    alone = fedattn_of(task, num_neighbors=1).broadcast(state, "a", KEY)
     assert alone.weights.tolist() == [0.25, -0.25, 0.5, -0.5]
     # The attention begins as the mean of both neighbours' biases.
-    both = fedattn_of(task, num_neighbors=2).broadcast(state, "a", key)
+    both = fedattn_of(task, num_neighbors=2).broadcast(state, "a", KEY)
     assert both.weights.tolist() == [0.25, -0.25, 0.0, 0.0]
     assert alone.biases.tolist() == [0.0, 0.0]
     assert alone.memory is None
 
 
-def test_the_attention_steps_along_the_mean_of_the_returned_changes(
-    affine_task: MakeTask,
-) -> None:
+def test_the_attention_steps_along_the_mean_of_the_returned_changes() -> None:
     task = affine_task(TrainingSettings(num_rounds=9))
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
     even = Attention(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([1.0, 1.0]))
@@ -132,35 +124,40 @@ def test_the_attention_steps_along_the_mean_of_the_returned_changes(
     )
 
 
-def test_biases_are_found_by_what_they_are(normed_task: MakeTask) -> None:
-    task = normed_task(TrainingSettings())
-    found = bias_mask(task)
-    names = task.model.named(found.float())
-    chosen = sorted(name for name, part in names.items() if bool(part.any()))
-    assert chosen == ["classifier.bias", "features.0.bias", "features.1.bias"]
-    assert int(found.sum()) == 4 + 4 + 3
-
-
-def test_both_biases_of_an_lstm_are_biases() -> None:
+def lstm_task() -> Task:
     settings = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
     spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
     choice, training = Choice("stacked_lstm", settings), TrainingSettings()
-    task = build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
+    return build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "number"),
+    [
+        (
+            normed_task,
+            ["classifier.bias", "features.0.bias", "features.1.bias"],
+            4 + 4 + 3,
+        ),
+        # Four gates of five units, twice, and four classes.
+        (
+            lstm_task,
+            ["classifier.linear.bias", "layers.0.bias_hh_l0", "layers.0.bias_ih_l0"],
+            2 * 20 + 4,
+        ),
+    ],
+)
+def test_biases_are_found_by_what_they_are(
+    make: Callable[[], Task], expected: list[str], number: int
+) -> None:
+    task = make()
     found = bias_mask(task)
     names = task.model.named(found.float())
-    chosen = sorted(name for name, part in names.items() if bool(part.any()))
-    assert chosen == [
-        "classifier.linear.bias",
-        "layers.0.bias_hh_l0",
-        "layers.0.bias_ih_l0",
-    ]
-    # Four gates of five units, twice, and four classes.
-    assert int(found.sum()) == 2 * 20 + 4
+    assert sorted(name for name, part in names.items() if part.any()) == expected
+    assert int(found.sum()) == number
 
 
-def test_what_a_client_gets_is_weighed_by_the_attention(
-    affine_task: MakeTask, key: RandomKey
-) -> None:
+def test_what_a_client_gets_is_weighed_by_the_attention() -> None:
     task = affine_task(ONE_ROUND)
     memory = Memory(torch.tensor([[0.0], [1.0]]), torch.tensor([[2.0, 0], [4.0, 6]]))
     one = torch.ones(1, 1)
@@ -171,30 +168,26 @@ def test_what_a_client_gets_is_weighed_by_the_attention(
     share = 0.7310586
     expected = [0, 0, 0.5 * (2 * (1 - share) + 4 * share), 3 * 6 * share]
     method = fedattn_of(task, attention_dim=1, num_neighbors=2)
-    sent = method.broadcast(state, "b", key)
+    sent = method.broadcast(state, "b", KEY)
     assert sent.weights.tolist() == pytest.approx(expected)
-    unseen = method.broadcast(state, NEWCOMER, key)
+    unseen = method.broadcast(state, NEWCOMER, KEY)
     assert served(method, unseen, CLIENTS["a"]).tolist() == pytest.approx(expected)
 
 
-def test_a_representation_is_that_of_the_trained_model(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(num_rounds=1, learning_rate=0.5))
+def test_a_representation_is_that_of_the_trained_model() -> None:
+    task = normed_task(num_rounds=1, learning_rate=0.5)
     data, start = noisy(6, 0, 1), task.initial_weights
     payload = FedAttnPayload(start, start[bias_mask(task)])
-    _, update = fedattn_of(task).client_update(payload, None, data, 1, key)
+    _, update = fedattn_of(task).client_update(payload, None, data, 1, KEY)
     after = task.embed(update.weights, data.train.images).mean(dim=0)
     before = task.embed(start, data.train.images).mean(dim=0)
     assert torch.equal(update.representation, after)
     assert not torch.allclose(after, before, atol=1e-2)
 
 
-def test_a_newcomer_is_represented_by_the_global_model(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
+def test_a_newcomer_is_represented_by_the_global_model() -> None:
     task, data = normed_task(ONE_ROUND), noisy(6, 0, 1)
-    first, trained = task.initial_weights, task.fresh_weights(key)
+    first, trained = task.initial_weights, task.fresh_weights(KEY)
     # One known client is where the global model puts the newcomer, one where the
     # initial weights do.
     places = [
@@ -210,14 +203,12 @@ def test_a_newcomer_is_represented_by_the_global_model(
     assert torch.equal(found[bias_mask(task)], values[0])
 
 
-def test_only_biases_differ_between_clients(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1))
+def test_only_biases_differ_between_clients() -> None:
+    task = normed_task(num_rounds=2, batch_size=3, learning_rate=0.1)
     method = fedattn_of(task, num_neighbors=1)
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
     state, _ = run_rounds(method, clients, num_rounds=2)
-    sent = [method.broadcast(state, name, key).weights for name in "ab"]
+    sent = [method.broadcast(state, name, KEY).weights for name in "ab"]
     where = bias_mask(task)
     for weights in sent:
         assert torch.equal(weights[~where], state.weights[~where])
@@ -225,48 +216,27 @@ def test_only_biases_differ_between_clients(
     assert not torch.equal(sent[0][where], state.weights[where])
 
 
-def test_warm_up_throughout_is_fedavg(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1))
-    method = fedattn_of(task, warm_up_fraction=1.0, bias_prox_weight=5.0)
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
-    found, _ = run_rounds(method, clients, num_rounds=3)
-    assert torch.equal(found.weights, expected.weights)
-    for name in ("a", NEWCOMER):
-        payload = method.broadcast(found, name, key)
-        assert torch.equal(served(method, payload, clients["a"]), expected.weights)
-    personal, _ = run_rounds(fedattn_of(task), clients, num_rounds=3)
-    assert not torch.equal(personal.weights, expected.weights)
-
-
-def test_biases_are_personal_after_the_warm_up(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = normed_task(TrainingSettings(num_rounds=4, batch_size=3))
+def test_biases_are_personal_after_the_warm_up() -> None:
+    task = normed_task(num_rounds=4, batch_size=3)
     method = fedattn_of(task, warm_up_fraction=0.5)
     clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("abc")}
     assert run_rounds(method, clients, num_rounds=2)[0].known.names == ()
     assert run_rounds(method, clients, num_rounds=3)[0].known.names == ("a", "b", "c")
 
 
-def test_a_strong_pull_keeps_the_biases_global(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    training = TrainingSettings(num_rounds=2, learning_rate=0.1, weight_decay=0.5)
-    task = normed_task(training)
+def test_a_strong_pull_keeps_the_biases_global() -> None:
+    task = normed_task(num_rounds=2, learning_rate=0.1, weight_decay=0.5)
     start, where = task.initial_weights, bias_mask(task)
     center = torch.full((11,), 0.5)
 
     def trained(weight: float) -> Tensor:
         method = fedattn_of(task, bias_prox_weight=weight)
         payload = FedAttnPayload(start, center)
-        _, update = method.client_update(payload, None, noisy(6, 0, 1), 1, key)
+        _, update = method.client_update(payload, None, noisy(6, 0, 1), 1, KEY)
         return update.weights  # type: ignore[no-any-return]
 
     free, pulled = trained(0.0), trained(1e6)
-    plain = local_sgd(task, start, noisy(6, 0, 1).train, 0.1, key)
+    plain = local_sgd(task, start, noisy(6, 0, 1).train, 0.1, KEY)
     assert plain.num_steps == 1
     assert torch.equal(free, plain.weights)
     torch.testing.assert_close(pulled[where], center, rtol=0, atol=1e-4)
@@ -275,12 +245,10 @@ def test_a_strong_pull_keeps_the_biases_global(
     assert torch.equal(pulled[~where], free[~where])
 
 
-def test_a_newcomer_makes_its_own_biases(
-    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
-) -> None:
+def test_a_newcomer_makes_its_own_biases() -> None:
     method = fedattn_of(affine_task(ONE_ROUND), num_neighbors=1)
     state, _ = run_rounds(method, CLIENTS, num_rounds=1)
-    payload = method.broadcast(state, NEWCOMER, key)
+    payload = method.broadcast(state, NEWCOMER, KEY)
     # By its pixels one newcomer is like a, whatever its labels, the other like b.
     like_a = served(method, payload, one_pixel(200, 1))
     assert like_a.tolist() == [0.25, -0.25, 0.5, -0.5]
@@ -288,16 +256,14 @@ def test_a_newcomer_makes_its_own_biases(
     assert like_b.tolist() == [0.25, -0.25, -0.5, 0.5]
     nothing = ClientData(CLIENTS["a"].validation, CLIENTS["a"].validation)
     for client in ("a", NEWCOMER):
-        sent = method.broadcast(state, client, key)
+        sent = method.broadcast(state, client, KEY)
         assert torch.equal(served(method, sent, nothing), state.weights)
 
 
-def test_what_is_known_of_others_travels_only_at_the_end(
-    affine_task: MakeTask, run_rounds: RunRounds, key: RandomKey
-) -> None:
+def test_what_is_known_of_others_travels_only_at_the_end() -> None:
     method = fedattn_of(affine_task(TrainingSettings(num_rounds=2)))
     for num_rounds, travels in ((1, False), (2, True)):
         state, _ = run_rounds(method, CLIENTS, num_rounds)
-        payload = method.broadcast(state, "never visited", key)
+        payload = method.broadcast(state, "never visited", KEY)
         assert (payload.memory is not None) == travels
-        assert method.broadcast(state, "a", key).memory is None
+        assert method.broadcast(state, "a", KEY).memory is None

@@ -1,18 +1,12 @@
 import pytest
-import torch
 
-from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.fedavg import FedAvg
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import KEY, linear_task, of_name, run_rounds, white
 
 
-def test_one_round_by_hand(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    method = FedAvg(linear_task(TrainingSettings(learning_rate=1.0)), NoSettings())
+def test_one_round_by_hand() -> None:
+    method = FedAvg(linear_task(learning_rate=1.0), NoSettings())
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
     # From 0 every p is (½, ½). Client a steps to (½, -½), client b to (-½, ½);
@@ -20,26 +14,13 @@ def test_one_round_by_hand(
     assert state.weights.tolist() == [0.25, -0.25]
 
 
-def test_second_round_uses_its_learning_rate(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
-    training = TrainingSettings(learning_rate=1.0, schedule=schedule)
-    method = FedAvg(linear_task(training), NoSettings())
-    payload = ModelPayload(torch.zeros(2))
-    _, update = method.client_update(payload, None, white([0]), 2, key)
-    assert update.weights.tolist() == [0.25, -0.25]
-
-
-def test_everyone_is_served_the_global_model(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=1.0))
-    method = FedAvg(task, NoSettings())
+def test_everyone_is_served_the_global_model() -> None:
+    task = linear_task(learning_rate=1.0)
+    method = of_name("fedavg", task)
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method, clients, num_rounds=1)
-    payload = method.broadcast(state, NEWCOMER, key)
-    predictor = method.personalize(payload, None, clients["b"], key)
+    payload = method.broadcast(state, NEWCOMER, KEY)
+    predictor = method.personalize(payload, None, clients["b"], KEY)
     # Logits (¼, -¼): p(0) = 1 / (1 + exp(-½)) = 0.62246.
     served = predictor(clients["b"].train.images)
     assert served[0].tolist() == pytest.approx([0.62246, 0.37754], abs=1e-5)

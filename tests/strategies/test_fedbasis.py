@@ -1,4 +1,4 @@
-"""FedBasis on two parameters, with one basis, and at the hand-over."""
+"""FedBasis on two parameters, with one basis, its warm start and its hand-over."""
 
 import math
 from dataclasses import replace
@@ -8,18 +8,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, InputSpec
+from knnper.data.examples import InputSpec
+from knnper.errors import RunError
 from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
 from knnper.models.networks import MlpSettings
+from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
-from knnper.strategies.core.method import NEWCOMER, NoSettings
-from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
-from knnper.strategies.fedbasis import FedBasis, FedBasisSettings, local_round
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from knnper.strategies.fedbasis import (
+    FedBasis,
+    FedBasisSettings,
+    local_round,
+    num_warm_rounds,
+)
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    white,
+)
 
 TWO = FedBasisSettings(
     num_bases=2,
@@ -53,12 +67,16 @@ def psi_after_a_step() -> float:
     return 10 * (1 - sigmoid(1.0)) / 2
 
 
-def test_coordinate_descent_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    data = white([0]).train
-    alpha, update = local_round(task, TWO, FAR, data, learning_rate=1.0, rng=key)
+def a_round(
+    settings: FedBasisSettings, payload: Bases = FAR, **training: Any
+) -> tuple[Tensor, BasesUpdate]:
+    """Return α and the update of a client with one example, of label 0, at rate 1."""
+    task, data = linear_task(**training), white([0]).train
+    return local_round(task, settings, payload, data, learning_rate=1.0, rng=KEY)
+
+
+def test_coordinate_descent_by_hand() -> None:
+    alpha, update = a_round(TWO)
     difference = 2 * psi_after_a_step()
     assert alpha.flatten().tolist() == pytest.approx(
         [sigmoid(difference), sigmoid(-difference)], abs=1e-6
@@ -72,11 +90,8 @@ def test_coordinate_descent_by_hand(
     assert update.train_loss == pytest.approx(-math.log(1 - wrong), abs=1e-6)
 
 
-def test_the_combination_is_trained_for_its_epochs(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task, settings = linear_task(TrainingSettings()), replace(TWO, combination_epochs=2)
-    alpha, _ = local_round(task, settings, FAR, white([0]).train, 1.0, key)
+def test_the_combination_is_trained_for_its_epochs() -> None:
+    alpha, _ = a_round(replace(TWO, combination_epochs=2))
     # After the first pass θ = α_1 (1, -1), and the gradient of ψ_1 is
     # α_1 (1 - α_1) (-2 q) with q = 1 - σ(2 α_1).
     psi = psi_after_a_step()
@@ -89,11 +104,7 @@ def test_the_combination_is_trained_for_its_epochs(
     ("num_epochs", "expected"), [(1, 0.5), (2, 0.5 + 1 - 0.7310586)]
 )
 def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    num_epochs: int,
-    expected: float,
+    num_epochs: int, expected: float
 ) -> None:
     training = TrainingSettings(
         num_rounds=4, learning_rate=1.0, schedule=MultiStepSchedule((3,))
@@ -102,18 +113,13 @@ def test_a_head_is_trained_for_its_epochs_at_the_first_rate(
     method = FedBasis(linear_task(training), settings)
     assert training.learning_rate_at(4) < 0.5
     payload = Bases((torch.zeros(2),))
-    served: Any = method.personalize(payload, None, white([0]), key)
+    served = one_model_of(method, payload, None, white([0]))
     # A step of ½, and one of 1 - σ(1).
     assert served.weights.tolist() == pytest.approx([expected, -expected], abs=1e-6)
 
 
-def test_the_baseline_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    settings = replace(TWO, coordinate_descent=False, temperature=1.0)
-    data = white([0]).train
-    alpha, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=key)
+def test_the_baseline_by_hand() -> None:
+    alpha, update = a_round(replace(TWO, coordinate_descent=False, temperature=1.0))
     # Both from the gradient at θ = (½, -½): α as above, and both bases by ½ q.
     assert float(alpha[0, 0]) == pytest.approx(sigmoid(2 * psi_after_a_step()))
     wrong = 1 - sigmoid(1.0)
@@ -121,27 +127,17 @@ def test_the_baseline_by_hand(
     assert found == pytest.approx([1 + wrong / 2, wrong / 2], abs=1e-6)
 
 
-def test_sharpening_stands_in_the_gradient_of_the_baseline(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(local_steps=2))
+def test_sharpening_stands_in_the_gradient_of_the_baseline() -> None:
     settings = replace(TWO, coordinate_descent=False, temperature=1e-3)
-    data = white([0]).train
-    _, update = local_round(task, settings, FAR, data, learning_rate=1.0, rng=key)
+    _, update = a_round(settings, local_steps=2)
     # The second step, with α† = (1, 0), no longer moves the second basis.
     assert float(update.models[1][0]) == pytest.approx((1 - sigmoid(1.0)) / 2)
     assert float(update.models[0][0]) > 1 + (1 - sigmoid(1.0)) / 2
 
 
-def test_half_of_the_model_is_the_major_basis(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    settings = replace(TWO, major_basis=True)
+def test_half_of_the_model_is_the_major_basis() -> None:
     payload = Bases((torch.tensor([2.0, -2.0]), *FAR.models))
-    alpha, update = local_round(
-        task, settings, payload, white([0]).train, learning_rate=1.0, rng=key
-    )
+    alpha, update = a_round(replace(TWO, major_basis=True), payload)
     # θ = ½ (2, -2) + ¼ (1, -1) = (1¼, -1¼), q = 1 - σ(2½); the products with the bases
     # are half of -2q and 0, for ψ_1 then ¼ of them.
     psi = 10 * (1 - sigmoid(2.5)) / 4
@@ -154,8 +150,8 @@ def test_half_of_the_model_is_the_major_basis(
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_server_averages_each_basis(linear_task: MakeTask) -> None:
-    method = FedBasis(linear_task(TrainingSettings()), TWO)
+def test_the_server_averages_each_basis() -> None:
+    method = FedBasis(linear_task(), TWO)
     state = BasesState(FAR.models, num_rounds=3, seed=1)
     updates = [
         (str(n), BasesUpdate((torch.full((2,), v), torch.full((2,), -v)), n, 0.5))
@@ -167,40 +163,8 @@ def test_the_server_averages_each_basis(linear_task: MakeTask) -> None:
     assert (new_state.num_rounds, new_state.seed) == (4, 1)
 
 
-@pytest.mark.parametrize("coordinate_descent", [True, False])
-@pytest.mark.parametrize("warm_start_fraction", [0.0, 0.3])
-def test_one_basis_is_fedavg(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    run_rounds: RunRounds,
-    key: RandomKey,
-    coordinate_descent: bool,
-    warm_start_fraction: float,
-) -> None:
-    task = normed_task(WITH_EVERYTHING)
-    settings = replace(
-        ONE,
-        coordinate_descent=coordinate_descent,
-        warm_start_fraction=warm_start_fraction,
-    )
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    plain, method = FedAvg(task, NoSettings()), FedBasis(task, settings)
-    expected, _ = run_rounds(plain, clients, num_rounds=4)
-    found, _ = run_rounds(method, clients, num_rounds=4)
-    assert len(found.models) == 1
-    assert torch.equal(found.models[0], expected.weights)
-    images = clients["a"].train.images
-    served = method.personalize(Bases(found.models), None, clients["a"], key)
-    global_model = ModelPayload(expected.weights)
-    by_fedavg = plain.personalize(global_model, None, clients["a"], key)
-    assert torch.equal(served(images), by_fedavg(images))
-
-
-@pytest.fixture
-def trained(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> tuple[Task, BasesState]:
-    """Make a task, and the bases after a round of the default FedBasis."""
+def trained() -> tuple[Task, BasesState]:
+    """Return a task, and the bases after two rounds of the default FedBasis."""
     task = normed_task(replace(WITH_EVERYTHING, weight_decay=0.0))
     clients = {name: noisy(8, 0, seed=i, labels=1 + i) for i, name in enumerate("abc")}
     method = FedBasis(task, FedBasisSettings())
@@ -215,16 +179,14 @@ def convex(task: Task, models: tuple[Tensor, ...], alpha: list[float]) -> Tensor
     return major / 2 + mixed / 2
 
 
-def test_a_client_is_served_a_combination_and_its_own_head(
-    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
-) -> None:
-    task, state = trained
+def test_a_client_is_served_a_combination_and_its_own_head() -> None:
+    task, state = trained()
     settings = FedBasisSettings(combination_learning_rate=5.0)
     method, data = FedBasis(task, settings), noisy(9, 3, seed=7)
-    seen = method.broadcast(state, "a", key)
-    unseen = method.broadcast(state, NEWCOMER, key)
+    seen = method.broadcast(state, "a", KEY)
+    unseen = method.broadcast(state, NEWCOMER, KEY)
     assert all(map(torch.equal, seen.models, unseen.models))
-    served: Any = method.personalize(unseen, None, data, key)
+    served = one_model_of(method, unseen, None, data)
     alpha = list(served.describe().values())
     assert list(served.describe()) == [f"combination_{k}" for k in range(3)]
     assert sum(alpha) == pytest.approx(1.0)
@@ -238,71 +200,142 @@ def test_a_client_is_served_a_combination_and_its_own_head(
     assert not torch.allclose(found[head], expected[:number][head], atol=1e-3)
 
 
-def test_without_a_personal_classifier_the_head_is_combined_too(
-    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
-) -> None:
-    task, state = trained
+def test_without_a_personal_classifier_the_head_is_combined_too() -> None:
+    task, state = trained()
     settings = FedBasisSettings(blocks="whole", personal_classifier=False)
-    served: Any = FedBasis(task, settings).personalize(
-        Bases(state.models), None, noisy(9, 3, seed=7), key
-    )
+    method, payload = FedBasis(task, settings), Bases(state.models)
+    served = one_model_of(method, payload, None, noisy(9, 3, seed=7))
     expected = convex(task, state.models, list(served.describe().values()))
     number = task.model.num_parameters
     torch.testing.assert_close(served.weights[:number], expected[:number])
 
 
-def test_a_client_without_data_is_served_the_uniform_combination(
-    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
-) -> None:
-    task, state = trained
-    served: Any = FedBasis(task, FedBasisSettings()).personalize(
-        Bases(state.models), None, noisy(0, 0, seed=1), key
-    )
+def test_a_client_without_data_is_served_the_uniform_combination() -> None:
+    task, state = trained()
+    method, payload = FedBasis(task, FedBasisSettings()), Bases(state.models)
+    served = one_model_of(method, payload, None, noisy(0, 0, seed=1))
     torch.testing.assert_close(served.weights, convex(task, state.models, [1 / 3] * 3))
     assert served.describe() == pytest.approx(dict.fromkeys(served.describe(), 1 / 3))
 
 
-def test_what_was_trained_without_validation(
-    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
-) -> None:
-    task, state = trained
-    method, data = FedBasis(task, FedBasisSettings()), noisy(9, 3, seed=7)
-    payload = Bases(state.models)
-    served: Any = method.personalize(payload, None, data, key)
-    alone = served.without_validation()
-    only_train = ClientData(data.train, data.validation.take(torch.arange(0)))
-    expected: Any = method.personalize(payload, None, only_train, key)
-    assert torch.equal(alone.weights, expected.weights)
-    assert not torch.equal(alone.weights, served.weights)
-
-
-def test_blocks_have_combinations_of_their_own(
-    trained: tuple[Task, BasesState], noisy: MakeClient, key: RandomKey
-) -> None:
-    task, state = trained
+def test_blocks_have_combinations_of_their_own() -> None:
+    task, state = trained()
     data, payload = noisy(9, 0, seed=7).train, Bases(state.models)
-    alpha, _ = local_round(task, FedBasisSettings(), payload, data, 0.1, key)
+    alpha, _ = local_round(task, FedBasisSettings(), payload, data, 0.1, KEY)
     assert alpha.shape == (3, layers(task.model).num_blocks) == (3, 2)
     assert not torch.equal(alpha[:, 0], alpha[:, 1])
     whole = FedBasisSettings(blocks="whole")
-    alpha, _ = local_round(task, whole, payload, data, 0.1, key)
+    alpha, _ = local_round(task, whole, payload, data, 0.1, KEY)
     assert alpha.shape == (3, 1)
 
 
 @pytest.mark.parametrize(
     ("blocks", "num_blocks"), [("layers", 4), ("stages", 2), ("whole", 1)]
 )
-def test_what_a_block_is_can_be_chosen(
-    noisy: MakeClient, key: RandomKey, blocks: Any, num_blocks: int
-) -> None:
+def test_what_a_block_is_can_be_chosen(blocks: Any, num_blocks: int) -> None:
     task = build_task(
         Choice("mlp", MlpSettings(hidden_sizes=(4, 4, 4))),
         TrainingSettings(),
         InputSpec((2, 2, 1), num_classes=3, mean=(0.5,), std=(0.25,)),
-        key,
+        KEY,
         evaluation_batch_size=16,
     )
-    payload = Bases(tuple(task.fresh_weights(key.child(k)) for k in range(3)))
+    payload = Bases(tuple(task.fresh_weights(KEY.child(k)) for k in range(3)))
     settings = FedBasisSettings(num_bases=2, blocks=blocks)
-    alpha, _ = local_round(task, settings, payload, noisy(5, 0, 1).train, 0.1, key)
+    alpha, _ = local_round(task, settings, payload, noisy(5, 0, 1).train, 0.1, KEY)
     assert alpha.shape == (2, num_blocks)
+
+
+WARM = FedBasisSettings(num_bases=2, major_basis=False, blocks="whole")
+
+
+def test_the_warm_start_by_hand() -> None:
+    task = linear_task(num_rounds=3, learning_rate=1.0)
+    settings = replace(WARM, major_basis=True)
+    clients = {"a": white([0, 0]), "b": white([0]), "c": white([1])}
+    state, _ = run_rounds(FedBasis(task, settings), clients, num_rounds=1)
+    # From 0, a and b step to (½, -½) and c to (-½, ½): two clusters, whose means are
+    # these; the major basis is that of all, ¾ · ½ - ¼ · ½ = ¼.
+    major, *bases = [model.tolist() for model in state.models]
+    assert major == [0.25, -0.25]
+    assert sorted(bases) == [[-0.5, 0.5], [0.5, -0.5]]
+
+
+def test_the_warm_start_is_fedavg() -> None:
+    task = normed_task(replace(WITH_EVERYTHING, num_rounds=6))
+    settings = FedBasisSettings(num_bases=2, warm_start_fraction=0.5)
+    clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abc")}
+    assert num_warm_rounds(task, settings) == 3
+    for num_rounds in (2, 3):
+        plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
+        state, _ = run_rounds(FedBasis(task, settings), clients, num_rounds)
+        assert torch.equal(state.models[0], plain.weights)
+        assert len(state.models) == (1 if num_rounds == 2 else 3)
+    after, _ = run_rounds(FedBasis(task, settings), clients, num_rounds=4)
+    assert len(after.models) == 3
+    assert not torch.equal(after.models[1], after.models[2])
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.0, 0), (0.001, 1), (0.24, 1), (0.5, 3)]
+)
+def test_a_warm_start_is_a_round_at_least(fraction: float, expected: int) -> None:
+    task = linear_task(num_rounds=6)
+    settings = replace(WARM, warm_start_fraction=fraction)
+    assert num_warm_rounds(task, settings) == expected
+
+
+def test_the_warm_start_goes_on_while_too_few_reply() -> None:
+    task = linear_task(num_rounds=10)
+    method = FedBasis(task, WARM)
+    state = method.init(["a", "b"], RandomKey(0))
+
+    def update(value: float) -> BasesUpdate:
+        return BasesUpdate((torch.full((2,), value),), 1, 0.5)
+
+    for server_round in range(1, 5):
+        state = method.aggregate(state, iter([("a", update(server_round))]))
+        assert [model.tolist() for model in state.models] == [[server_round] * 2]
+    both = [("a", update(1.0)), ("b", update(3.0))]
+    state = method.aggregate(state, iter(both))
+    assert sorted(model.tolist() for model in state.models) == [[1, 1], [3, 3]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_bases_do_not_depend_on_the_order_of_replies(seed: int) -> None:
+    task = linear_task(num_rounds=1)
+    method = FedBasis(task, FedBasisSettings(num_bases=3))
+    # Points at even distances, which k-means divides as its first centre has it.
+    models = [torch.tensor([float(at), 0.1 * at**2]) for at in range(9)]
+    updates = [
+        (f"client {at}", BasesUpdate((model,), 1 + at % 4, 0.5))
+        for at, model in enumerate(models)
+    ]
+    start = method.init([client for client, _ in updates], RandomKey(seed))
+    expected = fingerprint(method.aggregate(start, iter(updates)))
+    shuffled = updates[::2] + updates[1::2]
+    for others in (updates[::-1], shuffled):
+        assert fingerprint(method.aggregate(start, iter(others))) == expected
+
+
+@pytest.mark.parametrize(("num_clients", "fits"), [(4, False), (5, True)])
+def test_more_bases_than_replies_are_refused(num_clients: int, fits: bool) -> None:
+    task = linear_task(participation=0.5)
+    method = FedBasis(task, FedBasisSettings(num_bases=3))
+    names = [str(number) for number in range(num_clients)]
+    if fits:
+        assert len(method.init(names, RandomKey(0)).models) == 1
+        return
+    with pytest.raises(RunError, match=r"found 4 clients of which 0\.5 take part"):
+        method.init(names, RandomKey(0))
+    without = FedBasis(task, FedBasisSettings(num_bases=3, warm_start_fraction=0.0))
+    assert len(without.init(names, RandomKey(0)).models) == 4
+
+
+def test_without_a_warm_start_the_bases_are_drawn() -> None:
+    task = normed_task()
+    settings = FedBasisSettings(num_bases=2, warm_start_fraction=0.0)
+    first, second, third = FedBasis(task, settings).init([], RandomKey(0)).models
+    assert torch.equal(first, task.initial_weights)
+    assert not torch.equal(second, first)
+    assert not torch.equal(third, second)

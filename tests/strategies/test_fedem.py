@@ -4,14 +4,10 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
-from knnper.experiment import TrainingSettings
-from knnper.seeding import RandomKey
 from knnper.strategies import fedem as module
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedem import (
     Components,
     ComponentsUpdate,
@@ -20,7 +16,7 @@ from knnper.strategies.fedem import (
     MixtureState,
     responsibilities,
 )
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import KEY, linear_task, normed_task, white
 
 LN3 = math.log(3)
 EVEN = torch.tensor([0.0, 0.0])  # p(0) = ½
@@ -31,12 +27,10 @@ def fedem_of(task: Task, num_components: int = 2) -> Method:
     return FedEM(task, FedEMSettings(num_components))
 
 
-def test_client_step_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = fedem_of(linear_task(TrainingSettings(learning_rate=1.0)))
+def test_client_step_by_hand() -> None:
+    method = fedem_of(linear_task(learning_rate=1.0))
     payload = Components((EVEN, SKEWED))
-    memory, update = method.client_update(payload, None, white([0, 0, 0]), 1, key)
+    memory, update = method.client_update(payload, None, white([0, 0, 0]), 1, KEY)
     # E-step from π = (½, ½): q ∝ (½ · ½, ½ · ¾), so q = (0.4, 0.6) for each example.
     assert memory.mixture_weights.tolist() == pytest.approx([0.4, 0.6])
     # Weighted gradients: 0.4 (½ - 1) = -0.2 and 0.6 (¾ - 1) = -0.15.
@@ -48,13 +42,11 @@ def test_client_step_by_hand(
     assert update.num_examples == 3
 
 
-def test_the_next_step_starts_from_the_clients_mixture(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = fedem_of(linear_task(TrainingSettings()))
+def test_the_next_step_starts_from_the_clients_mixture() -> None:
+    method = fedem_of(linear_task())
     memory = MixtureState(torch.tensor([0.4, 0.6]))
     memory, _ = method.client_update(
-        Components((EVEN, SKEWED)), memory, white([0, 1]), 2, key
+        Components((EVEN, SKEWED)), memory, white([0, 1]), 2, KEY
     )
     # Label 0: q_0 = 0.4 · ½ / (0.4 · ½ + 0.6 · ¾) = 4/13; label 1: 0.2 / 0.35 = 4/7.
     expected = (4 / 13 + 4 / 7) / 2
@@ -62,8 +54,8 @@ def test_the_next_step_starts_from_the_clients_mixture(
     assert found == pytest.approx([expected, 1 - expected])
 
 
-def test_components_are_averaged_by_examples(linear_task: MakeTask) -> None:
-    method = fedem_of(linear_task(TrainingSettings()))
+def test_components_are_averaged_by_examples() -> None:
+    method = fedem_of(linear_task())
     one, two = torch.ones(2), torch.full((2,), 2.0)
     updates = [
         ("a", ComponentsUpdate((one, two), num_examples=3, train_loss=0.1)),
@@ -74,13 +66,11 @@ def test_components_are_averaged_by_examples(linear_task: MakeTask) -> None:
     assert [found.tolist() for found in state.components] == [[0.5, 0.5], [3.0, 3.0]]
 
 
-def test_served_mixture_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = fedem_of(linear_task(TrainingSettings()))
-    data = ClientData(white([0]).train, white([1, 1]).train)
+def test_served_mixture_by_hand() -> None:
+    method = fedem_of(linear_task())
+    data = white([0], [1, 1])
     payload = Components((EVEN, SKEWED))
-    predictor = method.personalize(payload, None, data, key)
+    predictor = method.personalize(payload, None, data, KEY)
     # Label 0 gives q_0 = 0.4 as above, label 1 gives ½ / (½ + ¼) = 2/3; over both
     # splits π_0 = (0.4 + 2/3 + 2/3) / 3. Then p(0) = π_0 · ½ + (1 - π_0) · ¾.
     share = (0.4 + 4 / 3) / 3
@@ -102,18 +92,12 @@ def test_served_mixture_by_hand(
 )
 @pytest.mark.parametrize("held_out", [[1, 1], [0], []])
 def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    num_steps: int,
-    memory: MixtureState | None,
-    expected: float,
-    held_out: list[int],
+    num_steps: int, memory: MixtureState | None, expected: float, held_out: list[int]
 ) -> None:
-    task = linear_task(TrainingSettings())
+    task = linear_task()
     method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
-    data = ClientData(white([0]).train, white(held_out).train)
-    served = method.personalize(Components((EVEN, SKEWED)), memory, data, key)
+    data = white([0], held_out)
+    served = method.personalize(Components((EVEN, SKEWED)), memory, data, KEY)
     assert isinstance(served, MixturePredictor)
     # From (½, ½) label 0 leads to (0.4, 0.6), and from there to (0.2, 0.45) / 0.65.
     before = served.without_validation().describe()
@@ -122,12 +106,7 @@ def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
     assert moved == (1 in held_out)
 
 
-def test_losses_are_computed_once(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = module.example_losses
 
@@ -136,9 +115,9 @@ def test_losses_are_computed_once(
         return original(task, components, examples)
 
     monkeypatch.setattr(module, "example_losses", counted)
-    method = FedEM(linear_task(TrainingSettings()), FedEMSettings(2, unseen_steps=5))
-    data = ClientData(white([0, 1, 0]).train, white([1, 1]).train)
-    served = method.personalize(Components((EVEN, SKEWED)), None, data, key)
+    method = FedEM(linear_task(), FedEMSettings(2, unseen_steps=5))
+    data = white([0, 1, 0], [1, 1])
+    served = method.personalize(Components((EVEN, SKEWED)), None, data, KEY)
     assert isinstance(served, MixturePredictor)
     served.without_validation()
     assert sizes == [3, 2]
@@ -148,18 +127,14 @@ def test_losses_are_computed_once(
     ("num_steps", "of_newcomer"), [(1, 0.4), (2, 0.2 / 0.65), (200, 0.0)]
 )
 def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    num_steps: int,
-    of_newcomer: float,
+    num_steps: int, of_newcomer: float
 ) -> None:
-    task = linear_task(TrainingSettings())
+    task = linear_task()
     method = FedEM(task, FedEMSettings(num_components=2, unseen_steps=num_steps))
     payload = Components((EVEN, SKEWED))
 
     def share_of_even(memory: MixtureState | None) -> float:
-        predictor = method.personalize(payload, memory, white([0, 0]), key)
+        predictor = method.personalize(payload, memory, white([0, 0]), KEY)
         return predictor.describe()["mixture_weight_0"]
 
     # (½, ½) → ½ (½, ¾) ∝ (0.4, 0.6) → (0.4 · ½, 0.6 · ¾) = (0.2, 0.45) and so on: in
@@ -169,20 +144,16 @@ def test_a_newcomers_mixture_is_iterated_and_a_members_is_not(
     assert share_of_even(member) == pytest.approx(0.4)
 
 
-def test_without_data_the_mixture_is_uniform(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = fedem_of(linear_task(TrainingSettings()))
+def test_without_data_the_mixture_is_uniform() -> None:
+    method = fedem_of(linear_task())
     memory = MixtureState(torch.tensor([0.9, 0.1]))
-    predictor = method.personalize(Components((EVEN, SKEWED)), memory, white([]), key)
+    predictor = method.personalize(Components((EVEN, SKEWED)), memory, white([]), KEY)
     assert list(predictor.describe().values()) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_responsibilities_sum_to_one_however_bad_the_fit(
-    linear_task: MakeTask, white: MakeClient, scale: float
-) -> None:
-    task = linear_task(TrainingSettings())
+def test_responsibilities_sum_to_one_however_bad_the_fit(scale: float) -> None:
+    task = linear_task()
     components = [scale * torch.tensor([-1.0, 1.0]), scale * torch.tensor([-2.0, 2.0])]
     found = responsibilities(
         task, components, torch.tensor([0.5, 0.5]), white([0, 1]).train
@@ -191,32 +162,12 @@ def test_responsibilities_sum_to_one_however_bad_the_fit(
     assert float(found[0, 0]) > float(found[0, 1])
 
 
-def test_one_component_is_fedavg(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = FedAvg(task, NoSettings()), fedem_of(task, 1)
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(plain, clients, num_rounds=3)
-    found, memory = run_rounds(method, clients, num_rounds=3)
-    assert torch.equal(found.components[0], expected.weights)
-
-    images = clients["a"].validation.images
-    payload = plain.broadcast(expected, "a", key)
-    fedavg_serves = plain.personalize(payload, None, clients["a"], key)
-    mixture = method.broadcast(found, "a", key)
-    fedem_serves = method.personalize(mixture, memory["a"], clients["a"], key)
-    assert torch.equal(fedem_serves(images), fedavg_serves(images))
-
-
-def test_components_start_apart_and_the_first_from_the_initial_weights(
-    normed_task: MakeTask, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings())
+def test_components_start_apart_and_the_first_from_the_initial_weights() -> None:
+    task = normed_task()
     method = fedem_of(task, 3)
-    first, second, third = method.init(["a"], key).components
+    first, second, third = method.init(["a"], KEY).components
     assert torch.equal(first, task.initial_weights)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
-    again = method.broadcast(method.init(["a"], key), NEWCOMER, key)
+    again = method.broadcast(method.init(["a"], KEY), NEWCOMER, KEY)
     assert torch.equal(second, again.components[1])

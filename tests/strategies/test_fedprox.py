@@ -3,45 +3,33 @@ from dataclasses import replace
 import torch
 
 from knnper.experiment import TrainingSettings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fedprox import FedProx, FedProxSettings
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    run_rounds,
+    white,
+)
 
 TRAINING = TrainingSettings(local_epochs=2, batch_size=1, learning_rate=0.5)
 
 
-def test_without_a_pull_it_is_fedavg(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = normed_task(replace(TRAINING, weight_decay=0.1))
-    clients = {"a": noisy(5, 2, seed=1), "b": noisy(3, 2, seed=2)}
-    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, 3)
-    found, _ = run_rounds(FedProx(task, FedProxSettings(prox_weight=0.0)), clients, 3)
-    assert torch.equal(found.weights, expected.weights)
-    pulled, _ = run_rounds(FedProx(task, FedProxSettings(prox_weight=0.1)), clients, 3)
-    assert not torch.equal(pulled.weights, expected.weights)
-
-
-def test_two_steps_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
+def test_two_steps_by_hand() -> None:
     """Logits (y, -y), x = 1, label 0: the slope of the loss in y is -σ(-2 y)."""
     method = FedProx(linear_task(TRAINING), FedProxSettings(prox_weight=0.4))
     # The server's model, which is not the initial one any more: that is 0.
     payload = ModelPayload(torch.tensor([1.0, -1.0]))
-    _, update = method.client_update(payload, None, white([0]), 1, key)
+    _, update = method.client_update(payload, None, white([0]), 1, KEY)
     # y ← (y + ½ σ(-2 y) + ½ · 0.4 · w) / (1 + ½ · 0.4), twice, from y = w = 1.
     first = (1 + 0.5 * torch.sigmoid(torch.tensor(-2.0)) + 0.2) / 1.2
     second = (first + 0.5 * torch.sigmoid(-2 * first) + 0.2) / 1.2
     torch.testing.assert_close(update.weights, torch.stack([second, -second]))
 
 
-def test_an_infinite_pull_leaves_the_parameters_whatever_decays(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
+def test_an_infinite_pull_leaves_the_parameters_whatever_decays() -> None:
     task = normed_task(replace(TRAINING, weight_decay=0.1))
     method = FedProx(task, FedProxSettings(prox_weight=1e30))
     state, _ = run_rounds(method, {"a": noisy(5, 2, seed=1)}, 2)

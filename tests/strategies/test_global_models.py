@@ -6,33 +6,24 @@ import torch
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.method import NEWCOMER, Method
-from knnper.strategies.core.task import Task
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from knnper.strategies.core.method import NEWCOMER
+from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds
 
 ENDS_WITH_ONE = [name for name in METHODS if METHODS[name].ends_with_global_model]
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 
 
-def build(name: str, task: Task) -> Method:
-    return METHODS[name](task, METHODS[name].settings_type())
-
-
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_served_as_it_is_can_be_exported(
-    name: str, normed_task: MakeTask
-) -> None:
-    if build(name, normed_task(TRAINING)).serves_global_model:
+def test_what_is_served_as_it_is_can_be_exported(name: str) -> None:
+    if of_name(name, normed_task(TRAINING)).serves_global_model:
         assert METHODS[name].ends_with_global_model
     if METHODS[name].ends_with_global_model:
         assert METHODS[name].reference_title is not None
 
 
 @pytest.mark.parametrize("name", ENDS_WITH_ONE)
-def test_a_newcomer_is_sent_the_model_that_the_server_has(
-    name: str, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    method = build(name, normed_task(TRAINING))
+def test_a_newcomer_is_sent_the_model_that_the_server_has(name: str) -> None:
+    method = of_name(name, normed_task(TRAINING))
     clients = {client: noisy(6, 4, seed=i) for i, client in enumerate("abc")}
     state, _ = run_rounds(method, clients, TRAINING.num_rounds)
     payload = method.broadcast(state, NEWCOMER, RandomKey(2))

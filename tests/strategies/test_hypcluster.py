@@ -4,18 +4,12 @@ from collections import Counter
 import pytest
 import torch
 
-from knnper.data.examples import ClientData
-from knnper.errors import Problem
-from knnper.experiment import TrainingSettings
-from knnper.loading import parse_settings
-from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.method import NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.hypcluster import HypCluster, HypClusterSettings, HypClusterState
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import KEY, linear_task, run_rounds, white
 
 ZERO_SIDED = torch.tensor([2.0, -2.0])
 """Predicts label 0 of a white pixel; its negative predicts 1."""
@@ -33,14 +27,12 @@ def update(weights: list[float], num_examples: int, cluster: int) -> ClusterUpda
     return ClusterUpdate(torch.tensor(weights), num_examples, 0.5, cluster)
 
 
-def test_two_rounds_by_hand(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings(learning_rate=4.0)))
+def test_two_rounds_by_hand() -> None:
+    method = hypcluster_of(linear_task(learning_rate=4.0))
     clients = {"a": white([0]), "b": white([1, 1])}
     first, _ = run_rounds(method, clients, num_rounds=1)
     # From 0, y_a = 0 - 4 (½ - 1, ½) = (2, -2) and y_b = (-2, 2): two groups of one.
-    deal = method.init(["a", "b"], key.child("init")).deal
+    deal = method.init(["a", "b"], KEY.child("init")).deal
     assert first.centers[deal["a"]].tolist() == [2.0, -2.0]
     assert first.centers[deal["b"]].tolist() == [-2.0, 2.0]
     assert first.largest == deal["b"]
@@ -52,38 +44,17 @@ def test_two_rounds_by_hand(
     assert second.deal == {}
 
 
-def test_one_cluster_is_fedavg(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1, momentum=0.5))
-    plain, method = FedAvg(task, NoSettings()), hypcluster_of(task, 1)
-    clients = {name: noisy(5 + i, 2, seed=i) for i, name in enumerate("abc")}
-    expected, _ = run_rounds(plain, clients, num_rounds=3)
-    found, _ = run_rounds(method, clients, num_rounds=3)
-    (center,) = found.centers
-    assert torch.equal(center, expected.weights)
-
-    images = clients["a"].validation.images
-    payload = plain.broadcast(expected, "a", key)
-    of_fedavg = plain.personalize(payload, None, clients["a"], key)
-    payload = method.broadcast(found, "a", key)
-    served = method.personalize(payload, None, clients["a"], key)
-    assert torch.equal(served(images), of_fedavg(images))
-
-
-def test_clients_are_dealt_evenly_and_at_random(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()), num_clusters=3)
+def test_clients_are_dealt_evenly_and_at_random() -> None:
+    method = hypcluster_of(linear_task(), num_clusters=3)
     names = [f"client {number:02d}" for number in range(20)]
-    deal = method.init(names, key).deal
+    deal = method.init(names, KEY).deal
     assert sorted(Counter(deal.values()).values()) == [6, 7, 7]
-    assert method.init(names, key).deal == deal
-    assert method.init(names, key.child("other")).deal != deal
+    assert method.init(names, KEY).deal == deal
+    assert method.init(names, KEY.child("other")).deal != deal
 
 
-def test_groups_are_means_and_an_empty_one_that_of_all(linear_task: MakeTask) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()), num_clusters=3)
+def test_groups_are_means_and_an_empty_one_that_of_all() -> None:
+    method = hypcluster_of(linear_task(), num_clusters=3)
     start = HypClusterState((torch.zeros(2),), 0, {"a": 2, "b": 0, "c": 0, "d": 1})
     updates = [
         ("a", update([8.0, 0.0], 4, 0)),
@@ -101,8 +72,8 @@ def test_groups_are_means_and_an_empty_one_that_of_all(linear_task: MakeTask) ->
     assert state.largest == 0
 
 
-def test_only_the_chosen_cluster_moves(linear_task: MakeTask) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()))
+def test_only_the_chosen_cluster_moves() -> None:
+    method = hypcluster_of(linear_task())
     before = clustered(ZERO_SIDED, -ZERO_SIDED)
     updates = [("a", update([4.0, 0.0], 1, 1)), ("b", update([0.0, 4.0], 3, 1))]
     state = method.aggregate(before, iter(updates))
@@ -111,19 +82,8 @@ def test_only_the_chosen_cluster_moves(linear_task: MakeTask) -> None:
     assert state.largest == 1
 
 
-@pytest.mark.parametrize("claimed", [2, -1])
-def test_a_cluster_that_there_is_not_is_left_out(
-    linear_task: MakeTask, claimed: int
-) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()))
-    before = clustered(ZERO_SIDED, -ZERO_SIDED, largest=1)
-    state = method.aggregate(before, iter([("a", update([9.0, 9.0], 1, claimed))]))
-    assert all(map(torch.equal, state.centers, before.centers))
-    assert state.largest == 1
-
-
 def test_nothing_is_summed_for_a_cluster_that_there_is_not(
-    linear_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     added: list[list[float]] = []
 
@@ -133,21 +93,20 @@ def test_nothing_is_summed_for_a_cluster_that_there_is_not(
             super().add(tensor, weight)
 
     monkeypatch.setattr("knnper.strategies.hypcluster.RunningMean", Watched)
-    method = hypcluster_of(linear_task(TrainingSettings()))
+    method = hypcluster_of(linear_task())
     claimed = (7, 8, -1, 0, 2)
     updates = [(f"client {k}", update([float(k), 0.0], 1, k)) for k in claimed]
     state = method.aggregate(clustered(ZERO_SIDED, -ZERO_SIDED), iter(updates))
     assert added == [[0.0, 0.0]]
     assert [center.tolist() for center in state.centers] == [[0.0, 0.0], [-2.0, 2.0]]
+    assert state.largest == 0
 
 
-def test_a_client_trains_what_fits_its_training_split(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()))
-    payload = method.broadcast(clustered(ZERO_SIDED, -ZERO_SIDED), "a", key)
-    data = ClientData(white([1]).train, white([0, 0, 0]).train)
-    _, found = method.client_update(payload, None, data, 2, key)
+def test_a_client_trains_what_fits_its_training_split() -> None:
+    method = hypcluster_of(linear_task())
+    payload = method.broadcast(clustered(ZERO_SIDED, -ZERO_SIDED), "a", KEY)
+    data = white([1], [0, 0, 0])
+    _, found = method.client_update(payload, None, data, 2, KEY)
     assert found.cluster == 1
     assert found.weights[0] < -2
 
@@ -158,28 +117,14 @@ def test_a_client_trains_what_fits_its_training_split(
     [([1], [0, 0], 0), ([1, 1], [0], 1), ([], [1], 1), ([], [], 1)],
 )
 def test_clients_are_served_what_fits_both_splits(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    train: list[int],
-    validation: list[int],
-    expected: int,
-    known_as: str,
+    train: list[int], validation: list[int], expected: int, known_as: str
 ) -> None:
-    method = hypcluster_of(linear_task(TrainingSettings()))
+    method = hypcluster_of(linear_task())
     state = clustered(ZERO_SIDED, -ZERO_SIDED, largest=1)
-    payload = method.broadcast(state, known_as, key)
-    data = ClientData(white(train).train, white(validation).train)
-    predictor = method.personalize(payload, None, data, key)
+    payload = method.broadcast(state, known_as, KEY)
+    data = white(train, validation)
+    predictor = method.personalize(payload, None, data, KEY)
     assert predictor.describe() == {"cluster": float(expected)}
     probability = 1 / (1 + math.exp(-4 if expected == 0 else 4))
     served = predictor(white([0]).train.images)
     assert served[0].tolist() == pytest.approx([probability, 1 - probability])
-
-
-def test_no_clusters_are_refused() -> None:
-    problems: list[Problem] = []
-    parse_settings(HypClusterSettings, {"num_clusters": 0}, "method", problems)
-    (problem,) = problems
-    assert problem.place == "method.num_clusters"
-    assert "found 0, expected a number of at least 1" in problem.message

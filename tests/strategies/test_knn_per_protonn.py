@@ -143,10 +143,5 @@ def test_log_loss_may_prefer_another_lambda() -> None:
     assert choose_knn_weight(local, alone, labels, weights, "accuracy") == 0.0
     # log(0.639) + log(0.496) is less than log(0.6) + log(0.55).
     assert choose_knn_weight(local, alone, labels, weights, "log_loss") == 0.0
-    sure = replace_first(local)
+    sure = torch.stack([local[0], local[0].flip(0)])
     assert choose_knn_weight(sure, alone, labels, weights, "log_loss") == 1.0
-
-
-def replace_first(local: Tensor) -> Tensor:
-    """Return predictions that are right twice."""
-    return torch.stack([local[0], local[0].flip(0)])

@@ -1,21 +1,23 @@
-"""Mapper: by hand, at both ends of λ, and the choice of λ."""
+"""Mapper, jointly and in two stages: by hand, both ends of λ, its choice, its cost."""
 
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import knnper.strategies.mapper as mapper_module
+import knnper.strategies.mapper_two_stage as module
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.mapper import (
     Mapper,
     MapperSettings,
@@ -24,8 +26,19 @@ from knnper.strategies.mapper import (
     interpolated,
     mixture_loss,
 )
-from tests.strategies.method_checks import labelled, mixture_served, problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from knnper.strategies.mapper_two_stage import TwoStageMapper, TwoStageSettings
+from tests.strategies.method_checks import count_trainings, mixture_served
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    topped,
+    white,
+)
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
@@ -44,256 +57,308 @@ def text_task() -> Task:
     return build_task(choice, training, TEXT, RandomKey(4), evaluation_batch_size=16)
 
 
+def joint(task: Task, share: float) -> Mapper:
+    return Mapper(task, MapperSettings((share,), warm_start_fraction=0.0))
+
+
 def windows() -> tuple[torch.Tensor, torch.Tensor]:
     """Return three windows, int64 (3, 5, 1, 1), and the characters behind them."""
     text = torch.tensor([[0, 1, 2, 3, 0, 1], [3, 3, 1, 0, 2, 2], [1, 0, 0, 0, 0, 3]])
     return text[:, :5, None, None], text[:, 5]
 
 
-class TestJoint:
-    def test_a_round_by_hand(
-        self, linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = Mapper(
-            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
-        )
-        state, _ = run_rounds(method, {"a": white([0])}, num_rounds=1)
-        # At h_l = h_c = 0 the mixture m = ½ p_l + ½ p_c is ½, and of the loss -log m
-        # the slope in p_l is -½ / m = -1, that of p_l in its logits ±¼: h_l = (¼, -¼).
-        # Then p_l = σ(½), m = ½ σ(½) + ¼, and h_c steps by ½ / m · ¼.
-        step = 0.5 / (0.5 * SIGMA + 0.25) / 4
-        assert state.weights.tolist() == pytest.approx([step, -step], abs=1e-6)
-
-    def test_the_hand_over_by_hand(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=1.0))
-        method = Mapper(
-            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.5,))
-        )
-        found = mixture_served(method, torch.zeros(2), white([0]))
-        central, own = found.components
-        assert central.tolist() == [0.0, 0.0]
-        assert own.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
-        rows = found(white([0]).train.images)
-        expected = [0.5 * SIGMA + 0.25, 0.75 - 0.5 * SIGMA]
-        assert rows[0].tolist() == pytest.approx(expected, abs=1e-6)
-        assert found.describe() == {"interpolation_weight": 0.5}
-
-    def test_the_central_model_alone_is_fedavg(
-        self, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-    ) -> None:
-        task = normed_task(EVERYTHING)
-        clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
-        expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=2)
-        method = Mapper(
-            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(0.0,))
-        )
-        found, _ = run_rounds(method, clients, num_rounds=2)
-        assert torch.equal(found.weights, expected.weights)
-        queries = noisy(5, 0, seed=9).train.images
-        rows = mixture_served(method, found.weights, clients["a"])(queries)
-        assert torch.equal(rows, task.probabilities(expected.weights, queries))
-
-    def test_the_first_rounds_are_fedavgs(
-        self, normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-    ) -> None:
-        task = normed_task(replace(EVERYTHING, num_rounds=4))
-        clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
-        settings = MapperSettings((0.5,), warm_start_fraction=0.5)
-        for num_rounds, same in ((2, True), (3, False)):
-            expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds)
-            found, _ = run_rounds(Mapper(task, settings), clients, num_rounds)
-            assert torch.equal(found.weights, expected.weights) == same
-
-    def test_local_models_alone_leave_the_central_one(
-        self, linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=1.0))
-        start = torch.tensor([0.5, -0.25])
-        task = replace(task, initial_weights=start)
-        data = labelled(white, [0, 1, 1], [1])
-        method = Mapper(
-            task, MapperSettings(warm_start_fraction=0.0, interpolation_weights=(1.0,))
-        )
-        state, _ = run_rounds(method, {"a": data}, num_rounds=2)
-        assert torch.equal(state.weights, start)
-        found = mixture_served(method, start, data)
-        rng, both = RandomKey(6).child("local"), data.train_and_validation()
-        alone = local_sgd(task, start, both, 1.0, rng, num_epochs=1).weights
-        assert torch.equal(found.components[1], alone)
-        queries = data.train.images
-        assert torch.equal(found(queries), task.probabilities(alone, queries))
-
-    def test_a_central_model_without_a_part_is_returned_as_it_was_sent(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
-        task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
-        method = Mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
-        payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
-        _, update = method.client_update(payload, None, data, 1, rng)
-        # Neither weight decay nor the statistics of BatchNorm have changed it.
-        assert torch.equal(update.weights, task.initial_weights)
-        local = local_sgd(
-            task, payload.weights, data.train, 0.1, rng.child("local"), num_epochs=1
-        )
-        rows = task.probabilities(local.weights, data.train.images)
-        losses = -rows.gather(1, data.train.labels[:, None]).log()
-        assert update.train_loss == pytest.approx(float(losses.mean()))
-
-    def test_the_local_models_have_a_rate_and_a_length_of_their_own(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=1.0))
-        settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
-        found = mixture_served(Mapper(task, settings), torch.zeros(2), white([0]))
-        # ½ · ½, then ½ (1 - σ(½)).
-        expected = 0.25 + 0.5 * (1 - SIGMA)
-        assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
-
-    def test_the_fixed_model_gets_no_gradient(
-        self, normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-    ) -> None:
-        task, examples = normed_task(EVERYTHING), noisy(9, 0, seed=1).train
-        fixed, trained_head = task.fresh_weights(key), task.model.module.classifier
-        passes: dict[bool, list[tuple[bool, bool]]] = {True: [], False: []}
-        ends: list[torch.Tensor] = []
-
-        def record(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
-            found = (logits.requires_grad, head.training)
-            passes[head is trained_head].append(found)
-            if head is not trained_head:
-                ends.append(head.get_parameter("weight"))
-
-        # The second model is a copy of the task's, and takes this over.
-        with trained_head.register_forward_hook(record):
-            objective = mixture_loss(task, 0.4, fixed)
-            start = task.initial_weights
-            local_sgd(task, start, examples, 0.1, key, objective=objective)
-        assert passes == {True: 3 * [(True, True)], False: 3 * [(False, False)]}
-        expected = task.model.named(fixed)["classifier.weight"]
-        assert torch.equal(ends[-1].detach(), expected)
-
-    def test_the_loss_is_that_of_the_mixture_of_probabilities(
-        self, linear_task: MakeTask
-    ) -> None:
-        task = linear_task(TrainingSettings())
-        objective = mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
-        task.model.load(torch.tensor([-0.5, 0.5]))
-        inputs, labels = torch.ones(2, 1, 1, 1), torch.tensor([0, 1])
-        own, other = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
-        mixture = 0.25 * own + 0.75 * other
-        expected = -torch.tensor([mixture, 1 - mixture]).log()
-        found = objective(task.model.module, inputs, labels)
-        torch.testing.assert_close(found.detach(), expected)
-
-    def test_each_position_of_a_text_has_a_mixture_of_its_own(self) -> None:
-        task = text_task()
-        own, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
-        inputs, labels = windows()
-        text = torch.cat([inputs.flatten(start_dim=1), labels[:, None]], dim=1)
-
-        def probabilities(weights: torch.Tensor) -> torch.Tensor:
-            """Return what each prefix of a window gives its next character, (n, T)."""
-            task.model.load(weights)
-            columns = []
-            for length in range(1, 6):
-                logits = task.model.module(inputs[:, :length]).detach()
-                rows = torch.softmax(logits, dim=1)
-                columns.append(rows.gather(1, text[:, length : length + 1])[:, 0])
-            return torch.stack(columns, dim=1)
-
-        mixture = 0.25 * probabilities(own) + 0.75 * probabilities(fixed)
-        objective = mixture_loss(task, 0.25, fixed)
-        task.model.load(own)
-        found = objective(task.model.module, inputs, labels).detach()
-        torch.testing.assert_close(found, -mixture.log().mean(dim=1))
-
-    def test_a_central_model_without_a_part_reports_what_training_minimises(
-        self,
-    ) -> None:
-        task, (inputs, labels) = text_task(), windows()
-        given = Examples(inputs.to(torch.uint8), labels)
-        data = ClientData(given, no_examples(TEXT))
-        method = Mapper(task, MapperSettings((1.0,), warm_start_fraction=0.0))
-        payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
-        _, update = method.client_update(payload, None, data, 1, rng)
-        local = local_sgd(
-            task, payload.weights, given, 0.1, rng.child("local"), num_epochs=1
-        )
-        losses = task.losses(local.weights, given)
-        assert update.train_loss == pytest.approx(float(losses.mean()))
-
-    def test_local_models_start_from_the_central_one_that_was_sent(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task = linear_task(TrainingSettings(learning_rate=1.0))
-        sent = torch.tensor([0.25, -0.25])
-        found = mixture_served(Mapper(task, MapperSettings((1.0,))), sent, white([0]))
-        assert not torch.equal(sent, task.initial_weights)
-        # p(0) = σ(½) there.
-        expected = 0.25 + 1 - SIGMA
-        assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
+def test_a_round_by_hand() -> None:
+    task = linear_task(learning_rate=1.0)
+    method = joint(task, 0.5)
+    state, _ = run_rounds(method, {"a": white([0])}, num_rounds=1)
+    # At h_l = h_c = 0 the mixture m = ½ p_l + ½ p_c is ½, and of the loss -log m
+    # the slope in p_l is -½ / m = -1, that of p_l in its logits ±¼: h_l = (¼, -¼).
+    # Then p_l = σ(½), m = ½ σ(½) + ¼, and h_c steps by ½ / m · ¼.
+    step = 0.5 / (0.5 * SIGMA + 0.25) / 4
+    assert state.weights.tolist() == pytest.approx([step, -step], abs=1e-6)
 
 
-class TestChoice:
-    PAIRS = (Pair(0.0, torch.zeros(2)), Pair(1.0, torch.tensor([1.0, -1.0])))
+def test_the_hand_over_by_hand() -> None:
+    task = linear_task(learning_rate=1.0)
+    method = joint(task, 0.5)
+    found = mixture_served(method, torch.zeros(2), white([0]))
+    central, own = found.components
+    assert central.tolist() == [0.0, 0.0]
+    assert own.tolist() == pytest.approx([0.25, -0.25], abs=1e-6)
+    rows = found(white([0]).train.images)
+    expected = [0.5 * SIGMA + 0.25, 0.75 - 0.5 * SIGMA]
+    assert rows[0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert found.describe() == {"interpolation_weight": 0.5}
 
-    @pytest.mark.parametrize(
-        ("train", "validation", "expected"),
-        [([0], [0], 1.0), ([0], [1], 0.0), ([0], [], 1.0), ([1], [], 0.0)],
+
+def test_the_first_rounds_are_fedavgs() -> None:
+    task = normed_task(replace(EVERYTHING, num_rounds=4))
+    clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
+    settings = MapperSettings((0.5,), warm_start_fraction=0.5)
+    for num_rounds, same in ((2, True), (3, False)):
+        expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
+        found, _ = run_rounds(Mapper(task, settings), clients, num_rounds)
+        assert torch.equal(found.weights, expected.weights) == same
+
+
+def test_local_models_alone_leave_the_central_one() -> None:
+    task = linear_task(learning_rate=1.0)
+    start = torch.tensor([0.5, -0.25])
+    task = replace(task, initial_weights=start)
+    data = white([0, 1, 1], [1])
+    method = joint(task, 1.0)
+    state, _ = run_rounds(method, {"a": data}, num_rounds=2)
+    assert torch.equal(state.weights, start)
+    found = mixture_served(method, start, data)
+    rng, both = RandomKey(6).child("local"), data.train_and_validation()
+    alone = local_sgd(task, start, both, 1.0, rng, num_epochs=1).weights
+    assert torch.equal(found.components[1], alone)
+    queries = data.train.images
+    assert torch.equal(found(queries), task.probabilities(alone, queries))
+
+
+def test_a_central_model_without_a_part_is_returned_as_it_was_sent() -> None:
+    task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+    method = joint(task, 1.0)
+    payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
+    _, update = method.client_update(payload, None, data, 1, rng)
+    # Neither weight decay nor the statistics of BatchNorm have changed it.
+    assert torch.equal(update.weights, task.initial_weights)
+    local = local_sgd(
+        task, payload.weights, data.train, 0.1, rng.child("local"), num_epochs=1
     )
-    def test_on_validation_and_else_on_the_training_split(
-        self,
-        train: list[int],
-        validation: list[int],
-        expected: float,
-        linear_task: MakeTask,
-        white: MakeClient,
-    ) -> None:
-        task = linear_task(TrainingSettings())
-        data = labelled(white, train, validation)
-        found = best_pair(task, torch.zeros(2), self.PAIRS, data)
-        assert found.interpolation_weight == expected
-
-    def test_of_equals_the_first(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task, same = linear_task(TrainingSettings()), torch.zeros(2)
-        pairs = [Pair(0.0, same), Pair(0.5, same), Pair(1.0, same)]
-        assert best_pair(task, same, pairs, white([0])) is pairs[0]
-
-    def test_without_training_data_the_central_model(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task, central = linear_task(TrainingSettings()), torch.tensor([0.3, 0.1])
-        found = best_pair(task, central, self.PAIRS[1:], labelled(white, [], [0]))
-        assert found.interpolation_weight == 0.0
-        assert found.local is central
-
-    def test_the_mixture_may_be_best(
-        self, linear_task: MakeTask, white: MakeClient
-    ) -> None:
-        task = linear_task(TrainingSettings())
-        central, own = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
-        pairs = [Pair(share, own) for share in (0.0, 0.5, 1.0)]
-        found = best_pair(task, central, pairs, labelled(white, [0], [0, 1]))
-        assert found.interpolation_weight == 0.5
+    rows = task.probabilities(local.weights, data.train.images)
+    losses = -rows.gather(1, data.train.labels[:, None]).log()
+    assert update.train_loss == pytest.approx(float(losses.mean()))
 
 
-def test_a_value_that_is_named_twice_is_refused() -> None:
-    (problem,) = problems_of(Mapper, MapperSettings((0.5, 1.0, 0.5)))
-    assert problem.place == "method.interpolation_weights"
-    assert "found [0.5, 1.0, 0.5], expected values that all differ" in problem.message
-    assert problems_of(Mapper, MapperSettings()) == ()
+def test_the_local_models_have_a_rate_and_a_length_of_their_own() -> None:
+    task = linear_task(learning_rate=1.0)
+    settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
+    found = mixture_served(Mapper(task, settings), torch.zeros(2), white([0]))
+    # ½ · ½, then ½ (1 - σ(½)).
+    expected = 0.25 + 0.5 * (1 - SIGMA)
+    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_interpolation_is_of_probabilities(
-    linear_task: MakeTask, white: MakeClient
+def test_the_fixed_model_gets_no_gradient() -> None:
+    task, examples = normed_task(EVERYTHING), noisy(9, 0, seed=1).train
+    fixed, trained_head = task.fresh_weights(KEY), task.model.module.classifier
+    passes: dict[bool, list[tuple[bool, bool]]] = {True: [], False: []}
+    ends: list[torch.Tensor] = []
+
+    def record(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
+        found = (logits.requires_grad, head.training)
+        passes[head is trained_head].append(found)
+        if head is not trained_head:
+            ends.append(head.get_parameter("weight"))
+
+    # The second model is a copy of the task's, and takes this over.
+    with trained_head.register_forward_hook(record):
+        objective = mixture_loss(task, 0.4, fixed)
+        start = task.initial_weights
+        local_sgd(task, start, examples, 0.1, KEY, objective=objective)
+    assert passes == {True: 3 * [(True, True)], False: 3 * [(False, False)]}
+    expected = task.model.named(fixed)["classifier.weight"]
+    assert torch.equal(ends[-1].detach(), expected)
+
+
+def test_the_loss_is_that_of_the_mixture_of_probabilities() -> None:
+    task = linear_task()
+    objective = mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
+    task.model.load(torch.tensor([-0.5, 0.5]))
+    inputs, labels = torch.ones(2, 1, 1, 1), torch.tensor([0, 1])
+    own, other = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
+    mixture = 0.25 * own + 0.75 * other
+    expected = -torch.tensor([mixture, 1 - mixture]).log()
+    found = objective(task.model.module, inputs, labels)
+    torch.testing.assert_close(found.detach(), expected)
+
+
+def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
+    task = text_task()
+    own, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
+    inputs, labels = windows()
+    text = torch.cat([inputs.flatten(start_dim=1), labels[:, None]], dim=1)
+
+    def probabilities(weights: torch.Tensor) -> torch.Tensor:
+        """Return what each prefix of a window gives its next character, (n, T)."""
+        task.model.load(weights)
+        columns = []
+        for length in range(1, 6):
+            logits = task.model.module(inputs[:, :length]).detach()
+            rows = torch.softmax(logits, dim=1)
+            columns.append(rows.gather(1, text[:, length : length + 1])[:, 0])
+        return torch.stack(columns, dim=1)
+
+    mixture = 0.25 * probabilities(own) + 0.75 * probabilities(fixed)
+    objective = mixture_loss(task, 0.25, fixed)
+    task.model.load(own)
+    found = objective(task.model.module, inputs, labels).detach()
+    torch.testing.assert_close(found, -mixture.log().mean(dim=1))
+
+
+def test_a_central_model_without_a_part_reports_what_training_minimises() -> None:
+    task, (inputs, labels) = text_task(), windows()
+    given = Examples(inputs.to(torch.uint8), labels)
+    data = ClientData(given, no_examples(TEXT))
+    method = joint(task, 1.0)
+    payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
+    _, update = method.client_update(payload, None, data, 1, rng)
+    local = local_sgd(
+        task, payload.weights, given, 0.1, rng.child("local"), num_epochs=1
+    )
+    losses = task.losses(local.weights, given)
+    assert update.train_loss == pytest.approx(float(losses.mean()))
+
+
+def test_local_models_start_from_the_central_one_that_was_sent() -> None:
+    task = linear_task(learning_rate=1.0)
+    sent = torch.tensor([0.25, -0.25])
+    found = mixture_served(Mapper(task, MapperSettings((1.0,))), sent, white([0]))
+    assert not torch.equal(sent, task.initial_weights)
+    # p(0) = σ(½) there.
+    expected = 0.25 + 1 - SIGMA
+    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
+
+
+PAIRS = (Pair(0.0, torch.zeros(2)), Pair(1.0, torch.tensor([1.0, -1.0])))
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "expected"),
+    [([0], [0], 1.0), ([0], [1], 0.0), ([0], [], 1.0), ([1], [], 0.0)],
+)
+def test_on_validation_and_else_on_the_training_split(
+    train: list[int], validation: list[int], expected: float
 ) -> None:
-    task = linear_task(TrainingSettings())
+    task = linear_task()
+    data = white(train, validation)
+    found = best_pair(task, torch.zeros(2), PAIRS, data)
+    assert found.interpolation_weight == expected
+
+
+def test_of_equals_the_first() -> None:
+    task, same = linear_task(), torch.zeros(2)
+    pairs = [Pair(0.0, same), Pair(0.5, same), Pair(1.0, same)]
+    assert best_pair(task, same, pairs, white([0])) is pairs[0]
+
+
+def test_without_training_data_the_central_model() -> None:
+    task, central = linear_task(), torch.tensor([0.3, 0.1])
+    found = best_pair(task, central, PAIRS[1:], white([], [0]))
+    assert found.interpolation_weight == 0.0
+    assert found.local is central
+
+
+def test_the_mixture_may_be_best() -> None:
+    task = linear_task()
+    central, own = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
+    pairs = [Pair(share, own) for share in (0.0, 0.5, 1.0)]
+    found = best_pair(task, central, pairs, white([0], [0, 1]))
+    assert found.interpolation_weight == 0.5
+
+
+def test_the_interpolation_is_of_probabilities() -> None:
+    task = linear_task()
     pair = Pair(0.25, torch.tensor([1.0, -1.0]))
     rows = interpolated(task, torch.zeros(2), pair)(white([0]).train.images)
     expected = 0.75 * 0.5 + 0.25 * 0.8807971  # σ(2)
     assert rows[0].tolist() == pytest.approx([expected, 1 - expected], abs=1e-6)
+
+
+def test_each_model_makes_one_pass_over_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, central, own = linear_task(EVERYTHING), torch.zeros(2), torch.ones(2)
+    data, shares = white([0, 1], [1]), (0.0, 0.25, 0.5, 1.0)
+    passes: list[int] = []
+    embed = task.model.module.embed
+
+    def counted(inputs: torch.Tensor) -> torch.Tensor:
+        passes.append(len(inputs))
+        return embed(inputs)
+
+    monkeypatch.setattr(task.model.module, "embed", counted)
+    best_pair(task, central, [Pair(share, own) for share in shares], data)
+    assert passes == 2 * [1]  # the validation split, with h_c and with h_l
+    passes.clear()
+    apart = [Pair(share, own + share) for share in shares[1:]]
+    best_pair(task, central, [Pair(0.0, central), *apart], data)
+    assert passes == 4 * [1]
+
+
+def two_stage(task: Task, *cover: float) -> Method:
+    settings = TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
+    return TwoStageMapper(task, of_name("fedavg", task), settings)
+
+
+def test_by_hand() -> None:
+    task = linear_task(learning_rate=0.5)
+    found = mixture_served(two_stage(task, 0.3), torch.zeros(2), white([0]))
+    central, own = found.components
+    # The local model's own loss, whatever λ is: ½ · ½, then ½ (1 - σ(½)).
+    expected = 0.25 + 0.5 * (1 - SIGMA)
+    assert central.tolist() == [0.0, 0.0]
+    assert float(own[0]) == pytest.approx(expected, abs=1e-6)
+    assert found.mixture_weights.tolist() == pytest.approx([0.7, 0.3])
+
+
+def test_no_weight_is_the_method() -> None:
+    task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+    found = mixture_served(two_stage(task, 0.0), task.initial_weights, data)
+    queries = noisy(5, 0, seed=9).train.images
+    expected = task.probabilities(task.initial_weights, queries)
+    assert torch.equal(found(queries), expected)
+
+
+def test_all_weight_is_fine_tuning() -> None:
+    task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+    found = mixture_served(two_stage(task, 1.0), task.initial_weights, data)
+    tuned = topped("fine_tuning", task, num_epochs=2)
+    payload = ModelPayload(task.initial_weights)
+    expected = tuned.personalize(payload, None, data, RandomKey(6))
+    queries = noisy(5, 0, seed=9).train.images
+    assert torch.equal(found(queries), expected(queries))
+
+
+def test_the_choice_has_not_seen_validation() -> None:
+    task = linear_task(learning_rate=5.0, batch_size=1)
+    # Trained on both splits, the local model knows the validation label best.
+    data = white([0], [1] * 9)
+    found = mixture_served(two_stage(task, 0.0, 1.0), torch.zeros(2), data)
+    assert found.describe() == {"interpolation_weight": 0.0}
+    before, after = found.without_validation(), found
+    assert float(before.components[1][0]) > 0 > float(after.components[1][0])
+    assert before.without_validation() is before
+
+
+def test_on_top_of_what_was_trained_on_validation() -> None:
+    task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
+    tuned = topped("fine_tuning", task, num_epochs=1)
+    method = TwoStageMapper(task, tuned, TwoStageSettings((0.5,)))
+    payload = ModelPayload(task.initial_weights)
+    base = one_model_of(tuned, payload, None, data, RandomKey(6))
+    found = mixture_served(method, task.initial_weights, data)
+    assert torch.equal(found.components[0], base.weights)
+    alone = found.without_validation()
+    assert torch.equal(alone.components[0], base.without_validation().weights)
+
+
+@pytest.mark.parametrize("num_validation", [4, 0])
+@pytest.mark.parametrize(
+    ("where", "first"), [(mapper_module, [9, 9]), (module, [9])], ids=["joint", "two"]
+)
+def test_without_validation_data_nothing_is_trained_anew(
+    where: ModuleType,
+    first: list[int],
+    num_validation: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, data = normed_task(EVERYTHING), noisy(9, num_validation, seed=1)
+    trainings = count_trainings(monkeypatch, where)
+    both = Mapper(task, MapperSettings((0.5, 1.0)))
+    method = both if where is mapper_module else two_stage(task)
+    found = mixture_served(method, task.initial_weights, data)
+    assert trainings == first + ([13] if num_validation else [])
+    assert (found.without_validation() is found) == (num_validation == 0)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
 from knnper.records import fingerprint
@@ -17,14 +16,14 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method, NoSettings
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
 from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.method_checks import document, refused
+from tests.strategies.tiny import noisy, normed_task, of_name
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -33,13 +32,13 @@ ON_TOP = [name for name in PERSONALIZERS if name != AS_IT_IS]
 MODEL_ONLY = [name for name in ON_TOP if PERSONALIZERS[name].needs_one_model]
 
 
-def trained(task: Task, name: str, noisy: MakeClient) -> tuple[Method, Any, Any]:
+def trained(task: Task, name: str) -> tuple[Method, Any, Any]:
     """Return a method, and its own and client a's state after one round."""
     method = METHODS[name](task, METHODS[name].settings_type())
-    return method, *after_a_round(method, noisy)
+    return method, *after_a_round(method)
 
 
-def after_a_round(method: Method, noisy: MakeClient) -> tuple[Any, Any]:
+def after_a_round(method: Method) -> tuple[Any, Any]:
     """Return the server's and client a's state after a round with three clients."""
     state = method.init(CLIENTS, RandomKey(1))
     if method.num_rounds == 0:
@@ -65,11 +64,9 @@ def served(
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_all_that_can_be_on_top_serves_probabilities(
-    name: str, normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_all_that_can_be_on_top_serves_probabilities(name: str) -> None:
     task = replace(normed_task(TRAINING), proxy=lambda: noisy(7, 0, seed=2).train)
-    method, bare_state, memory = trained(task, name, noisy)
+    method, bare_state, memory = trained(task, name)
     queries = noisy(5, 0, seed=10).train.images
     for on_top in ON_TOP:
         if not allowed(name, on_top):
@@ -78,7 +75,7 @@ def test_all_that_can_be_on_top_serves_probabilities(
         topped = entry(task, method, entry.settings_type())
         state = bare_state
         if topped.state_type is not method.state_type:
-            state, _ = after_a_round(topped, noisy)
+            state, _ = after_a_round(topped)
         for client, sizes in ((NEWCOMER, (0, 0)), (NEWCOMER, (1, 0)), ("a", (4, 2))):
             its_state = memory if client == "a" else None
             data = noisy(*sizes, seed=1)
@@ -92,11 +89,9 @@ def test_all_that_can_be_on_top_serves_probabilities(
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_a_memory_without_weight_is_the_method(
-    name: str, normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_a_memory_without_weight_is_the_method(name: str) -> None:
     task = normed_task(TRAINING)
-    method, state, memory = trained(task, name, noisy)
+    method, state, memory = trained(task, name)
     topped = LocalMemory(task, method, KnnSettings(knn_weights=(0.0,)))
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     for client, its_state in (("a", memory), (NEWCOMER, None)):
@@ -107,11 +102,9 @@ def test_a_memory_without_weight_is_the_method(
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_a_memory_alone_is_the_vote_on_the_methods_representation(
-    name: str, normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_a_memory_alone_is_the_vote_on_the_methods_representation(name: str) -> None:
     task = normed_task(TRAINING)
-    method, state, memory = trained(task, name, noisy)
+    method, state, memory = trained(task, name)
     settings = KnnSettings(num_neighbors=4, knn_weights=(1.0,))
     topped = LocalMemory(task, method, settings)
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
@@ -141,45 +134,31 @@ def _vote(
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("on_top", ON_TOP)
-def test_rounds_are_the_methods_own(
-    name: str, on_top: str, normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
     task, entry = normed_task(TRAINING), PERSONALIZERS[on_top]
     method = METHODS[name](task, METHODS[name].settings_type())
     topped = entry(task, method, entry.settings_type())
-    state, memory = after_a_round(method, noisy)
-    its_state, its_memory = after_a_round(topped, noisy)
+    state, memory = after_a_round(method)
+    its_state, its_memory = after_a_round(topped)
     assert torch.equal(its_state.weights, state.weights)
     assert fingerprint(its_memory) == fingerprint(memory)
     assert topped.num_rounds == method.num_rounds
 
 
-def document(
-    method: str, personalization: str | dict[str, object]
-) -> dict[str, object]:
-    return {
-        "name": "topped",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": method},
-        "personalization": personalization,
-    }
-
-
-@pytest.mark.parametrize("name", BARE)
-def test_what_a_method_cannot_bear_is_refused(name: str) -> None:
-    for on_top in MODEL_ONLY:
-        if METHODS[name].serves_one_model:
-            continue
-        with pytest.raises(ConfigError, match="not served one set of weights"):
-            load_experiment(document(name, {"name": on_top}), experiment_catalogue())
+@pytest.mark.parametrize("on_top", MODEL_ONLY)
+@pytest.mark.parametrize(
+    "name", [name for name in BARE if not METHODS[name].serves_one_model]
+)
+def test_what_a_method_cannot_bear_is_refused(name: str, on_top: str) -> None:
+    partition = {"name": "iid", "num_clients": 2, "proxy_fraction": 0.1}
+    topped = document(name, on_top, partition=partition)
+    refused(topped, "personalization.name", "not served one set of weights")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BARE])
 def test_a_name_for_a_combination_takes_nothing_else(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"with {name}, which always has"):
-        load_experiment(document(name, {"name": AS_IT_IS}), experiment_catalogue())
+    hint = f"with {name}, which always has"
+    refused(document(name, {"name": AS_IT_IS}), "personalization.name", hint)
 
 
 def test_a_section_without_a_name_is_of_the_methods_own_kind() -> None:
@@ -194,8 +173,7 @@ def test_a_name_alone_may_stand_for_the_section() -> None:
     short = load_experiment(document("fedem", "knn"), known)
     long = load_experiment(document("fedem", {"name": "knn"}), known)
     assert short == long
-    with pytest.raises(ConfigError, match=r"personalization\.name: unknown name .kn."):
-        load_experiment(document("fedem", "kn"), known)
+    refused(document("fedem", "kn"), "personalization.name", "unknown name .kn.")
 
 
 @pytest.mark.parametrize(
@@ -219,12 +197,10 @@ class TestWhatSawTheValidationSplit:
         if name == "local":
             return Local(task, LocalSettings(num_rounds=30))
         tuning = FineTuningSettings(num_epochs=30, learning_rate=0.5)
-        return FineTuning(task, FedAvg(task, NoSettings()), tuning)
+        return FineTuning(task, of_name("fedavg", task), tuning)
 
     @pytest.mark.parametrize(("name", "seed"), [("fine_tuned", 2), ("local", 1)])
-    def test_lambda_is_chosen_without_it(
-        self, name: str, seed: int, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_lambda_is_chosen_without_it(self, name: str, seed: int) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=seed)
         settings = KnnSettings()
         method = LocalMemory(task, self.base(task, name), settings)
@@ -243,9 +219,7 @@ class TestWhatSawTheValidationSplit:
         )
         assert found.knn_weight != leaking.knn_weight
 
-    def test_what_is_served_has_seen_both(
-        self, normed_task: MakeTask, noisy: MakeClient
-    ) -> None:
+    def test_what_is_served_has_seen_both(self) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
         base = self.base(task, "fine_tuned")
         method = LocalMemory(task, base, KnnSettings(knn_weights=(1.0,)))

@@ -1,29 +1,34 @@
 """Per-FedAvg on two parameters, and at an inner rate of 0."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import ClientData, Examples
 from knnper.experiment import TrainingSettings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalModel, local_sgd
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.per_fedavg import PerFedAvg, PerFedAvgSettings, hessian_product
-from tests.strategies.method_checks import problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    white,
+)
 
 Variant = Literal["first_order", "hessian_free"]
 
 VARIANTS: tuple[Variant, ...] = ("first_order", "hessian_free")
+EVERYTHING = TrainingSettings(
+    batch_size=3, local_steps=5, learning_rate=0.1, momentum=0.5, weight_decay=0.01
+)
 WRONG = 0.2689414  # 1 - σ(1): p(1) where the logits are (½, -½)
 
 
@@ -32,54 +37,33 @@ def method_of(task: Task, variant: Variant, inner: float, epochs: int = 1) -> Me
     return PerFedAvg(task, settings)
 
 
-@pytest.fixture
-def mixed() -> Callable[[int, int], ClientData]:
-    """Make a client with random rows of 4 pixels, of 2 classes."""
-
-    def make(count: int, seed: int) -> ClientData:
-        generator = torch.Generator().manual_seed(seed)
-        shape = (count, 1, 4, 1)
-        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        labels = torch.randint(0, 2, (count,), generator=generator)
-        train = Examples(images, labels)
-        return ClientData(train, Examples(images[:0], labels[:0]))
-
-    return make
-
-
-def with_everything(task: Task) -> Task:
-    """Return the task with momentum, weight decay and several steps a round."""
-    training = TrainingSettings(
-        batch_size=3, local_steps=5, learning_rate=0.1, momentum=0.5, weight_decay=0.01
-    )
-    return replace(task, training=training)
+def mixed(count: int, seed: int) -> ClientData:
+    """Return a client with random rows of 4 pixels, of 2 classes."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 1, 4, 1)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    train = Examples(images, labels)
+    return ClientData(train, train.take(torch.arange(0)))
 
 
 @pytest.mark.parametrize(
     ("variant", "moved"), [("first_order", WRONG), ("hessian_free", WRONG / 2)]
 )
-def test_a_step_by_hand(
-    linear_task: MakeTask,
-    white: MakeClient,
-    key: RandomKey,
-    variant: Variant,
-    moved: float,
-) -> None:
+def test_a_step_by_hand(variant: Variant, moved: float) -> None:
     # From 0, ∇f = (-½, ½) and w̃ = (½, -½) with α = 1. There v = (-q, q), q = 1 - σ(1).
     # The Hessian at 0 is ¼ [[1, -1], [-1, 1]], so that (I - H) v = v - ½ v.
-    task = linear_task(TrainingSettings(learning_rate=1.0))
+    task = linear_task(learning_rate=1.0)
     payload = ModelPayload(torch.zeros(2))
     method = method_of(task, variant, inner=1.0)
-    _, update = method.client_update(payload, None, white([0]), 1, key)
+    _, update = method.client_update(payload, None, white([0]), 1, KEY)
     assert update.weights.tolist() == pytest.approx([moved, -moved], abs=1e-5)
     # -log σ(1): the loss after the inner step, not before it.
     assert update.train_loss == pytest.approx(0.3132617, abs=1e-6)
 
 
-def test_a_round_weights_clients_by_their_examples(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=1.0))
+def test_a_round_weights_clients_by_their_examples() -> None:
+    task = linear_task(learning_rate=1.0)
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, _ = run_rounds(method_of(task, "first_order", 1.0), clients, num_rounds=1)
     # ¾ q - ¼ q
@@ -87,25 +71,18 @@ def test_a_round_weights_clients_by_their_examples(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_an_inner_step_it_is_fedavg(
-    linear_task: MakeTask,
-    mixed: Callable[[int, int], ClientData],
-    run_rounds: RunRounds,
-    variant: Variant,
-) -> None:
-    task = with_everything(linear_task(TrainingSettings(), num_pixels=4))
+def test_without_an_inner_step_it_is_fedavg(variant: Variant) -> None:
+    task = linear_task(EVERYTHING, num_pixels=4)
     clients = {name: mixed(7 + seed, seed) for seed, name in enumerate("abc")}
-    expected, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=3)
+    expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
     found, _ = run_rounds(method_of(task, variant, 0.0), clients, num_rounds=3)
     assert torch.equal(found.weights, expected.weights)
     adapting, _ = run_rounds(method_of(task, variant, 0.5), clients, num_rounds=3)
     assert not torch.allclose(adapting.weights, expected.weights)
 
 
-def test_the_hessian_product_is_that_of_double_differentiation(
-    linear_task: MakeTask, mixed: Callable[[int, int], ClientData], key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(batch_size=8), num_pixels=4)
+def test_the_hessian_product_is_that_of_double_differentiation() -> None:
+    task = linear_task(batch_size=8, num_pixels=4)
     weights = torch.linspace(-1.0, 1.0, 8)
     vector = torch.tensor([0.5, -1.0, 0.25, 0.0, 1.0, -0.5, 0.75, -0.25])
     data = mixed(8, 1).train
@@ -116,7 +93,7 @@ def test_the_hessian_product_is_that_of_double_differentiation(
         assert torch.equal(model.parameters, weights)
         return torch.zeros(())
 
-    local_sgd(task, weights, data, 0.1, key, num_epochs=1, local_step=step)
+    local_sgd(task, weights, data, 0.1, KEY, num_epochs=1, local_step=step)
 
     inputs = task.normalize(data.images).flatten(start_dim=1)
 
@@ -129,10 +106,8 @@ def test_the_hessian_product_is_that_of_double_differentiation(
     torch.testing.assert_close(found[0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_both_passes_of_a_difference_drop_the_same_units(
-    linear_task: MakeTask, mixed: Callable[[int, int], ClientData], key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(batch_size=8), num_pixels=4)
+def test_both_passes_of_a_difference_drop_the_same_units() -> None:
+    task = linear_task(batch_size=8, num_pixels=4)
 
     def dropping(x: Tensor) -> Tensor:
         return functional.dropout(x.flatten(start_dim=1), 0.5)
@@ -146,21 +121,17 @@ def test_both_passes_of_a_difference_drop_the_same_units(
         return torch.zeros(())
 
     local_sgd(
-        task, torch.ones(8), mixed(8, 1).train, 0.1, key, num_epochs=3, local_step=step
+        task, torch.ones(8), mixed(8, 1).train, 0.1, KEY, num_epochs=3, local_step=step
     )
     # In the direction 0 nothing changes, however small the difference.
     assert sizes == [0.0, 0.0, 0.0]
 
 
-def test_clients_are_served_the_adapted_model(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    training = TrainingSettings(learning_rate=9.0, momentum=0.9, weight_decay=0.5)
-    task = linear_task(training)
-    train, validation = white([0, 0]).train, white([1, 1]).train
-    payload, data = ModelPayload(torch.zeros(2)), ClientData(train, validation)
+def test_clients_are_served_the_adapted_model() -> None:
+    task = linear_task(learning_rate=9.0, momentum=0.9, weight_decay=0.5)
+    payload, data = ModelPayload(torch.zeros(2)), white([0, 0], [1, 1])
     method = method_of(task, "first_order", inner=0.5, epochs=1)
-    predictor: Any = method.personalize(payload, None, data, key)
+    predictor = one_model_of(method, payload, None, data)
     # Both splits together pull to neither side; the training split alone makes a step
     # of α (½, -½) = (¼, -¼), with nothing of momentum, weight decay and β.
     assert predictor.weights.tolist() == [0.0, 0.0]
@@ -169,38 +140,20 @@ def test_clients_are_served_the_adapted_model(
     assert alone.without_validation() is alone
 
 
-def test_steps_follow_one_another(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
+def test_steps_follow_one_another() -> None:
+    task = linear_task()
     payload = ModelPayload(torch.zeros(2))
     method = method_of(task, "hessian_free", inner=1.0, epochs=2)
-    predictor: Any = method.personalize(payload, None, white([0]), key)
+    predictor = one_model_of(method, payload, None, white([0]))
     # ½, then 1 - σ(1) more.
     assert float(predictor.weights[0]) == pytest.approx(0.5 + WRONG, abs=1e-6)
     as_it_is = method_of(task, "hessian_free", inner=1.0, epochs=0)
-    unchanged: Any = as_it_is.personalize(payload, None, white([0]), key)
+    unchanged = one_model_of(as_it_is, payload, None, white([0]))
     assert torch.equal(unchanged.weights, payload.weights)
 
 
-def test_a_client_without_examples_changes_nothing(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
+def test_a_client_without_examples_changes_nothing() -> None:
+    task = linear_task()
     payload, method = ModelPayload(torch.ones(2)), method_of(task, "hessian_free", 1.0)
-    _, update = method.client_update(payload, None, nothing, 1, key)
+    _, update = method.client_update(payload, None, white([]), 1, KEY)
     assert torch.equal(update.weights, payload.weights)
-
-
-def problems(precision: Literal["float32", "bfloat16"], variant: Variant) -> Any:
-    training = TrainingSettings(precision=precision)
-    return problems_of(PerFedAvg, PerFedAvgSettings(variant=variant), training)
-
-
-def test_differences_need_float32() -> None:
-    (problem,) = problems("bfloat16", "hessian_free")
-    assert problem.place == "training.precision"
-    assert "found bfloat16, expected float32" in problem.message
-    assert problems("bfloat16", "first_order") == ()
-    assert problems("float32", "hessian_free") == ()

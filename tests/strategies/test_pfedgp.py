@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,21 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import (
-    ClientData,
-    Examples,
-    InputSpec,
-    Normalizer,
-    no_examples,
-)
-from knnper.errors import Problem
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import TrainingSettings
-from knnper.loading import parse_settings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NEWCOMER
-from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_per import memorize
 from knnper.strategies.pfedgp import (
@@ -31,8 +22,7 @@ from knnper.strategies.pfedgp import (
     PFedGPSettings,
     SharedNetwork,
 )
-from tests.strategies.method_checks import problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import KEY, noisy, normed_task, run_rounds, task_of
 
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
 LINEAR = PFedGPSettings(kernel="linear", output_scale=2.0, num_iterations=1)
@@ -51,17 +41,8 @@ class ScaledModel(EmbeddingModel):
         return self.scale * x.flatten(start_dim=1)
 
 
-def scaled_task(training: TrainingSettings) -> Task:
-    with RandomKey(3).torch():
-        model = FlatModel(ScaledModel())
-    return Task(
-        model=model,
-        initial_weights=model.read(),
-        fresh_weights=lambda rng: model.read(),
-        normalize=Normalizer(TWO_PIXELS),
-        spec=TWO_PIXELS,
-        training=training,
-    )
+def scaled_task(**training: Any) -> Task:
+    return task_of(ScaledModel, TWO_PIXELS, TrainingSettings(**training))
 
 
 def client(examples: Mapping[tuple[int, int], int]) -> ClientData:
@@ -107,9 +88,9 @@ def one_iteration() -> tuple[float, float]:
     return omega_of(2 / 11, 12 / 11), omega_of(-6 / 11, 20 / 11)
 
 
-def test_one_round_by_hand(run_rounds: RunRounds) -> None:
+def test_one_round_by_hand() -> None:
     rate, step = 0.5, 1e-5
-    task = scaled_task(TrainingSettings(learning_rate=rate, batch_size=2))
+    task = scaled_task(learning_rate=rate, batch_size=2)
     clients = {"a": client({(1, 0): 0, (1, 1): 1}), "b": client({(1, 0): 2})}
     state, _ = run_rounds(PFedGP(task, LINEAR), clients, num_rounds=1)
 
@@ -123,21 +104,18 @@ def test_one_round_by_hand(run_rounds: RunRounds) -> None:
     assert abs(expected[1] - 1) > 0.01
 
 
-def test_the_loss_of_a_round_by_hand(key: RandomKey) -> None:
-    task = scaled_task(TrainingSettings(batch_size=2))
+def test_the_loss_of_a_round_by_hand() -> None:
+    task = scaled_task(batch_size=2)
     data = client({(1, 0): 0, (1, 1): 1})
     payload = SharedNetwork(task.initial_weights)
-    _, update = PFedGP(task, LINEAR).client_update(payload, None, data, 1, key)
+    _, update = PFedGP(task, LINEAR).client_update(payload, None, data, 1, KEY)
     expected = two_point_loss(1, 1, one_iteration())
     assert update.train_loss == pytest.approx(expected, abs=1e-4)
     assert update.num_examples == 2
 
 
-def test_the_network_moves_and_the_head_stays(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    training = TrainingSettings(batch_size=4, learning_rate=0.1, weight_decay=0.1)
-    task = normed_task(training)
+def test_the_network_moves_and_the_head_stays() -> None:
+    task = normed_task(batch_size=4, learning_rate=0.1, weight_decay=0.1)
     clients = {name: noisy(9 + i, 0, seed=i) for i, name in enumerate("abc")}
     state, _ = run_rounds(PFedGP(task, PFedGPSettings()), clients, num_rounds=3)
     moved = state.network != task.initial_weights
@@ -145,23 +123,13 @@ def test_the_network_moves_and_the_head_stays(
     assert bool(moved[~task.head_mask].all())
 
 
-def test_without_examples_nothing_moves(normed_task: MakeTask, key: RandomKey) -> None:
-    task = normed_task(TrainingSettings())
+def test_without_examples_nothing_moves() -> None:
+    task = normed_task()
     method = PFedGP(task, PFedGPSettings())
     nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
     payload = SharedNetwork(task.initial_weights)
-    _, update = method.client_update(payload, None, nothing, 1, key)
+    _, update = method.client_update(payload, None, nothing, 1, KEY)
     assert torch.equal(update.weights, task.initial_weights)
-
-
-def test_the_mean_weights_clients_by_examples(normed_task: MakeTask) -> None:
-    method = PFedGP(normed_task(TrainingSettings()), PFedGPSettings())
-    updates = [
-        ("a", ModelUpdate(torch.tensor([1.0, 0.0]), 3, 0.5)),
-        ("b", ModelUpdate(torch.tensor([5.0, 0.0]), 1, 0.5)),
-    ]
-    state = method.aggregate(SharedNetwork(torch.zeros(2)), iter(updates))
-    assert state.network.tolist() == [2.0, 0.0]
 
 
 def served(
@@ -177,7 +145,7 @@ def served(
 
 
 def test_a_newcomer_is_served_what_its_own_examples_say() -> None:
-    task = scaled_task(TrainingSettings())
+    task = scaled_task()
     data = client({(0, 0): 2, (0, 1): 2, (1, 0): 0, (1, 1): 0})
     settings = PFedGPSettings(length_scale=0.3)
     found = served(task, data, settings)(data.train.images)
@@ -188,16 +156,14 @@ def test_a_newcomer_is_served_what_its_own_examples_say() -> None:
 
 def test_without_data_all_classes_are_alike() -> None:
     nothing = ClientData(no_examples(TWO_PIXELS), no_examples(TWO_PIXELS))
-    predictor = served(scaled_task(TrainingSettings()), nothing)
+    predictor = served(scaled_task(), nothing)
     images = client({(0, 0): 0, (1, 0): 0}).train.images
     assert predictor(images).flatten().tolist() == pytest.approx([1 / 3] * 6)
     assert predictor.describe() == {"num_gp_examples": 0.0}
 
 
-def test_both_splits_are_learnt_from_and_validation_can_be_forgotten(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task, queries = normed_task(TrainingSettings()), noisy(6, 0, seed=8).train.images
+def test_both_splits_are_learnt_from_and_validation_can_be_forgotten() -> None:
+    task, queries = normed_task(), noisy(6, 0, seed=8).train.images
     data, nothing = noisy(7, 5, seed=1), no_examples(task.spec)
     alone = served(task, replace(data, validation=nothing))
     both = served(task, ClientData(data.train_and_validation(), nothing))
@@ -213,10 +179,8 @@ def test_both_splits_are_learnt_from_and_validation_can_be_forgotten(
     assert alone.without_validation() is alone
 
 
-def test_the_examples_are_limited_by_chance(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task, queries = normed_task(TrainingSettings()), noisy(6, 0, seed=8).train.images
+def test_the_examples_are_limited_by_chance() -> None:
+    task, queries = normed_task(), noisy(6, 0, seed=8).train.images
     data, few = noisy(9, 3, seed=1), PFedGPSettings(max_examples=4)
     first, again, other = (served(task, data, few, seed) for seed in (3, 3, 4))
     assert first.describe() == {"num_gp_examples": 4.0}
@@ -228,8 +192,8 @@ def test_the_examples_are_limited_by_chance(
     assert torch.equal(*all_of_them)
 
 
-def test_a_memory_can_be_put_on_top(normed_task: MakeTask, noisy: MakeClient) -> None:
-    task, data = normed_task(TrainingSettings()), noisy(8, 5, seed=1)
+def test_a_memory_can_be_put_on_top() -> None:
+    task, data = normed_task(), noisy(8, 5, seed=1)
     base, queries = served(task, data), noisy(6, 0, seed=8).train.images
     nearest = KnnSettings(knn_weights=(0.25,))
     found = memorize(base, 3, data, nearest, RandomKey(1))
@@ -240,12 +204,9 @@ def test_a_memory_can_be_put_on_top(normed_task: MakeTask, noisy: MakeClient) ->
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_training_lowers_the_loss(
-    precision: Any, normed_task: MakeTask, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    training = TrainingSettings(batch_size=9, learning_rate=0.3, precision=precision)
-    task = normed_task(training)
-    generator = key.child("images").numpy()
+def test_training_lowers_the_loss(precision: Any) -> None:
+    task = normed_task(batch_size=9, learning_rate=0.3, precision=precision)
+    generator = KEY.child("images").numpy()
     labels = torch.arange(9) % 3
     values = 100 * labels[:, None] + torch.from_numpy(generator.integers(0, 50, (9, 4)))
     images = values.to(torch.uint8).reshape(9, 2, 2, 1)
@@ -253,39 +214,7 @@ def test_training_lowers_the_loss(
     method = PFedGP(task, PFedGPSettings())
     state, _ = run_rounds(method, {"a": data}, num_rounds=15)
     losses = [
-        method.client_update(SharedNetwork(network), None, data, 1, key)[1].train_loss
+        method.client_update(SharedNetwork(network), None, data, 1, KEY)[1].train_loss
         for network in (task.initial_weights, state.network)
     ]
     assert losses[1] < 0.9 * losses[0]
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "expected"),
-    [
-        ("kernel", "matern", "linear"),
-        ("output_scale", 0, "greater than 0"),
-        ("length_scale", -1.0, "greater than 0"),
-        ("num_iterations", 0, "at least 1"),
-        ("max_examples", 0, "at least 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    setting: str, value: object, expected: str
-) -> None:
-    problems: list[Problem] = []
-    assert parse_settings(PFedGPSettings, {setting: value}, "method", problems) is None
-    assert [problem.place for problem in problems] == [f"method.{setting}"]
-    assert expected in problems[0].message
-
-
-def problems_with(batch_size: int) -> Sequence[Problem]:
-    return problems_of(
-        PFedGP, PFedGPSettings(), TrainingSettings(batch_size=batch_size)
-    )
-
-
-def test_a_batch_of_one_is_refused() -> None:
-    (problem,) = problems_with(batch_size=1)
-    assert problem.place == "training.batch_size"
-    assert "found 1, expected 2 or more with pfedgp" in problem.message
-    assert problems_with(batch_size=2) == ()

@@ -4,15 +4,21 @@ import pytest
 import torch
 
 from knnper.data.examples import ClientData
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import MultiStepSchedule
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, Method
 from knnper.strategies.core.networks import Hypernetwork, Layer, generate
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
 from knnper.strategies.pfedhn import PFedHN, PFedHNSettings, PFedHNState
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    normed_task,
+    one_model_of,
+    run_rounds,
+    white,
+)
 
 # θ = relu(v) (1, -1): one unit, for models of two parameters.
 NETWORK = Hypernetwork(
@@ -37,26 +43,19 @@ def flat(network: Hypernetwork) -> list[list[float]]:
     return [tensor.flatten().tolist() for tensor in tensors]
 
 
-def test_each_seen_client_gets_its_own_model(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    method = pfedhn_of(linear_task(TrainingSettings()))
-    assert method.broadcast(STATE, "a", key).weights.tolist() == [2.0, -2.0]
-    assert method.broadcast(STATE, "b", key).weights.tolist() == [1.0, -1.0]
-    assert method.broadcast(STATE, "a", key).hypernetwork is None
-
-
-def test_a_newcomer_gets_the_mean_embedding_and_the_hypernetwork(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    payload = pfedhn_of(linear_task(TrainingSettings())).broadcast(STATE, NEWCOMER, key)
+def test_seen_clients_get_their_models_and_newcomers_the_mean_embedding() -> None:
+    method = pfedhn_of(linear_task())
+    assert method.broadcast(STATE, "a", KEY).weights.tolist() == [2.0, -2.0]
+    assert method.broadcast(STATE, "b", KEY).weights.tolist() == [1.0, -1.0]
+    assert method.broadcast(STATE, "a", KEY).hypernetwork is None
+    payload = method.broadcast(STATE, NEWCOMER, KEY)
     assert payload.weights.tolist() == [1.5, -1.5]
     assert payload.embedding.tolist() == [1.5]
     assert payload.hypernetwork is NETWORK
 
 
-def test_server_step_on_one_client_by_hand(linear_task: MakeTask) -> None:
-    method = pfedhn_of(linear_task(TrainingSettings()), learning_rate=0.5)
+def test_server_step_on_one_client_by_hand() -> None:
+    method = pfedhn_of(linear_task(), learning_rate=0.5)
     # θ_a = (2, -2), trained to (3, -3): Δθ = (-1, 1). With the unit at 2:
     #   last weight: Δθ · 2 = (-2, 2); last bias: Δθ; unit: -1 · 1 + 1 · (-1) = -2;
     #   first weight: -2 · v = -4; first bias: -2; embedding: -2 · 1 = -2.
@@ -64,10 +63,12 @@ def test_server_step_on_one_client_by_hand(linear_task: MakeTask) -> None:
     assert flat(state.hypernetwork) == [[3.0], [1.0], [2.0, -2.0], [0.5, -0.5]]
     assert state.embeddings.tolist() == [[3.0], [1.0]]
     assert state.clients == ("a", "b")
+    assert not generate(NETWORK, STATE.embeddings[0]).requires_grad
+    assert not generate(state.hypernetwork, state.embeddings[0]).requires_grad
 
 
-def test_server_step_takes_the_mean_over_the_clients(linear_task: MakeTask) -> None:
-    method = pfedhn_of(linear_task(TrainingSettings()), learning_rate=0.5)
+def test_server_step_takes_the_mean_over_the_clients() -> None:
+    method = pfedhn_of(linear_task(), learning_rate=0.5)
     # Client a as above. Client b: θ = (1, -1), trained to (1, -3): Δθ = (0, 2), unit
     # at 1: last weight (0, 2), last bias (0, 2), unit -2, first weight -2, first bias
     # -2, embedding -2. Means: (-1, 2), (-½, 1.5), -3, -2, whatever the sizes.
@@ -77,57 +78,49 @@ def test_server_step_takes_the_mean_over_the_clients(linear_task: MakeTask) -> N
     assert state.embeddings.tolist() == [[3.0], [2.0]]
 
 
-def test_weight_decay_shrinks_the_hypernetwork_only(linear_task: MakeTask) -> None:
-    method = pfedhn_of(
-        linear_task(TrainingSettings()), learning_rate=0.5, weight_decay=1
-    )
+def test_weight_decay_shrinks_the_hypernetwork_only() -> None:
+    method = pfedhn_of(linear_task(), learning_rate=0.5, weight_decay=1)
     # Nothing was trained, so Δθ = 0 and each tensor loses half of itself.
     state = method.aggregate(STATE, iter([("a", update_of([2.0, -2.0]))]))
     assert flat(state.hypernetwork) == [[0.5], [0.0], [0.5, -0.5], [0.0, 0.0]]
     assert torch.equal(state.embeddings, STATE.embeddings)
 
 
-def test_generated_models_start_near_the_initial_weights(
-    normed_task: MakeTask, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings())
+def test_generated_models_start_near_the_initial_weights() -> None:
+    task = normed_task()
     method = pfedhn_of(task)
-    state = method.init(["a", "b"], key)
-    weights = [method.broadcast(state, name, key).weights for name in "ab"]
+    state = method.init(["a", "b"], KEY)
+    weights = [method.broadcast(state, name, KEY).weights for name in "ab"]
     for found in weights:
         assert float((found - task.initial_weights).abs().max()) < 0.05
     assert not torch.equal(weights[0], weights[1])
 
 
-def test_num_hidden_layers(normed_task: MakeTask, key: RandomKey) -> None:
-    task = normed_task(TrainingSettings())
+def test_num_hidden_layers() -> None:
+    task = normed_task()
     method = pfedhn_of(task, embedding_dim=5, hidden_dim=7, num_hidden_layers=2)
-    layers = method.init(["a"], key).hypernetwork.layers
+    layers = method.init(["a"], KEY).hypernetwork.layers
     shapes = [tuple(layer.weight.shape) for layer in layers]
     assert shapes == [(7, 5), (7, 7), (task.model.num_parameters, 7)]
 
 
-def test_buffers_are_averaged_by_examples(
-    normed_task: MakeTask, key: RandomKey
-) -> None:
-    task = normed_task(TrainingSettings())
+def test_buffers_are_averaged_by_examples() -> None:
+    task = normed_task()
     method = pfedhn_of(task)
-    state = method.init(["a", "b"], key)
+    state = method.init(["a", "b"], KEY)
     first, second = (torch.full_like(task.initial_weights, x) for x in (4.0, 8.0))
     updates = [("a", ModelUpdate(first, 3, 0.5)), ("b", ModelUpdate(second, 1, 0.5))]
     # ¾ · 4 + ¼ · 8 = 5, for BatchNorm's 4 means and 4 variances.
     assert method.aggregate(state, iter(updates)).buffers.tolist() == [5.0] * 8
 
 
-def test_training_moves_what_is_generated_towards_the_clients(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=0.5, local_steps=5))
+def test_training_moves_what_is_generated_towards_the_clients() -> None:
+    task = linear_task(learning_rate=0.5, local_steps=5)
     method = pfedhn_of(task, learning_rate=0.05)
     state, _ = run_rounds(method, {"a": white([0, 0]), "b": white([1, 1])}, 30)
     served = [
         task.probabilities(
-            method.broadcast(state, name, key).weights, white([0]).train.images
+            method.broadcast(state, name, KEY).weights, white([0]).train.images
         )
         for name in "ab"
     ]
@@ -137,56 +130,42 @@ def test_training_moves_what_is_generated_towards_the_clients(
 
 def serve_newcomer(method: Method, data: ClientData, key: RandomKey) -> torch.Tensor:
     payload = method.broadcast(STATE, NEWCOMER, key)
-    predictor = method.personalize(payload, None, data, key)
-    assert isinstance(predictor, ModelPredictor)
-    return predictor.weights
+    return one_model_of(method, payload, None, data, key).weights
 
 
-def test_one_newcomer_step_by_hand(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=1.0))
+def test_one_newcomer_step_by_hand() -> None:
+    task = linear_task(learning_rate=1.0)
     method = pfedhn_of(task, learning_rate=0.25, unseen_steps=1)
-    found = serve_newcomer(method, white([1]), key)
+    found = serve_newcomer(method, white([1]), KEY)
     # θ = (1.5, -1.5); label 1: the gradient is (p, -p) with p = σ(3), so
     # Δθ = θ - θ̃ = (p, -p), (∂θ/∂v)ᵀ Δθ = 2 p, and v = 1.5 - ¼ · 2 p.
     embedding = 1.5 - 0.5 * 0.9525741
     assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 
-def test_a_newcomer_trains_what_it_has_found_at_the_first_rate(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
+def test_a_newcomer_trains_what_it_has_found_at_the_first_rate() -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
-    training = TrainingSettings(learning_rate=1.0, num_rounds=2, schedule=schedule)
-    method = pfedhn_of(linear_task(training), learning_rate=0.25, unseen_steps=2)
-    found = serve_newcomer(method, white([1]), key)
+    method = pfedhn_of(
+        linear_task(learning_rate=1.0, num_rounds=2, schedule=schedule),
+        learning_rate=0.25,
+        unseen_steps=2,
+    )
+    found = serve_newcomer(method, white([1]), KEY)
     # As above, v = 1.5 - ½ σ(3). Then θ = (v, -v) is trained: v ← v - ½ σ(2 v).
     embedding = 1.5 - 0.5 * 0.9525741
     embedding -= 0.5 * float(torch.sigmoid(torch.tensor(2 * embedding)))
     assert found.tolist() == pytest.approx([embedding, -embedding], abs=1e-6)
 
 
-def test_newcomer_finds_its_own_embedding(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings(learning_rate=1.0))
+def test_newcomer_finds_its_own_embedding() -> None:
+    task = linear_task(learning_rate=1.0)
     method = pfedhn_of(task, learning_rate=0.1, unseen_steps=30)
-    found = serve_newcomer(method, white([0, 0]), key)
+    found = serve_newcomer(method, white([0, 0]), KEY)
     assert float(found[0]) > 1.6
     # φ is frozen: only models that the hypernetwork can generate are served.
     assert float(found[0]) == pytest.approx(-float(found[1]), rel=1e-5)
 
 
-def test_newcomer_without_data_is_served_the_mean_embedding(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = pfedhn_of(linear_task(TrainingSettings()))
-    assert serve_newcomer(method, white([]), key).tolist() == [1.5, -1.5]
-
-
-def test_gradients_leave_the_hypernetwork_untracked(linear_task: MakeTask) -> None:
-    method = pfedhn_of(linear_task(TrainingSettings()))
-    state = method.aggregate(STATE, iter([("a", update_of([3.0, -3.0]))]))
-    assert not generate(NETWORK, STATE.embeddings[0]).requires_grad
-    assert not generate(state.hypernetwork, state.embeddings[0]).requires_grad
+def test_newcomer_without_data_is_served_the_mean_embedding() -> None:
+    method = pfedhn_of(linear_task())
+    assert serve_newcomer(method, white([]), KEY).tolist() == [1.5, -1.5]

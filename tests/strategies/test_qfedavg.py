@@ -5,19 +5,24 @@ import pytest
 import torch
 
 from knnper.errors import RunError
-from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import NoSettings
+from knnper.experiment import MultiStepSchedule
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.qfedavg import (
     QFedAvg,
     QFedAvgSettings,
     QFedAvgState,
     QFedAvgUpdate,
 )
-from tests.strategies.small_updates import random_updates
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    random_updates,
+    run_rounds,
+    white,
+)
 
 
 def sent(*clients: tuple[Sequence[float], float]) -> list[tuple[str, QFedAvgUpdate]]:
@@ -32,8 +37,8 @@ TWO = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], 1.0))
 BEFORE = QFedAvgState(torch.tensor([1.0, 0.0]), 0)
 
 
-def test_one_aggregation_by_hand(linear_task: MakeTask) -> None:
-    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(1.0, 2.0))
+def test_one_aggregation_by_hand() -> None:
+    method = QFedAvg(linear_task(), QFedAvgSettings(1.0, 2.0))
     # Δw_a = 2 ((1, 0) - (0, 0)) = (2, 0), Δ_a = 2 · (2, 0), h_a = 1 · 4 + 2 · 2 = 8.
     # Δw_b = 2 ((1, 0) - (1, 1)) = (0, -2), Δ_b = 1 · (0, -2), h_b = 1 · 4 + 2 · 1 = 6.
     # w = (1, 0) - (4, -2) / 14.
@@ -42,8 +47,8 @@ def test_one_aggregation_by_hand(linear_task: MakeTask) -> None:
     assert after.num_rounds == 1
 
 
-def test_a_larger_q_listens_to_the_larger_loss(linear_task: MakeTask) -> None:
-    task = linear_task(TrainingSettings())
+def test_a_larger_q_listens_to_the_larger_loss() -> None:
+    task = linear_task()
     pulls = []
     for q in (0.0, 1.0, 5.0):
         after = QFedAvg(task, QFedAvgSettings(q, 2.0)).aggregate(BEFORE, iter(TWO))
@@ -53,10 +58,9 @@ def test_a_larger_q_listens_to_the_larger_loss(linear_task: MakeTask) -> None:
     assert pulls == pytest.approx([1, 2, 32], rel=1e-4)
 
 
-def test_the_lipschitz_constant_follows_the_rate(linear_task: MakeTask) -> None:
+def test_the_lipschitz_constant_follows_the_rate() -> None:
     schedule = MultiStepSchedule(milestones=(2,), factor=0.5)
-    training = TrainingSettings(learning_rate=0.5, schedule=schedule)
-    task = linear_task(training)
+    task = linear_task(learning_rate=0.5, schedule=schedule)
     method = QFedAvg(task, QFedAvgSettings(1.0))
     for num_rounds, lipschitz in ((0, 2.0), (1, 4.0), (7, 4.0)):
         state = replace(BEFORE, num_rounds=num_rounds)
@@ -67,33 +71,28 @@ def test_the_lipschitz_constant_follows_the_rate(linear_task: MakeTask) -> None:
         assert found.num_rounds == num_rounds + 1
 
 
-def test_the_loss_is_that_of_the_received_model(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    training = TrainingSettings(learning_rate=0.5, local_steps=5, batch_size=1)
-    task = linear_task(training)
+def test_the_loss_is_that_of_the_received_model() -> None:
+    task = linear_task(learning_rate=0.5, local_steps=5, batch_size=1)
     method, data = QFedAvg(task, QFedAvgSettings()), white([0, 0, 1])
     payload = ModelPayload(torch.tensor([0.25, -0.25]))
-    _, update = method.client_update(payload, None, data, 1, key)
+    _, update = method.client_update(payload, None, data, 1, KEY)
     # Logits ±¼: -log p is log(1 + e^-½) = 0.474077 for label 0, ½ more for label 1.
     assert float(update.received_loss) == pytest.approx(0.474077 + 0.5 / 3, abs=1e-6)
-    _, plain = FedAvg(task, NoSettings()).client_update(payload, None, data, 1, key)
+    _, plain = of_name("fedavg", task).client_update(payload, None, data, 1, KEY)
     assert torch.equal(update.weights, plain.weights)
     assert (update.num_examples, update.train_loss) == (3, plain.train_loss)
     assert update.train_loss != float(update.received_loss)
 
 
-def test_a_client_without_examples_has_no_loss(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings())
+def test_a_client_without_examples_has_no_loss() -> None:
+    method = QFedAvg(linear_task(), QFedAvgSettings())
     payload = ModelPayload(torch.zeros(2))
-    _, update = method.client_update(payload, None, white([]), 1, key)
+    _, update = method.client_update(payload, None, white([]), 1, KEY)
     assert float(update.received_loss) == 0
 
 
-def test_q_0_is_the_plain_mean(normed_task: MakeTask) -> None:
-    task = normed_task(TrainingSettings())
+def test_q_0_is_the_plain_mean() -> None:
+    task = normed_task()
     held = random_updates(5, task.model.num_weights, seed=1)
     losses = torch.arange(5.0)
     same = [
@@ -106,12 +105,10 @@ def test_q_0_is_the_plain_mean(normed_task: MakeTask) -> None:
     torch.testing.assert_close(found, mean, rtol=1e-6, atol=1e-7)
 
 
-def test_buffers_are_averaged_whatever_the_losses(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = normed_task(TrainingSettings(learning_rate=0.1))
+def test_buffers_are_averaged_whatever_the_losses() -> None:
+    task = normed_task(learning_rate=0.1)
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("abc")}
-    plain, _ = run_rounds(FedAvg(task, NoSettings()), clients, num_rounds=1)
+    plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
     found, _ = run_rounds(QFedAvg(task, QFedAvgSettings(5.0)), clients, num_rounds=1)
     num_parameters = task.model.num_parameters
     # Clients of one size: FedAvg's mean is the plain one.
@@ -120,16 +117,16 @@ def test_buffers_are_averaged_whatever_the_losses(
     assert not torch.allclose(found.weights, plain.weights)
 
 
-def test_a_loss_below_0_is_none(linear_task: MakeTask) -> None:
-    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(0.5))
+def test_a_loss_below_0_is_none() -> None:
+    method = QFedAvg(linear_task(), QFedAvgSettings(0.5))
     below = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], -3.0))
     none = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], 0.0))
     expected = method.aggregate(BEFORE, iter(none)).weights
     assert torch.equal(method.aggregate(BEFORE, iter(below)).weights, expected)
 
 
-def test_what_cannot_be_computed_names_the_client(linear_task: MakeTask) -> None:
-    method = QFedAvg(linear_task(TrainingSettings()), QFedAvgSettings(12.0))
+def test_what_cannot_be_computed_names_the_client() -> None:
+    method = QFedAvg(linear_task(), QFedAvgSettings(12.0))
     # 10^300 can be computed with, 10^360 cannot. Only b counts, and its large L F^q.
     large = sent(([0.0, 0.0], 2.0), ([1.0, 1.0], 1e25))
     assert method.aggregate(BEFORE, iter(large)).weights.tolist() == [1, 1]

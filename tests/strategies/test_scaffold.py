@@ -1,17 +1,14 @@
+"""SCAFFOLD: rounds by hand, and fine-tuning on top of it."""
+
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from knnper.data.examples import ClientData, no_examples
-from knnper.errors import Problem
-from knnper.experiment import TrainingSettings
-from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings, changed
+from knnper.strategies.catalogue import PERSONALIZERS
+from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.scaffold import (
     Scaffold,
     ScaffoldClientState,
@@ -20,8 +17,17 @@ from knnper.strategies.scaffold import (
     ScaffoldState,
     ScaffoldUpdate,
 )
-from tests.strategies.method_checks import problems_of
-from tests.strategies.trained_methods import MakeClient, MakeTask, RunRounds
+from tests.strategies.method_checks import document, refused
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    white,
+)
 
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
@@ -30,10 +36,8 @@ def scaffold_of(task: Task, global_learning_rate: float = 1.0) -> Method:
     return Scaffold(task, ScaffoldSettings(global_learning_rate))
 
 
-def test_first_round_by_hand(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    method = scaffold_of(linear_task(TrainingSettings(learning_rate=0.5)))
+def test_first_round_by_hand() -> None:
+    method = scaffold_of(linear_task(learning_rate=0.5))
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
     # Without controls yet, y_a = 0 - ½ (-½, ½) = (¼, -¼) and y_b = (-¼, ¼); the mean
@@ -45,10 +49,8 @@ def test_first_round_by_hand(
     assert state.control.tolist() == [0.0, 0.0]
 
 
-def test_second_round_is_corrected(
-    linear_task: MakeTask, white: MakeClient, run_rounds: RunRounds
-) -> None:
-    method = scaffold_of(linear_task(TrainingSettings(learning_rate=1.0)))
+def test_second_round_is_corrected() -> None:
+    method = scaffold_of(linear_task(learning_rate=1.0))
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=2)
     # Round 1 ends at x = (¼, -¼), c_a = (-½, ½), c_b = (½, -½), c = 0.
@@ -63,13 +65,11 @@ def test_second_round_is_corrected(
     assert float(state.control[0]) == pytest.approx(SIGMA - 0.5, abs=1e-6)
 
 
-def test_both_controls_correct_a_step(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    method = scaffold_of(linear_task(TrainingSettings(learning_rate=1.0)))
+def test_both_controls_correct_a_step() -> None:
+    method = scaffold_of(linear_task(learning_rate=1.0))
     payload = ScaffoldPayload(torch.zeros(2), torch.tensor([0.25, 0.0]))
     before = ScaffoldClientState(torch.tensor([0.0, 0.125]))
-    after, update = method.client_update(payload, before, white([0]), 1, key)
+    after, update = method.client_update(payload, before, white([0]), 1, KEY)
     # g = (-½, ½) at x = 0, so y = -(g - c_i + c) = -(-½ + ¼, ½ - ⅛).
     assert update.weights.tolist() == [0.25, -0.375]
     # c_i⁺ - c_i = (x - y) / (1 · 1) - c = (-¼, ⅜) - (¼, 0), and c_i⁺ is g again.
@@ -77,23 +77,18 @@ def test_both_controls_correct_a_step(
     assert after.control.tolist() == [-0.5, 0.5]
 
 
-def test_the_control_of_several_steps_is_their_mean_gradient(
-    linear_task: MakeTask, white: MakeClient, key: RandomKey
-) -> None:
-    training = TrainingSettings(learning_rate=0.5, local_steps=2)
-    method = scaffold_of(linear_task(training))
+def test_the_control_of_several_steps_is_their_mean_gradient() -> None:
+    method = scaffold_of(linear_task(learning_rate=0.5, local_steps=2))
     payload = ScaffoldPayload(torch.zeros(2), torch.zeros(2))
-    memory, update = method.client_update(payload, None, white([0]), 1, key)
+    memory, update = method.client_update(payload, None, white([0]), 1, KEY)
     # Gradients -½ at 0, then σ(½) - 1 at (¼, -¼).
     mean = (-0.5 + SIGMA - 1) / 2
     assert float(memory.control[0]) == pytest.approx(mean, abs=1e-6)
     assert torch.equal(memory.control, update.control_change)
 
 
-def test_the_servers_control_counts_the_clients_that_did_not_reply(
-    linear_task: MakeTask,
-) -> None:
-    method = scaffold_of(linear_task(TrainingSettings()))
+def test_the_servers_control_counts_the_clients_that_did_not_reply() -> None:
+    method = scaffold_of(linear_task())
     state = ScaffoldState(torch.zeros(2), torch.tensor([1.0, 1.0]), num_clients=8)
     changes = [torch.tensor([1.0, 0.0]), torch.tensor([3.0, -2.0])]
     updates = [
@@ -106,19 +101,17 @@ def test_the_servers_control_counts_the_clients_that_did_not_reply(
     assert new_state.num_clients == 8
 
 
-def test_global_learning_rate_scales_the_step(linear_task: MakeTask) -> None:
-    method = scaffold_of(linear_task(TrainingSettings()), global_learning_rate=0.25)
+def test_global_learning_rate_scales_the_step() -> None:
+    method = scaffold_of(linear_task(), global_learning_rate=0.25)
     state = ScaffoldState(torch.tensor([4.0, 0.0]), torch.zeros(2), num_clients=1)
     update = ScaffoldUpdate(torch.tensor([8.0, -8.0]), 5, 0.5, torch.zeros(2))
     # 4 + ¼ (8 - 4) = 5 and 0 + ¼ (-8 - 0) = -2.
     assert method.aggregate(state, iter([("a", update)])).weights.tolist() == [5, -2]
 
 
-def test_without_controls_it_is_fedavg(
-    normed_task: MakeTask, noisy: MakeClient, run_rounds: RunRounds
-) -> None:
-    task = normed_task(TrainingSettings(batch_size=3, learning_rate=0.1))
-    plain = FedAvg(task, NoSettings())
+def test_without_controls_it_is_fedavg() -> None:
+    task = normed_task(batch_size=3, learning_rate=0.1)
+    plain = of_name("fedavg", task)
     method = scaffold_of(task)
 
     def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
@@ -138,26 +131,28 @@ def test_without_controls_it_is_fedavg(
     assert not torch.equal(corrected.weights, expected.weights)
 
 
-def test_a_client_without_steps_keeps_its_control(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
-    task = linear_task(TrainingSettings())
-    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
+def test_a_client_without_steps_keeps_its_control() -> None:
+    task = linear_task()
+    nothing = white([])
     payload = ScaffoldPayload(torch.ones(2), torch.tensor([1.0, 2.0]))
     before = ScaffoldClientState(torch.tensor([3.0, 4.0]))
-    after, update = scaffold_of(task).client_update(payload, before, nothing, 1, key)
+    after, update = scaffold_of(task).client_update(payload, before, nothing, 1, KEY)
     assert torch.equal(after.control, before.control)
     assert torch.equal(update.control_change, torch.zeros(2))
 
 
-def problems(momentum: float) -> Sequence[Problem]:
-    return problems_of(
-        Scaffold, ScaffoldSettings(), TrainingSettings(momentum=momentum)
-    )
+def test_the_global_model_is_trained_on_without_controls() -> None:
+    task = linear_task(learning_rate=0.5)
+    on_top = PERSONALIZERS["fine_tuning"]
+    tuned = on_top(task, Scaffold(task, ScaffoldSettings()), on_top.settings_type())
+    far = torch.tensor([100.0, -100.0])
+    payload = ScaffoldPayload(torch.zeros(2), control=far)
+    served = one_model_of(tuned, payload, None, white([0]))
+    # A plain step of ½ from 0: the gradient is (-½, ½), whatever the controls are.
+    assert served.weights.tolist() == [0.25, -0.25]
+    assert not tuned.personalizes_by_inference
 
 
-def test_momentum_is_refused() -> None:
-    (problem,) = problems(momentum=0.9)
-    assert problem.place == "training.momentum"
-    assert "found 0.9, expected 0 with scaffold" in problem.message
-    assert problems(momentum=0.0) == ()
+def test_momentum_is_refused_for_it_too() -> None:
+    topped = document("scaffold", "fine_tuning", training={"momentum": 0.9})
+    refused(topped, "training.momentum", r"found 0\.9, expected 0 with scaffold")

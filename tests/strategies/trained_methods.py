@@ -1,7 +1,7 @@
 """Any method of the catalogue on a small task, after one round with three clients."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from knnper.data.examples import ClientData
@@ -10,6 +10,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import Task
+from tests.strategies import tiny
 
 MakeTask = Callable[..., Task]
 MakeClient = Callable[..., ClientData]
@@ -72,3 +73,10 @@ def trained(
     memory = {client: results[client][0] for client in CLIENTS}
     state = method.aggregate(before, iter(updates))
     return Trained(task, method, data, before, updates, memory, state)
+
+
+def train_on_four_pixels(name: str, on_top: str | None = None) -> Trained:
+    """Return a round of any method of the catalogue; the server has data of its own."""
+    proxy = tiny.noisy(7, 0, seed=2).train
+    task = replace(tiny.normed_task(TRAINING), proxy=lambda: proxy)
+    return trained(name, task, tiny.noisy, on_top)

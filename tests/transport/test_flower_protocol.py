@@ -1,4 +1,8 @@
-"""What is written down of Flower's protocol is what Flower has."""
+"""What is written down of Flower's protocol and settings is what Flower has."""
+
+import inspect
+import subprocess
+import sys
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -11,10 +15,13 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_head_values_from_object_content,
 )
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.primitives import asymmetric
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.superlink.grid import http_grid
 
+from knnper.client.flower_node import FIRST_RETRY_S, quick_pulls
 from knnper.transport import flower_protocol as ours
 from knnper.transport import messages
 
@@ -97,3 +104,29 @@ def test_an_objects_head_is_read_and_written_as_flower_does() -> None:
 def test_an_error_in_an_answer(body: str, expected: tuple[int, str, str]) -> None:
     found = ours.FlowerError.of(body)
     assert (found.code, found.detail, found.extra) == expected
+
+
+def test_arrays_on_their_way_are_asked_for_sooner() -> None:
+    grid = vars(http_grid)
+    assert grid["pull_objects"] is pull_objects
+    slow = inspect.signature(pull_objects).parameters["initial_backoff"].default
+    with quick_pulls():
+        quick = inspect.signature(grid["pull_objects"]).parameters["initial_backoff"]
+        assert quick.default == FIRST_RETRY_S < slow
+    assert grid["pull_objects"] is pull_objects
+    assert "pull_objects(" in inspect.getsource(http_grid.HttpGrid), "it uses it"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "knnper_cli.flower_apps",
+        "knnper.simulation.flower_engine",
+    ],
+)
+def test_flower_reports_nothing(module: str) -> None:
+    code = (
+        f"import {module}; from flwr.supercore import telemetry;"
+        "assert telemetry.FLWR_TELEMETRY_ENABLED == '0'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

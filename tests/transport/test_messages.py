@@ -1,20 +1,29 @@
+"""What travels in a message, and as a file in shared memory; who introduces itself."""
+
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, RecordDict
 
 from knnper.errors import CodecError
 from knnper.records import fingerprint
 from knnper.strategies.core.records import ModelPayload
+from knnper.transport import messages as shared_memory
 from knnper.transport.messages import (
     CannotPlayError,
+    Introduction,
     Job,
     Packed,
-    Purpose,
     discard,
+    introduction_content,
     job_of,
     pack,
     packed_of,
+    read_introduction,
     to_content,
     unpack,
     unpack_shared,
@@ -84,6 +93,99 @@ def test_what_is_wrong_with_a_process_is_found_in_what_flower_tells() -> None:
     assert why_none_can_be_played("the client's weights are not finite") is None
 
 
-def test_purposes_are_flower_message_types() -> None:
-    assert Purpose.PERSONALIZE.value == "evaluate.personalize"
-    assert Purpose.PERSONALIZE.action == "personalize"
+def read(**fields: Any) -> Introduction:
+    return read_introduction(RecordDict({"introduction": ConfigRecord(fields)}))
+
+
+def test_what_is_said_is_read() -> None:
+    said = Introduction("site-a", False, 1, 2, 3)
+    assert read_introduction(introduction_content(said)) == said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"name": "../x"},
+        {"name": "a" * 256},
+        {"name": "a\n"},
+        {"name": 7},
+        {"name": "a", "num_train": "5"},
+        {"name": "a", "num_train": b"5"},
+        {"name": "a", "num_test": -1},
+        {"name": "a", "num_test": 2**53 + 1},
+        {"name": "a", "num_validation": True},
+        {"name": "a", "train": 1},
+        {"name": "a", "more": 1},
+    ],
+)
+def test_what_cannot_be_is_a_problem(fields: dict[str, Any]) -> None:
+    said = read(**fields)
+    assert (said.name, said.num_train) == ("", 0)
+    assert said.problem
+
+
+def test_a_problem_is_one_short_line() -> None:
+    said = read(name="a", problem="x\n2026 INFO run finished" + "y" * 999)
+    assert said.problem.startswith("x\\n2026 INFO")
+    assert len(said.problem) == 500
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shared_memory, "MEMORY_FILE_SYSTEM", tmp_path)
+    return tmp_path
+
+
+def test_the_folder_goes_with_the_run(memory: Path) -> None:
+    with shared_memory.shared_folder() as folder:
+        assert folder is not None
+        path = shared_memory.write_vector(folder, torch.tensor([1.0, -2.5]))
+        assert path is not None
+        assert shared_memory.read_vector(path).tolist() == [1.0, -2.5]
+    assert list(memory.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed_and_no_neighbours(memory: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (memory / f"knnper-{ended.pid}-abc").mkdir()
+    neighbour = memory / "knnper-1-abc"
+    neighbour.mkdir()
+    with shared_memory.shared_folder() as folder:
+        assert {*memory.iterdir()} == {folder, neighbour}
+    assert neighbour.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MEMORY_FILE_SYSTEM", Path("/missing")), ("LEAST_FREE_BYTES", 2**62)],
+)
+def test_no_room_in_memory_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(shared_memory, name, value)
+    with shared_memory.shared_folder() as folder:
+        assert folder is None
+
+
+def test_a_file_is_written_again_under_another_name(memory: Path) -> None:
+    first = shared_memory.write_vector(memory, torch.zeros(3))
+    assert first is not None
+    shared_memory.recycle(first)
+    inode = next(memory.iterdir()).stat().st_ino
+    second = shared_memory.write_vector(memory, torch.ones(3))
+    assert second is not None
+    assert (second != first, second.stat().st_ino) == (True, inode)
+    shared_memory.recycle(first)  # too late: it is somebody else's now
+    assert shared_memory.read_vector(second).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_file_of_another_size_is_left_alone(memory: Path) -> None:
+    small = shared_memory.write_vector(memory, torch.zeros(3))
+    assert small is not None
+    shared_memory.recycle(small)
+    large = shared_memory.write_vector(memory, torch.ones(4))
+    assert large is not None
+    assert shared_memory.read_vector(large).tolist() == [1.0] * 4
+    assert len(list(memory.iterdir())) == 2

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,14 +29,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def rewrite(folder: Path, **changes: object) -> None:
-    path = folder / DESCRIPTION
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def test_what_is_loaded_is_what_was_saved(folder: Path) -> None:
     model, loaded = small_model(num_neighbors=5), load_model(folder)
-
     assert is_model_folder(folder)
     assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
     assert loaded.card == model.card
@@ -51,7 +46,6 @@ def test_what_is_loaded_is_what_was_saved(folder: Path) -> None:
 def test_the_fingerprint_is_what_it_always_was() -> None:
     model = small_model()
     weights = torch.arange(model.weights.numel(), dtype=torch.float32) / 1000
-
     assert fingerprint_of(model.card, weights) == (
         "dd5165061c60a8c3f4dd70d02406cfb99c4855a945c09cbbec4a2d2468a715df"
     )
@@ -72,7 +66,6 @@ def test_the_fingerprint_is_of_all_that_an_embedding_depends_on() -> None:
         )
     }
     same = replace(card, name="other", seed=9, class_names=("a", "b", "c", "d"))
-
     assert len(found) == 6
     assert fingerprint_of(same, model.weights) == model.fingerprint
     assert fingerprint_of(card, model.weights + 1e-7) != model.fingerprint
@@ -83,13 +76,10 @@ def test_a_method_without_a_memory_gets_the_default_one() -> None:
     assert default_memory().evidence_of(20, 1) == "leave_one_out"
 
 
-def test_saving_the_same_model_again_changes_nothing(folder: Path) -> None:
+def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     before = (folder / WEIGHTS).stat().st_mtime_ns
     save_model(folder, small_model(num_neighbors=5))
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
-
-
-def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="give another folder"):
         save_model(folder, small_model(seed=1))
     (tmp_path / "other").mkdir()
@@ -97,24 +87,27 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
         save_model(tmp_path / "other", small_model())
 
 
-def test_changed_weights_are_refused(folder: Path) -> None:
+def weights_with(change: float) -> dict[str, torch.Tensor]:
     weights = small_model().weights.clone()
-    weights[3] += 1e-6
-    save_file({"weights": weights}, folder / WEIGHTS)
-    with pytest.raises(ModelError, match=r"expected the model \w{12}, found \w{12}"):
-        load_model(folder)
+    weights[3] += change
+    return {"weights": weights}
 
 
-def test_weights_of_another_architecture_are_refused(folder: Path) -> None:
-    save_file({"weights": torch.zeros(7)}, folder / WEIGHTS)
-    with pytest.raises(ModelError, match=r"expected weights of shape .* found \(7,\)"):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("content", [b"", b"no tensors at all"])
-def test_a_damaged_file_is_refused(folder: Path, content: bytes) -> None:
-    (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(ModelError, match=r"cannot be read .*; export the model again"):
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (weights_with(1e-6), r"expected the model \w{12}, found \w{12}"),
+        ({"weights": torch.zeros(7)}, r"expected weights of shape .* found \(7,\)"),
+        (b"", r"cannot be read .*; export the model again"),
+        (b"no tensors at all", r"cannot be read .*; export the model again"),
+    ],
+)
+def test_other_weights_are_refused(folder: Path, weights: Any, message: str) -> None:
+    if isinstance(weights, bytes):
+        (folder / WEIGHTS).write_bytes(weights)
+    else:
+        save_file(weights, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=message):
         load_model(folder)
 
 
@@ -125,22 +118,27 @@ def test_a_damaged_description_is_refused(folder: Path, content: str) -> None:
         load_model(folder)
 
 
-def test_another_format_is_refused(folder: Path) -> None:
-    rewrite(folder, format=2)
-    with pytest.raises(ModelError, match="a model of format 2, expected 1"):
-        load_model(folder)
+HUGE, DEEP = {"name": "huge_net"}, {"name": "tiny_cnn", "depth": 3}
 
 
-def test_a_card_of_another_version_is_refused(folder: Path) -> None:
-    card = json.loads((folder / DESCRIPTION).read_text())["card"]
-    rewrite(folder, card={**card, "model": {"name": "huge_net"}})
-    with pytest.raises(ModelError, match="the model 'huge_net' is unknown, expected"):
-        load_model(folder)
-    rewrite(folder, card={**card, "model": {"name": "tiny_cnn", "depth": 3}})
-    with pytest.raises(ModelError, match=r"model\.depth: unknown setting"):
-        load_model(folder)
-    rewrite(folder, card={"name": "small"})
-    with pytest.raises(ModelError, match="not what this version of the software"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "a model of format 2, expected 1"),
+        ({"model": HUGE}, "the model 'huge_net' is unknown, expected"),
+        ({"model": DEEP}, r"model\.depth: unknown setting"),
+        ({"card": {"name": "small"}}, "not what this version of the software"),
+    ],
+)
+def test_another_version_is_refused(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = folder / DESCRIPTION
+    document = json.loads(path.read_text())
+    if "model" in changes:
+        changes = {"card": {**document["card"], **changes}}
+    path.write_text(json.dumps({**document, **changes}))
+    with pytest.raises(ModelError, match=message):
         load_model(folder)
 
 
@@ -161,7 +159,6 @@ def test_a_model_of_features_is_kept_too(tmp_path: Path) -> None:
     model, rows = feature_model(), torch.randn((4, 1, 1, 3))
     save_model(tmp_path / "model", model)
     loaded = load_model(tmp_path / "model")
-
     assert loaded.card.learned == model.card.learned
     assert loaded.card.feature_names == ("age", "height", "weight")
     assert loaded.embedding_dim == 5

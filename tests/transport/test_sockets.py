@@ -275,31 +275,30 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_handshake_and_a_header_have_to_end_in_time_together(tls: Path) -> None:
+@contextlib.contextmanager
+def encrypted(served: Served, tls: Path) -> Iterator[socket.socket]:
     context = ssl.create_default_context(cafile=tls / "ca")
+    with (
+        served.connected() as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as connection,
+    ):
+        yield connection
+
+
+def test_a_handshake_and_a_header_have_to_end_in_time_together(tls: Path) -> None:
     with serving(HASTY, tls) as served:
         with served.connected() as silent:
             assert SOON / 2 < seconds_until_closed(silent) < 10 * SOON
-        with (
-            served.connected() as plain,
-            context.wrap_socket(plain, server_hostname=HOST) as connection,
-        ):
+        with encrypted(served, tls) as connection:
             assert seconds_until_closed(connection) < 10 * SOON
-        with (
-            served.connected() as plain,
-            context.wrap_socket(plain, server_hostname=HOST) as connection,
-        ):
+        with encrypted(served, tls) as connection:
             assert answered(connection, GET)[0] == 200
 
 
 def test_half_a_handshake_makes_room_too(tls: Path) -> None:
-    context = ssl.create_default_context(cafile=tls / "ca")
     with serving(PATIENT, tls) as served, contextlib.ExitStack() as held:
         silent = [held.enter_context(served.connected()) for _ in range(10)]
-        with (
-            served.connected() as plain,
-            context.wrap_socket(plain, server_hostname=HOST) as connection,
-        ):
+        with encrypted(served, tls) as connection:
             assert answered(connection, known("ann"))[0] == 200
         assert sum(map(is_open, silent)) <= PATIENT.strangers_per_address
 

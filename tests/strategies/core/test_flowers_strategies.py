@@ -43,7 +43,7 @@ from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
 from knnper.strategies.krum import Krum, KrumSettings
 from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
 from knnper.strategies.qfedavg import fair_terms
-from tests.strategies.small_updates import on_a_line, random_updates
+from tests.strategies.tiny import on_a_line, random_updates
 from tests.strategies.trained_methods import MakeTask
 
 HELD = random_updates(9, 50, seed=1)

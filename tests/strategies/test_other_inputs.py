@@ -1,4 +1,4 @@
-"""Text instead of images: through training, memory and a whole run."""
+"""Text and rows of features instead of images: through training, memory, whole runs."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice, TrainingSettings
 from knnper.loading import load_experiment
-from knnper.models.networks import StackedLstmSettings
+from knnper.models.networks import MlpSettings, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -28,18 +28,18 @@ from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
 from knnper.strategies.qfedavg import mean_loss
 
-SPEC = InputSpec((1, 1, 5), 4, (), (), dtype="token")
+TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 KEY = RandomKey(4)
 
 
-def task(*, all_positions: bool = True, **training: Any) -> Task:
+def text_task(*, all_positions: bool = True, **training: Any) -> Task:
     settings = StackedLstmSettings(
         character_dim=4, hidden_dim=8, num_layers=1, all_positions=all_positions
     )
     return build_task(
         Choice("stacked_lstm", settings),
         TrainingSettings(batch_size=8, **training),
-        SPEC,
+        TEXT,
         KEY,
         evaluation_batch_size=16,
     )
@@ -54,14 +54,14 @@ def counting(count: int, seed: int) -> Examples:
 
 @pytest.mark.parametrize("all_positions", [True, False])
 def test_the_lstm_learns_what_follows(all_positions: bool) -> None:
-    learned = task(all_positions=all_positions, local_epochs=15)
+    learned = text_task(all_positions=all_positions, local_epochs=15)
     result = local_sgd(learned, learned.initial_weights, counting(60, 1), 1.0, KEY)
     found = evaluate(ModelPredictor(learned, result.weights), counting(40, 2))
     assert found.accuracy == 1.0
 
 
 def test_training_minimises_the_models_own_loss() -> None:
-    learned = task(local_steps=1)
+    learned = text_task(local_steps=1)
     examples = counting(8, 1)
     model = learned.model.module
     result = local_sgd(learned, learned.initial_weights, examples, 0.5, KEY)
@@ -75,7 +75,7 @@ def test_training_minimises_the_models_own_loss() -> None:
 
 
 def test_a_head_alone_learns_from_all_positions_too() -> None:
-    learned = task(local_steps=1)
+    learned = text_task(local_steps=1)
     head, examples = learned.head_mask, counting(8, 1)
     start = learned.initial_weights
     whole = local_sgd(learned, start, examples, 0.5, KEY)
@@ -85,7 +85,7 @@ def test_a_head_alone_learns_from_all_positions_too() -> None:
 
 
 def test_a_head_alone_learns_from_embeddings_where_only_the_last_counts() -> None:
-    learned = task(all_positions=False, local_epochs=2)
+    learned = text_task(all_positions=False, local_epochs=2)
     examples, passes = counting(40, 1), []
     normalize = learned.normalize
 
@@ -101,10 +101,17 @@ def test_a_head_alone_learns_from_embeddings_where_only_the_last_counts() -> Non
 
 def test_text_cannot_be_augmented() -> None:
     with pytest.raises(ConfigError, match=r"are text \(token\), which cannot be flipp"):
-        task(augmentation="flip")
+        text_task(augmentation="flip")
 
 
-def experiment_over(path: Path, method: str) -> dict[str, Any]:
+def results_of(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    experiment = load_experiment(document, experiment_catalogue())
+    folder = RunFolder.create(path, experiment)
+    simulate(open_workbench(experiment), folder, Observer(), ["test"])
+    return folder.results()
+
+
+def over_text(path: Path, method: str) -> dict[str, Any]:
     return {
         "name": "text",
         "data": {
@@ -127,10 +134,7 @@ def test_a_whole_run_over_text(tmp_path: Path, method: str) -> None:
     path = tmp_path / "said.json"
     said = {f"speaker {one}": "abcd"[one:] * 60 for one in range(4)}
     path.write_text(json.dumps(said))
-    experiment = load_experiment(experiment_over(path, method), experiment_catalogue())
-    folder = RunFolder.create(tmp_path / "run", experiment)
-    simulate(open_workbench(experiment), folder, Observer(), ["test"])
-    results = folder.results()
+    results = results_of(over_text(path, method), tmp_path / "run")
     assert results["seen"]["num_clients"] == 3
     if method == "knn_per":
         # Whatever the network learned: the same window is followed by the same.
@@ -146,7 +150,7 @@ def own_losses(learned: Task, weights: torch.Tensor, given: Examples) -> torch.T
 
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_losses_are_what_training_minimises(count: int) -> None:
-    learned, examples = task(), counting(count, 1)
+    learned, examples = text_task(), counting(count, 1)
     weights = learned.initial_weights
     found = learned.losses(weights, examples)
     assert found.shape == (count,)
@@ -157,7 +161,7 @@ def test_losses_are_what_training_minimises(count: int) -> None:
 
 
 def test_where_the_last_character_counts_losses_are_those_of_the_logits() -> None:
-    learned, examples = task(all_positions=False), counting(20, 1)
+    learned, examples = text_task(all_positions=False), counting(20, 1)
     weights = learned.initial_weights
     logits = learned.logits(weights, examples.images)
     for reduction, found in (
@@ -171,7 +175,7 @@ def test_where_the_last_character_counts_losses_are_those_of_the_logits() -> Non
 
 
 def test_methods_judge_models_by_what_training_minimises() -> None:
-    learned, examples = task(), counting(12, 1)
+    learned, examples = text_task(), counting(12, 1)
     models = [learned.fresh_weights(KEY.child(str(number))) for number in range(3)]
     losses = torch.stack(
         [own_losses(learned, weights, examples) for weights in models], dim=1
@@ -184,3 +188,104 @@ def test_methods_judge_models_by_what_training_minimises() -> None:
     kinds = torch.zeros(12, dtype=torch.int64)
     _, found = shares_and_losses(learned, models[1], examples, kinds, 1)
     torch.testing.assert_close(found, means[1:2])
+
+
+FEATURES = InputSpec(
+    (1, 1, 3), 2, (100.0, 0.0, -5.0), (50.0, 1.0, 0.1), dtype="float32"
+)
+
+
+def feature_task(**training: Any) -> Task:
+    return build_task(
+        Choice("mlp", MlpSettings(hidden_sizes=(8,))),
+        TrainingSettings(batch_size=8, local_epochs=20, learning_rate=0.1, **training),
+        FEATURES,
+        KEY,
+        evaluation_batch_size=16,
+    )
+
+
+def rows(count: int, seed: int) -> Examples:
+    """Return rows whose label is 1 where the first two features agree in sign."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.normal(size=(count, 3))
+    labels = (drawn[:, 0] > 0) == (drawn[:, 1] > 0)
+    scaled = drawn * np.array(FEATURES.std) + np.array(FEATURES.mean)
+    images = torch.from_numpy(scaled.astype(np.float32)).reshape(count, 1, 1, 3)
+    return Examples(images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def test_a_network_learns_from_features() -> None:
+    learned = feature_task()
+    result = local_sgd(learned, learned.initial_weights, rows(200, 1), 0.1, KEY)
+    found = evaluate(ModelPredictor(learned, result.weights), rows(200, 2))
+    assert found.accuracy is not None
+    assert found.accuracy > 0.9
+
+
+def test_features_are_standardised_and_not_scaled() -> None:
+    learned = feature_task()
+    examples = rows(5, 3)
+    flat = (examples.images.reshape(5, 3) - torch.tensor(FEATURES.mean)) / torch.tensor(
+        FEATURES.std
+    )
+    found = learned.normalize(examples.images)
+    torch.testing.assert_close(found.flatten(1), flat)
+
+
+@pytest.mark.parametrize("augmentation", ["flip", "crop_flip"])
+def test_features_cannot_be_augmented(augmentation: str) -> None:
+    with pytest.raises(ConfigError, match="which cannot be flipped or cropped"):
+        feature_task(augmentation=augmentation)
+
+
+def test_the_check_of_an_experiment_knows_the_sites_inputs() -> None:
+    document = {
+        "name": "features",
+        "data": {
+            "name": "sites",
+            "image_shape": [1, 1, 3],
+            "class_names": ["no", "yes"],
+            "mean": [0.0, 0.0, 0.0],
+            "std": [1.0, 1.0, 1.0],
+            "dtype": "float32",
+        },
+        "partition": {"name": "sites"},
+        "model": {"name": "mlp"},
+        "training": {"augmentation": "flip"},
+        "method": {"name": "fedavg"},
+    }
+    with pytest.raises(ConfigError, match=r"augmentation: found 'flip'") as one:
+        load_experiment(document, experiment_catalogue())
+    assert len(one.value.problems) == 1
+
+
+def over_a_table(table: Path, method: str) -> dict[str, Any]:
+    return {
+        "name": "features",
+        "data": {"name": "table", "train": str(table), "label": "kind"},
+        "partition": {"name": "iid", "num_clients": 3},
+        "model": {"name": "mlp", "hidden_sizes": [8], "norm": "group"},
+        "training": {"num_rounds": 3, "batch_size": 8, "learning_rate": 0.1},
+        "method": {"name": method},
+        "run": {"engine": "serial"},
+    }
+
+
+@pytest.mark.parametrize("method", ["knn_per", "scaffold"])
+def test_a_whole_run_over_a_table(tmp_path: Path, method: str) -> None:
+    pytest.importorskip("pyarrow")
+    examples = rows(300, 5)
+    lines = [
+        ",".join([*map(repr, values), "yes" if label else "no"])
+        for values, label in zip(
+            examples.images.reshape(300, 3).tolist(),
+            examples.labels.tolist(),
+            strict=True,
+        )
+    ]
+    table = tmp_path / "rows.csv"
+    table.write_text("\n".join(["a,b,c,kind", *lines]))
+    seen = results_of(over_a_table(table, method), tmp_path / "run")["seen"]
+    assert seen["num_clients"] == 3
+    assert seen["accuracy_weighted"] > 0.5

@@ -1,0 +1,414 @@
+"""Ditto, L2GD, MTL and pFedMe: models that a global one pulls, by hand."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from knnper.data.examples import ClientData, Examples
+from knnper.seeding import RandomKey
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import local_sgd, pull
+from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
+from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
+from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
+from knnper.strategies.pfedme import PFedMe, PFedMeSettings
+from tests.strategies.tiny import (
+    KEY,
+    linear_task,
+    noisy,
+    normed_task,
+    of_name,
+    one_model_of,
+    run_rounds,
+    updates,
+    white,
+)
+
+RIGHT, WRONG = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])  # of label 0
+
+
+def share(y: float) -> float:
+    """Return σ(-2 y), minus the slope of the loss of label 0 in y at (y, -y)."""
+    return float(torch.sigmoid(torch.tensor(-2 * y, dtype=torch.float64)))
+
+
+def served(
+    task: Task,
+    settings: DittoSettings,
+    memory: DittoClientState | None,
+    data: ClientData,
+    weights: torch.Tensor | None = None,
+) -> ModelPredictor:
+    payload = ModelPayload(task.initial_weights if weights is None else weights)
+    method = Ditto(task, settings)
+    return one_model_of(method, payload, memory, data, RandomKey(5))
+
+
+def test_a_round_by_hand() -> None:
+    task = linear_task(learning_rate=0.5, local_steps=2)
+    method = Ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
+    state, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
+
+    # Models (y, -y) with slope -σ(-2 y). w: y = ¼, then ¼ + ½ σ(-½).
+    expected = 0.25 + 0.5 * share(0.25)
+    assert state.weights.tolist() == pytest.approx([expected, -expected])
+    # v with λ = 2: y ← (y + ½ σ(-2 y) + 0) / (1 + 1), so ⅛ first. With λ = 0 as w.
+    near = (0.125 + 0.5 * share(0.125)) / 2
+    assert memory["a"].personal[0].tolist() == pytest.approx([near, -near])
+    assert memory["a"].personal[1].tolist() == pytest.approx([expected, -expected])
+
+
+def test_without_a_pull_the_personal_model_is_local() -> None:
+    # All examples of a client are alike, so that the keys of the order do not matter.
+    task = linear_task(num_rounds=3, batch_size=2, local_epochs=2)
+    clients = {"a": white([0] * 5), "b": white([1] * 2)}
+    method = Ditto(task, DittoSettings(prox_weights=(0.0,)))
+    _, memory = run_rounds(method, clients, num_rounds=3)
+    for name, data in clients.items():
+        payload = ModelPayload(task.initial_weights)
+        alone = one_model_of(of_name("local", task), payload, None, data)
+        assert torch.equal(memory[name].personal[0], alone.weights)
+    assert not torch.equal(memory["a"].personal[0], memory["b"].personal[0])
+
+
+def test_without_a_pull_a_round_is_plain_training() -> None:
+    task = normed_task(batch_size=3, learning_rate=0.1)
+    data, start = noisy(7, 0, seed=1), task.initial_weights + 1
+    memory, _ = Ditto(task, DittoSettings(prox_weights=(0.0,))).client_update(
+        ModelPayload(task.initial_weights), DittoClientState((start,)), data, 1, KEY
+    )
+    expected = local_sgd(task, start, data.train, 0.1, KEY.child("personal"))
+    assert torch.equal(memory.personal[0], expected.weights)
+
+
+def test_an_infinite_pull_keeps_the_model_that_was_sent() -> None:
+    task = linear_task(batch_size=1, weight_decay=0.5)
+    clients = {"a": white([0, 0, 1]), "b": white([1])}
+    method = Ditto(task, DittoSettings(prox_weights=(1e30,)))
+    sent, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=2)
+    _, memory = run_rounds(method, clients, num_rounds=3)
+    assert float(sent.weights.abs().max()) > 0
+    for kept in memory.values():
+        torch.testing.assert_close(kept.personal[0], sent.weights)
+
+
+@pytest.mark.parametrize(
+    ("models", "labels", "expected"),
+    [
+        ((WRONG, RIGHT, WRONG), [0, 0], 1.0),
+        ((RIGHT, RIGHT, WRONG), [0, 0], 1.0),  # a tie: the larger λ
+        ((RIGHT, WRONG, RIGHT), [0, 0], 4.0),
+        ((WRONG, RIGHT, RIGHT), [], 4.0),  # nothing to choose on: the largest
+    ],
+)
+def test_the_choice_is_made_on_validation_data(
+    models: tuple[torch.Tensor, ...], labels: list[int], expected: float
+) -> None:
+    task, settings = linear_task(), DittoSettings((0.1, 1.0, 4.0))
+    data = white([1], labels)
+    found = served(task, settings, DittoClientState(models), data)
+    assert found.describe() == {"prox_weight": expected}
+    assert torch.equal(found.weights, models[settings.prox_weights.index(expected)])
+    assert found.without_validation() is found
+
+
+def test_an_unseen_client_chooses_and_then_trains_on_both_splits() -> None:
+    task = linear_task(batch_size=1, learning_rate=0.5)
+    settings = DittoSettings((100.0, 0.01), unseen_epochs=4)
+    data = white([1, 1, 1], [1, 1])
+
+    def pulled(prox_weight: float, examples: Any) -> torch.Tensor:
+        hook = pull(RIGHT, prox_weight, 0.5, 0.0)
+        rng = RandomKey(5)
+        return local_sgd(
+            task, RIGHT, examples, 0.5, rng, num_epochs=4, gradient_hook=hook
+        ).weights
+
+    # The global model is wrong about all labels: only the weak pull lets it learn.
+    found = served(task, settings, None, data, weights=RIGHT)
+    assert found.describe() == {"prox_weight": 0.01}
+    assert torch.equal(found.weights, pulled(0.01, data.train_and_validation()))
+    alone = found.without_validation()
+    assert torch.equal(alone.weights, pulled(0.01, data.train))
+    assert alone.describe() == found.describe()
+
+
+def test_an_unseen_client_without_validation_data_stays_near() -> None:
+    task = linear_task(batch_size=1, learning_rate=0.5, weight_decay=0.1)
+    found = served(task, DittoSettings((0.01, 1e30)), None, white([1]), weights=RIGHT)
+    assert found.describe() == {"prox_weight": 1e30}
+    torch.testing.assert_close(found.weights, RIGHT)
+
+
+def test_two_rounds_by_hand() -> None:
+    task = linear_task(learning_rate=0.5)
+    method = FedMTL(task, FedMTLSettings(prox_weight=2.0))
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, memory = run_rounds(method, clients, num_rounds=2)
+    # Models (y, -y); η λ = 1, so y ← (y - ½ g + w̄) / 2. Round 1, all at 0 and g = ∓½:
+    # y_a = ⅛, y_b = -⅛, w̄ = ¾ · ⅛ - ¼ · ⅛ = 1/16.
+    # Round 2, g_a = -σ(-¼) and g_b = σ(-¼), each from its own y.
+    pull_of = share(0.125)
+    of_a = (0.125 + 0.5 * pull_of + 0.0625) / 2
+    of_b = (-0.125 - 0.5 * pull_of + 0.0625) / 2
+    assert memory["a"].weights.tolist() == pytest.approx([of_a, -of_a])
+    assert memory["b"].weights.tolist() == pytest.approx([of_b, -of_b])
+    mean = 0.75 * of_a + 0.25 * of_b
+    assert state.weights.tolist() == pytest.approx([mean, -mean])
+
+
+def test_an_infinite_pull_ends_at_the_mean() -> None:
+    task = linear_task(weight_decay=0.5)
+    method = FedMTL(task, FedMTLSettings(1e30))
+    payload, own = ModelPayload(torch.ones(2)), ModelState(torch.tensor([5.0, -4.0]))
+    memory, update = method.client_update(payload, own, white([0, 1]), 1, KEY)
+    torch.testing.assert_close(memory.weights, torch.ones(2))
+    assert torch.equal(update.weights, memory.weights)
+
+
+def test_an_unseen_client_trains_on_both_splits() -> None:
+    task, data = (
+        normed_task(num_rounds=2, batch_size=3, learning_rate=0.1, weight_decay=0.01),
+        noisy(6, 4, seed=1),
+    )
+    method = FedMTL(task, FedMTLSettings(prox_weight=0.3, unseen_epochs=3))
+    mean = task.initial_weights
+    served = one_model_of(method, ModelPayload(mean), None, data)
+
+    def trained(examples: Examples) -> Tensor:
+        hook = pull(mean, 0.3, 0.1, 0.01)
+        return local_sgd(
+            task, mean, examples, 0.1, KEY, num_epochs=3, gradient_hook=hook
+        ).weights
+
+    assert torch.equal(served.weights, trained(data.train_and_validation()))
+    assert torch.equal(served.without_validation().weights, trained(data.train))
+
+
+def test_tails_heads_tails_by_hand() -> None:
+    task = linear_task(local_steps=3)
+    settings = L2GDSettings(prox_weight=0.3, aggregation_probability=0.2)
+    mean, heads = torch.tensor([1.0, -1.0]), iter([False, True, False])
+    step = coin_step(mean, heads, settings)
+    result = local_sgd(
+        task, torch.zeros(2), white([0]).train, 0.4, RandomKey(1), local_step=step
+    )
+    # Tails steps with 0.4 / 0.8 = ½; at heads s = 0.4 · 0.3 / 0.2 = 0.6.
+    first = 0.5 * 0.5
+    second = (first + 0.6 * 1.0) / 1.6
+    third = second + 0.5 * share(second)
+    assert result.weights.tolist() == pytest.approx([third, -third])
+    losses = [-torch.tensor(1 - share(y)).log() for y in (0.0, first, second)]
+    assert result.train_loss == pytest.approx(float(sum(losses)) / 3)
+
+
+def test_weight_decay_is_a_part_of_the_loss() -> None:
+    task = linear_task(local_steps=2, weight_decay=0.5)
+    settings = L2GDSettings(prox_weight=0.3, aggregation_probability=0.2)
+    step = coin_step(torch.tensor([1.0, -1.0]), iter([False, True]), settings)
+    start, examples = torch.tensor([2.0, -2.0]), white([0]).train
+    result = local_sgd(task, start, examples, 0.4, RandomKey(1), local_step=step)
+    # Tails: 0.4 / 0.8 = ½ along -σ(-4) + ½ · 2. Heads, s = 0.6, have no decay.
+    first = 2 + 0.5 * (share(2) - 1)
+    second = (first + 0.6) / 1.6
+    assert result.weights.tolist() == pytest.approx([second, -second])
+
+
+def test_one_step_a_round_is_the_algorithm() -> None:
+    task = linear_task(learning_rate=0.5)
+    settings = L2GDSettings(prox_weight=0.4, aggregation_probability=0.4)
+    clients = {"a": white([0, 0]), "b": white([1, 1])}
+    method, num_rounds = L2GD(task, settings), 12
+    state, memory = run_rounds(method, clients, num_rounds)
+
+    of_a, of_b, seen = 0.0, 0.0, set()
+    for server_round in range(1, num_rounds + 1):
+        heads = next(coins(state.seed, server_round, 0.4))
+        seen.add(heads)
+        if heads:  # s = ½ · 0.4 / 0.4 = ½
+            mean = (of_a + of_b) / 2
+            of_a, of_b = (of_a + mean / 2) / 1.5, (of_b + mean / 2) / 1.5
+        else:
+            rate = 0.5 / 0.6
+            of_a, of_b = of_a + rate * share(of_a), of_b - rate * share(-of_b)
+    assert seen == {True, False}
+    assert memory["a"].weights.tolist() == pytest.approx([of_a, -of_a], abs=1e-5)
+    assert memory["b"].weights.tolist() == pytest.approx([of_b, -of_b], abs=1e-5)
+    assert float(state.weights[0]) == pytest.approx((of_a + of_b) / 2, abs=1e-5)
+
+
+def test_the_mean_weighs_clients_by_their_examples() -> None:
+    method = L2GD(linear_task(), L2GDSettings())
+    sent = updates([1.0, -1.0], [5.0, 3.0], examples=[3, 1])
+    state = method.aggregate(L2GDState(torch.zeros(2), seed=1), iter(sent))
+    assert state.weights.tolist() == [2.0, 0.0]
+
+
+def test_coins_are_those_of_the_round() -> None:
+    def thrown(server_round: int, probability: float = 0.3) -> list[bool]:
+        return list(itertools.islice(coins(7, server_round, probability), 2000))
+
+    assert thrown(1) == thrown(1)
+    assert thrown(1) != thrown(2)
+    # The standard deviation of the share is √(0.3 · 0.7 / 2000) ≈ 0.01.
+    assert sum(thrown(1)) / 2000 == pytest.approx(0.3, abs=0.04)
+    assert not any(thrown(1, probability=0.0))
+
+
+def test_all_clients_throw_the_same_coins() -> None:
+    method = L2GD(linear_task(), L2GDSettings(1.0, aggregation_probability=0.5))
+    payload, moved = L2GDState(torch.zeros(2), seed=3), set()
+    for server_round in range(1, 9):
+        changed = set()
+        for name, labels in [("a", [0]), ("b", [1]), ("c", [0, 0, 0])]:
+            data, rng = white(labels), KEY.child(name)
+            _, update = method.client_update(payload, None, data, server_round, rng)
+            changed.add(bool(update.weights.any()))
+        assert len(changed) == 1  # at the mean, heads leave a model where it is
+        moved |= changed
+    assert moved == {True, False}
+
+
+def test_an_infinite_pull_steps_onto_the_mean() -> None:
+    task, mean = linear_task(), torch.tensor([2.0, 1.0])
+    step = coin_step(mean, iter([True]), L2GDSettings(prox_weight=1e30))
+    result = local_sgd(
+        task, torch.zeros(2), white([0]).train, 0.4, RandomKey(1), local_step=step
+    )
+    assert torch.equal(result.weights, mean)
+
+
+def test_steps_to_the_mean_leave_buffers_alone() -> None:
+    task, data = normed_task(batch_size=6), noisy(6, 0, seed=1)
+    num_parameters = task.model.num_parameters
+
+    def buffers(mean: Tensor) -> Tensor:
+        step = coin_step(mean[:num_parameters], iter([True]), L2GDSettings())
+        start, rng = task.initial_weights, RandomKey(1)
+        result = local_sgd(task, start, data.train, 0.4, rng, local_step=step)
+        return result.weights[num_parameters:]
+
+    other = task.initial_weights + 1
+    assert torch.equal(buffers(task.initial_weights), buffers(other))
+
+
+def test_the_seed_comes_from_the_run_and_stays() -> None:
+    method = L2GD(linear_task(), L2GDSettings())
+    state, _ = run_rounds(method, {"a": white([0])}, num_rounds=2)
+    first = method.init(("a",), RandomKey(11).child("init"))
+    assert state.seed == first.seed != method.init(("a",), RandomKey(12)).seed
+
+
+def test_clients_are_served_as_by_fed_mtl() -> None:
+    task, data = normed_task(num_rounds=2), noisy(6, 4, seed=1)
+    method = L2GD(task, L2GDSettings(prox_weight=0.7, unseen_epochs=2))
+    alike = FedMTL(task, FedMTLSettings(prox_weight=0.7, unseen_epochs=2))
+    own, start = ModelState(task.initial_weights + 1), task.initial_weights
+    for memory in (None, own):
+        found = one_model_of(method, L2GDState(start, seed=1), memory, data)
+        expected = one_model_of(alike, ModelPayload(start), memory, data)
+        assert torch.equal(found.weights, expected.weights)
+        assert torch.equal(found.weights, own.weights) == (memory is own)
+        alone = expected.without_validation().weights
+        assert torch.equal(found.without_validation().weights, alone)
+
+
+def test_two_inner_steps_by_hand() -> None:
+    task = linear_task(learning_rate=0.25)
+    settings = PFedMeSettings(prox_weight=2.0, inner_steps=2, inner_learning_rate=0.25)
+    state, _ = run_rounds(PFedMe(task, settings), {"a": white([0])}, 1)
+    # From w = 0: θ ← 0 + ¼ · ½ = ⅛, then θ ← ⅛ - ¼ (-σ(-¼) + 2 · (⅛ - 0)).
+    personal = 0.125 - 0.25 * (-share(0.125) + 2 * 0.125)
+    # w ← 0 - η λ (0 - θ) = ¼ · 2 θ.
+    assert state.weights.tolist() == pytest.approx([personal / 2, -personal / 2])
+
+
+def test_every_local_step_starts_from_its_own_model() -> None:
+    task = linear_task(learning_rate=0.25, local_steps=2)
+    settings = PFedMeSettings(prox_weight=2.0, inner_steps=1, inner_learning_rate=0.25)
+    state, _ = run_rounds(PFedMe(task, settings), {"a": white([0])}, 1)
+    # K = 1: θ = w + ¼ σ(-2 w), so w ← w + η λ (θ - w) = w + ⅛ σ(-2 w), twice.
+    before = 0.125 * 0.5
+    after = before + 0.125 * share(before)
+    assert state.weights.tolist() == pytest.approx([after, -after])
+
+
+def test_an_infinite_pull_is_fedavg() -> None:
+    task = linear_task(batch_size=1, learning_rate=0.1)
+    clients = {"a": white([0, 0, 1]), "b": white([1])}
+    expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=3)
+    near = PFedMeSettings(2.0**100, inner_steps=4, inner_learning_rate=2.0**-100)
+    found, _ = run_rounds(PFedMe(task, near), clients, num_rounds=3)
+    assert torch.equal(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_without_a_pull_weight_decay_alone_moves_the_global_model(
+    weight_decay: float,
+) -> None:
+    task = normed_task(learning_rate=0.1, batch_size=6, weight_decay=weight_decay)
+    method = PFedMe(task, PFedMeSettings(prox_weight=0.0))
+    state, _ = run_rounds(method, {"a": noisy(6, 0, seed=1)}, num_rounds=2)
+    number = task.model.num_parameters
+    expected = (1 - 0.1 * weight_decay) ** 2 * task.initial_weights[:number]
+    torch.testing.assert_close(state.weights[:number], expected)
+    assert not torch.equal(state.weights[number:], task.initial_weights[number:])
+
+
+def test_the_server_steps_beyond_the_mean_but_for_buffers() -> None:
+    task = normed_task()
+    parameters = slice(0, task.model.num_parameters)
+    method = PFedMe(task, PFedMeSettings(server_learning_rate=2.0))
+    ones = torch.ones_like(task.initial_weights)
+    updates = [
+        ("a", ModelUpdate(3 * ones, 3, 0.5)),
+        ("b", ModelUpdate(7 * ones, 1, 0.5)),
+    ]
+    state = method.aggregate(ModelState(ones), iter(updates))
+    # The mean is (3 · 3 + 7) / 4 = 4, and 1 + 2 (4 - 1) = 7.
+    assert set(state.weights[parameters].tolist()) == {7.0}
+    assert set(state.weights[parameters.stop :].tolist()) == {4.0}
+
+
+@pytest.mark.parametrize(
+    ("prox_weight", "step"), [(0.0, 0.5), (2.0, 0.25), (1e30, 0.0)]
+)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_client_finds_its_model_near_the_global_one(
+    prox_weight: float, step: float, weight_decay: float
+) -> None:
+    settings = PFedMeSettings(prox_weight, inner_learning_rate=0.5, personal_epochs=1)
+    task = linear_task(weight_decay=weight_decay)
+    method = PFedMe(task, settings)
+    payload = ModelPayload(torch.tensor([1.0, -1.0]))
+    served = one_model_of(method, payload, None, white([0]))
+    # One step from w: θ = w + α (σ(-2 w) - d w) / (1 + α λ).
+    expected = 1 + step * (share(1) - weight_decay)
+    assert served.weights.tolist() == pytest.approx([expected, -expected])
+    assert not method.serves_global_model
+    assert not method.personalizes_by_inference
+
+
+def test_a_client_finds_its_model_without_momentum() -> None:
+    settings = PFedMeSettings(2.0, inner_learning_rate=0.5, personal_epochs=2)
+    method = PFedMe(linear_task(momentum=0.9), settings)
+    payload = ModelPayload(torch.tensor([1.0, -1.0]))
+    served = one_model_of(method, payload, None, white([0]))
+    # θ ← (θ + ½ σ(-2 θ) + ½ · 2 · w) / (1 + ½ · 2), twice, from θ = w = 1.
+    first = (1 + 0.5 * share(1) + 1) / 2
+    second = (first + 0.5 * share(first) + 1) / 2
+    assert served.weights.tolist() == pytest.approx([second, -second])
+
+
+def test_clients_are_served_alike_whether_they_were_seen_or_not() -> None:
+    task, data = normed_task(batch_size=3), noisy(6, 4, seed=1)
+    method, payload = PFedMe(task, PFedMeSettings()), ModelPayload(task.initial_weights)
+    memory, _ = method.client_update(payload, None, data, 1, KEY)
+    seen, unseen = (one_model_of(method, payload, of, data) for of in (memory, None))
+    assert torch.equal(seen.weights, unseen.weights)
+    assert not torch.equal(seen.weights, payload.weights)

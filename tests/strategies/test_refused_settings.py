@@ -1,0 +1,179 @@
+"""Settings that a method cannot bear: which of them, and what would do."""
+
+from typing import Any
+
+import pytest
+
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import TrainingSettings
+from knnper.loading import parse_settings
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from tests.strategies.method_checks import problems_of
+from tests.strategies.tiny import linear_task, normed_task
+
+TWICE = (0.5, 1.0, 0.5)
+ALL_DIFFER = "found [0.5, 1.0, 0.5], expected values that all differ"
+HESSIAN = {"variant": "hessian_free"}
+TWO_GROUPS = {"groups": {"x": ("a", "b"), "y": ("b", "c")}}
+BY_LABEL = {"domain": "label"}
+ENTRIES = {**METHODS, **PERSONALIZERS}
+
+
+def found_in(
+    name: str, settings: dict[str, Any], training: dict[str, Any]
+) -> list[Problem]:
+    entry = ENTRIES[name]
+    chosen = entry.settings_type(**settings)
+    return list(problems_of(entry, chosen, TrainingSettings(**training)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "training", "place", "hint"),
+    [
+        (
+            "agnostic",
+            {**BY_LABEL, "groups": {"x": ("a",)}},
+            {},
+            "method.groups",
+            "domain: label",
+        ),
+        ("agnostic", TWO_GROUPS, {}, "method.groups", "found b more than once"),
+        (
+            "dapper",
+            {"client_shares": TWICE},
+            {},
+            "personalization.client_shares",
+            ALL_DIFFER,
+        ),
+        ("ditto", {"prox_weights": TWICE}, {}, "method.prox_weights", ALL_DIFFER),
+        (
+            "mapper",
+            {"interpolation_weights": TWICE},
+            {},
+            "method.interpolation_weights",
+            ALL_DIFFER,
+        ),
+        (
+            "mapper_two_stage",
+            {"interpolation_weights": TWICE},
+            {},
+            "personalization.interpolation_weights",
+            ALL_DIFFER,
+        ),
+        (
+            "per_fedavg",
+            HESSIAN,
+            {"precision": "bfloat16"},
+            "training.precision",
+            "found bfloat16, expected float32",
+        ),
+        (
+            "pfedgp",
+            {},
+            {"batch_size": 1},
+            "training.batch_size",
+            "found 1, expected 2 or more",
+        ),
+        (
+            "pfedme",
+            {"prox_weight": 20.0, "inner_learning_rate": 0.2},
+            {},
+            "method.inner_learning_rate",
+            "2 / prox_weight = 0.1",
+        ),
+        (
+            "scaffold",
+            {},
+            {"momentum": 0.9},
+            "training.momentum",
+            "found 0.9, expected 0",
+        ),
+    ],
+)
+def test_what_goes_together_badly(
+    name: str, settings: dict[str, Any], training: dict[str, Any], place: str, hint: str
+) -> None:
+    (problem,) = found_in(name, settings, training)
+    assert problem.place == place
+    assert hint in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "training"),
+    [
+        ("agnostic", BY_LABEL, {}),
+        ("dapper", {}, {}),
+        ("ditto", {}, {}),
+        ("mapper", {}, {}),
+        ("mapper_two_stage", {}, {}),
+        ("per_fedavg", {"variant": "first_order"}, {"precision": "bfloat16"}),
+        ("per_fedavg", HESSIAN, {}),
+        ("pfedgp", {}, {"batch_size": 2}),
+        ("pfedme", {}, {}),
+        ("pfedme", {"prox_weight": 0.0}, {}),
+        ("scaffold", {}, {"momentum": 0.0}),
+    ],
+)
+def test_what_goes_together_well(
+    name: str, settings: dict[str, Any], training: dict[str, Any]
+) -> None:
+    assert found_in(name, settings, training) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "hint"),
+    [
+        ("agnostic", "groups", {"x": "a"}, "a list"),
+        ("apfl", "mixing_weight", 1.5, "from 0 to 1"),
+        ("apfl", "unseen_epochs", 0, "at least 1"),
+        ("clustered_fl", "mean_norm_tolerance", -1, "at least 0"),
+        ("clustered_fl", "client_norm_tolerance", float("inf"), "a finite number"),
+        ("clustered_fl", "separation_gap", 1.0, "less than 1"),
+        ("clustered_fl", "min_cluster_size", 0, "at least 1"),
+        ("ditto", "prox_weights", [], "a list of at least 1"),
+        ("ditto", "prox_weights", [-1.0], "at least 0"),
+        ("hypcluster", "num_clusters", 0, "at least 1"),
+        ("l2gd", "aggregation_probability", 1.0, "less than 1"),
+        ("pfedgp", "kernel", "matern", "linear"),
+        ("pfedgp", "output_scale", 0, "greater than 0"),
+        ("pfedgp", "length_scale", -1.0, "greater than 0"),
+        ("pfedgp", "num_iterations", 0, "at least 1"),
+        ("pfedgp", "max_examples", 0, "at least 1"),
+    ],
+)
+def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> None:
+    problems: list[Problem] = []
+    parse_settings(METHODS[name].settings_type, {field: value}, "method", problems)
+    (problem,) = problems
+    assert problem.place.startswith(f"method.{field}")
+    assert hint in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "place", "hint"),
+    [
+        ("fedbn", {}, "method.name", "a model without BatchNorm"),
+        (
+            "fedper",
+            {"num_personal_layers": 2},
+            "method.num_personal_layers",
+            "found 2, expected at most 1",
+        ),
+        ("fedrep", {}, "method.name", "no weight would be shared"),
+        (
+            "lg_fedavg",
+            {"num_local_layers": 5},
+            "method.num_local_layers",
+            "found 5, expected at most 1",
+        ),
+    ],
+)
+def test_what_a_model_cannot_bear(
+    name: str, settings: dict[str, Any], place: str, hint: str
+) -> None:
+    task = linear_task() if place == "method.name" else normed_task()
+    with pytest.raises(ConfigError) as caught:
+        METHODS[name](task, METHODS[name].settings_type(**settings))
+    (problem,) = caught.value.problems
+    assert problem.place == place
+    assert hint in problem.message
