@@ -90,7 +90,8 @@ class Current:
             if not is_known:
                 found = f"{type(error).__name__}: {error}"
             if found != self._problem:
-                _LOG.warning("%s; tried again", found, exc_info=not is_known)
+                trace = None if is_known else error
+                _LOG.warning("%s; tried again", found, exc_info=trace)
             self._problem = found
         else:
             self._problem = ""
